@@ -1,0 +1,38 @@
+PYTHON ?= python3
+TORCH ?= 2.13.0
+BIN := .venv/bin
+
+.PHONY: install demo test check protos lint test-long clean
+
+# A virtual environment with everything. torch goes first, at a version with a small CPU build.
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet "torch==$(TORCH)"
+	$(BIN)/pip install --quiet -e ".[all]"
+	touch $@
+
+# A local Ray cluster with the shipped pair, streaming tokens, then a small table; cleans up.
+demo: install
+	$(BIN)/python -m benchmarks.demo
+
+test: install check
+	$(BIN)/python -m pytest -q -m "not slow"
+
+# Long tests that the everyday suite leaves out.
+test-long: install
+	$(BIN)/python -m pytest -q -m slow
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Regenerates the checked-in stubs; a test proves them fresh.
+protos: install
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. protos/dspark/wire/v1/*.proto
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

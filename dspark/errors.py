@@ -1,0 +1,68 @@
+"""The error tree. Who is to blame is part of the type; statuses are assigned in `runtime/server.py` only.
+
+    DsparkError
+    |-- InvalidRequest         the client sent something malformed; `field` names it     INVALID_ARGUMENT
+    |   `-- Unsupported        understood, not built                                     UNIMPLEMENTED
+    |-- Overloaded             a bound was reached; `retry_after_s` hints when to retry  RESOURCE_EXHAUSTED
+    |-- Unavailable            nobody can serve this now                                 UNAVAILABLE
+    |-- Expired                the request's time ran out                                DEADLINE_EXCEEDED
+    |-- Denied                 credentials are missing or wrong                          UNAUTHENTICATED
+    |-- PeerError              another service broke the protocol                        INTERNAL
+    |-- ConfigError            a configuration value is wrong; the process will not start
+    `-- CheckpointError        a checkpoint is not what it says; the process will not start
+        `-- UnsupportedFamily  a drafter family that is recognised and not built yet
+"""
+
+from __future__ import annotations
+
+
+class DsparkError(Exception):
+    """Anything this project raises on purpose."""
+
+
+class InvalidRequest(DsparkError):
+    """The client sent something malformed."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class Unsupported(InvalidRequest):
+    """The field is understood and not built."""
+
+
+class Overloaded(DsparkError):
+    """A bound was reached; nothing is broken."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(DsparkError):
+    """Nobody can serve this now; trying again elsewhere or later is safe."""
+
+
+class Expired(DsparkError):
+    """The request's time ran out."""
+
+
+class Denied(DsparkError):
+    """Credentials are missing or wrong."""
+
+
+class PeerError(DsparkError):
+    """Another service broke the protocol."""
+
+
+class ConfigError(DsparkError):
+    """A configuration value is wrong."""
+
+
+class CheckpointError(DsparkError):
+    """A checkpoint is not what it says."""
+
+
+class UnsupportedFamily(CheckpointError):
+    """A drafter family that is recognised and not built yet."""

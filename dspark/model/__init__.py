@@ -1,0 +1,1 @@
+"""Networks: target with taps, context projection, block drafters and their heads."""

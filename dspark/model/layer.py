@@ -1,0 +1,110 @@
+"""One draft layer: attention over [context ; block] without a causal mask, then a gated MLP.
+
+The same key and value projections serve context rows (projected target features) and block
+rows (the layer's normed input); only the block goes through the layer's input norm.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from dspark.model.config import DrafterConfig
+from dspark.model.rotary import RMSNorm, rotate
+
+
+class BlockAttention(nn.Module):
+    """Grouped-query attention with per-head RMS norm on queries and keys."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+
+    def keys_values(self, rows: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        """rows [..., H], angles [..., hd] -> rotated keys and values, [..., Hkv, hd] each."""
+        key = self.k_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
+        value = self.v_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
+        return rotate(self.k_norm(key), angles), value
+
+    def forward(
+        self,
+        rows: Tensor,  # [n, Q, H] normed block rows
+        *,
+        context_k: Tensor,  # [n, S, Hkv, hd]
+        context_v: Tensor,
+        angles: Tensor,  # [n, Q, hd]
+        mask: Tensor | None,  # broadcast to [n, heads, Q, S+Q], True where visible
+    ) -> Tensor:
+        query = self.q_proj(rows).unflatten(-1, (self.heads, self.head_dim))
+        query = rotate(self.q_norm(query), angles).transpose(1, 2)
+        key, value = self.keys_values(rows, angles)
+        key = torch.cat((context_k, key), dim=1).transpose(1, 2)
+        value = torch.cat((context_v, value), dim=1).transpose(1, 2)
+        n, _, length, _ = query.shape
+        if mask is None or mask.shape[-2] == 1:
+            # All slots see the same rows, so the queries of a key-value group may stand in
+            # one long row: no expanded keys, and one small product instead of several.
+            grouped = query.reshape(n, self.kv_heads, -1, self.head_dim)
+            out = scaled_dot_product_attention(grouped, key, value, attn_mask=mask)
+            out = out.view(n, self.heads, length, self.head_dim)
+        else:
+            out = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+        result: Tensor = self.o_proj(out.transpose(1, 2).reshape(n, length, -1))
+        return result
+
+
+class GatedMLP(nn.Module):
+    """W_down(silu(W_gate x) * W_up x)."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DraftLayer(nn.Module):
+    """Pre-norm residual layer."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.self_attn = BlockAttention(config)
+        self.mlp = GatedMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def keys_values(self, context: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        """Projected context rows [..., H] -> keys and values [..., Hkv, hd], not input-normed."""
+        return self.self_attn.keys_values(context, angles)
+
+    def forward(
+        self,
+        hidden: Tensor,  # [n, Q, H]
+        *,
+        context_k: Tensor,
+        context_v: Tensor,
+        angles: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        hidden = hidden + self.self_attn(
+            self.input_layernorm(hidden),
+            context_k=context_k,
+            context_v=context_v,
+            angles=angles,
+            mask=mask,
+        )
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out

@@ -1,0 +1,133 @@
+"""Sequential heads: a bias on slot k's logits from the token drafted before it.
+
+e = W1[previous id] in R^r, h = the slot's post-norm hidden state. The corrected logits are
+U_k + B_k; the heads differ in B_k only (eq. 5, eq. 6; the gated form is an extension found in
+checkpoints). Slot 1's previous token is the anchor. Two forms of one law: `bias` walks slot
+by slot on sampled tokens, `biases` takes all previous tokens at once (teacher forcing).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dspark.model.config import DrafterConfig
+
+
+class SequentialHead(nn.Module):
+    """The interface, and the head of a drafter that has none: no bias, no state."""
+
+    has_bias = False
+
+    def initial_state(self, n: int, like: Tensor) -> Tensor:
+        """State before slot 1, reset for every block: [n, 0] where a head keeps none."""
+        return like.new_empty(n, 0)
+
+    def embed(self, previous_ids: Tensor) -> Tensor:
+        """W1 rows [..., r] of the previous tokens."""
+        raise NotImplementedError("this drafter has no sequential head")
+
+    def bias(
+        self, state: Tensor, previous_ids: Tensor, hidden: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """previous_ids [n], hidden [n, H] -> (bias [n, V] or None, next state)."""
+        return None, state
+
+    def biases(self, previous_ids: Tensor, hidden: Tensor) -> Tensor | None:
+        """previous_ids [..., k], hidden [..., k, H] -> [..., k, V], or None without a head."""
+        codes = self.codes(previous_ids, hidden)
+        return None if codes is None else self.expand(codes)
+
+    def codes(self, previous_ids: Tensor, hidden: Tensor) -> Tensor | None:
+        """What W2 is applied to: [..., k, r]. Lets a loss expand few rows at a time."""
+        return None
+
+    def expand(self, codes: Tensor) -> Tensor:
+        """W2 codes: [..., r] -> [..., V]."""
+        raise NotImplementedError("this drafter has no sequential head")
+
+
+class VanillaHead(SequentialHead):
+    """B_k = W2 e (eq. 5)."""
+
+    has_bias = True
+
+    def __init__(self, *, vocab_size: int, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.markov_w1 = nn.Embedding(vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+
+    def embed(self, previous_ids: Tensor) -> Tensor:
+        rows: Tensor = self.markov_w1(previous_ids)
+        return rows
+
+    def bias(self, state: Tensor, previous_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.expand(self._code(self.embed(previous_ids), hidden)), state
+
+    def codes(self, previous_ids: Tensor, hidden: Tensor) -> Tensor:
+        return self._code(self.embed(previous_ids), hidden)
+
+    def expand(self, codes: Tensor) -> Tensor:
+        logits: Tensor = self.markov_w2(codes)
+        return logits
+
+    def _code(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        return embedded
+
+
+class GatedHead(VanillaHead):
+    """B_k = W2 (g * e), g = sigmoid(W_g [h ; e] + b_g)."""
+
+    def __init__(self, *, vocab_size: int, rank: int, hidden_size: int) -> None:
+        super().__init__(vocab_size=vocab_size, rank=rank)
+        self.gate_proj = nn.Linear(hidden_size + rank, rank)
+
+    def _code(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.gate_proj(torch.cat((hidden, embedded), dim=-1)))
+        return gate * embedded
+
+
+class RecurrentHead(VanillaHead):
+    """B_k = W2 tanh(o), s_k = f * s_{k-1} + (1 - f) * tanh(c), s_0 = 0 (eq. 6).
+
+    [f ; c ; o] = W_j [s_{k-1} ; e ; h] + b_j, f after a sigmoid. B_k reads the old state.
+    """
+
+    def __init__(self, *, vocab_size: int, rank: int, hidden_size: int) -> None:
+        super().__init__(vocab_size=vocab_size, rank=rank)
+        self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
+
+    def initial_state(self, n: int, like: Tensor) -> Tensor:
+        return like.new_zeros(n, self.rank)
+
+    def bias(self, state: Tensor, previous_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        code, state = self._step(state, self.embed(previous_ids), hidden)
+        return self.expand(code), state
+
+    def codes(self, previous_ids: Tensor, hidden: Tensor) -> Tensor:
+        embedded = self.embed(previous_ids)
+        state = torch.zeros_like(embedded[..., 0, :])
+        codes = []
+        for slot in range(embedded.shape[-2]):
+            code, state = self._step(state, embedded[..., slot, :], hidden[..., slot, :])
+            codes.append(code)
+        return torch.stack(codes, dim=-2)
+
+    def _step(self, state: Tensor, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        joint = self.joint_proj(torch.cat((state, embedded, hidden), dim=-1))
+        gate, candidate, output = joint.chunk(3, dim=-1)
+        gate = torch.sigmoid(gate)
+        return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)
+
+
+def build_head(config: DrafterConfig) -> SequentialHead:
+    """The head named by the config."""
+    vocab, rank, hidden = config.vocab_size, config.markov_rank, config.hidden_size
+    if config.markov_head_type == "vanilla":
+        return VanillaHead(vocab_size=vocab, rank=rank)
+    if config.markov_head_type == "gated":
+        return GatedHead(vocab_size=vocab, rank=rank, hidden_size=hidden)
+    if config.markov_head_type == "rnn":
+        return RecurrentHead(vocab_size=vocab, rank=rank, hidden_size=hidden)
+    return SequentialHead()

@@ -1,0 +1,64 @@
+"""RMS norm and rotary positions, in the Qwen3 flavour.
+
+Both are pure functions of their inputs plus one cached table of angles.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis; the mean square is taken in fp32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[..., d] -> [..., d] in x's dtype. The rounding order (scale, cast, weight) is Qwen3's."""
+    if x.dtype == torch.float32:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return scaled.to(x.dtype) * weight.to(x.dtype)
+
+
+class RotaryTable:
+    """cos and sin of every position up to the longest one seen, kept in fp32.
+
+    Not a module: it holds nothing that belongs in a checkpoint.
+    """
+
+    def __init__(self, *, head_dim: int, theta: float) -> None:
+        self.half = head_dim // 2
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        self.inv_freq = 1.0 / (theta**exponents)  # [hd/2]
+        self.table = torch.empty(0, 2 * self.half)  # [P, cos | sin]
+
+    def at(self, positions: Tensor, *, longest: int) -> Tensor:
+        """positions [...] int64 below `longest` -> [..., hd]: cos of hd/2 pairs, then sin."""
+        if self.table.device != positions.device or len(self.table) < longest:
+            self._grow(max(longest, 2 * len(self.table), 1024), positions.device)
+        return self.table[positions]
+
+    def _grow(self, length: int, device: torch.device) -> None:
+        # Ordinary tensors even when built on the serving path: training may use them later.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            angles = torch.outer(
+                torch.arange(length, dtype=torch.float32, device=device), self.inv_freq.to(device)
+            )
+            self.table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate pairs (i, i + hd/2) of x [..., heads, hd] by angles [..., hd] (cos | sin)."""
+    cos, sin = angles.to(x.dtype).unsqueeze(-2).chunk(2, dim=-1)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)

@@ -1,0 +1,117 @@
+"""The nouns every room shares. Plain, frozen, torch-free.
+
+Invariant 1, one cursor: `committed_len` counts the prompt and every committed token, the anchor included.
+Between rounds the verifier's cache, the drafter's context and the feature watermark stand at `committed_len - 1`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in the reference evaluator
+
+
+class Rule(enum.IntEnum):
+    """Acceptance rules; the values are those of the wire and of the random draws' keys."""
+
+    TOKEN = 1
+    BLOCK = 2
+    COUPLED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where one sequence stands; every message about a sequence carries it."""
+
+    sequence: int
+    epoch: int
+    round: int
+    committed_len: int
+
+    @property
+    def anchor_position(self) -> int:
+        """Absolute, 0-based position of the anchor."""
+        return self.committed_len - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What a sequence is sampled from, and the key of its draws."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    choice: int = 0
+    rule: Rule = Rule.TOKEN
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True, slots=True)
+class SparseQ:
+    """The distributions a block was drawn from, `entries` per slot, as the bytes that travel.
+
+    Invariant 3, q sent is q sampled: `probs` are the very float32 numbers the drafter drew with. Their float64 sum
+    over a slot may differ from 1 by rounding; both sides divide by it.
+    """
+
+    entries: int
+    ids: bytes  # uint32 little-endian [slots, entries]
+    probs: bytes  # float32 little-endian [slots, entries]
+
+    def prefix(self, slots: int) -> SparseQ:
+        """The first `slots` slots, without looking inside."""
+        end = slots * self.entries * 4
+        return SparseQ(self.entries, self.ids[:end], self.probs[:end])
+
+    def arrays(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+        """(ids, probs), each [slots, entries], read-only views."""
+        shape = (-1, max(self.entries, 1))
+        return np.frombuffer(self.ids, "<u4").reshape(shape), np.frombuffer(self.probs, "<f4").reshape(shape)
+
+    @staticmethod
+    def of(ids: npt.NDArray[np.uint32], probs: npt.NDArray[np.float32]) -> SparseQ:
+        """From arrays [slots, entries]."""
+        return SparseQ(ids.shape[1], ids.astype("<u4").tobytes(), probs.astype("<f4").tobytes())
+
+
+NO_Q = SparseQ(0, b"", b"")
+
+
+class EmptyReason(enum.IntEnum):
+    """Why a block is empty; the values are those of the wire."""
+
+    NONE = 0
+    FEATURES_MISSING = 1
+    UNKNOWN_SEQUENCE = 2
+    TOO_LONG = 3
+    INVALID = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a drafter proposes after an anchor. An empty block is an ordinary block."""
+
+    cursor: Cursor
+    token_ids: tuple[int, ...] = ()
+    confidence: tuple[float, ...] = ()  # calibrated, conditional on earlier slots being accepted
+    q: SparseQ = NO_Q
+    empty_reason: EmptyReason = EmptyReason.NONE
+    watermark: int = 0  # contiguous feature rows the drafter holds
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many drafted tokens were kept, and the one token the target adds."""
+
+    cursor: Cursor
+    accepted: int
+    next_token: int
+    features_through: int

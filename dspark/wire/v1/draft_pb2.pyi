@@ -1,0 +1,170 @@
+from dspark.wire.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EmptyReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EMPTY_REASON_UNSPECIFIED: _ClassVar[EmptyReason]
+    EMPTY_REASON_FEATURES_MISSING: _ClassVar[EmptyReason]
+    EMPTY_REASON_UNKNOWN_SEQUENCE: _ClassVar[EmptyReason]
+    EMPTY_REASON_TOO_LONG: _ClassVar[EmptyReason]
+    EMPTY_REASON_INVALID: _ClassVar[EmptyReason]
+EMPTY_REASON_UNSPECIFIED: EmptyReason
+EMPTY_REASON_FEATURES_MISSING: EmptyReason
+EMPTY_REASON_UNKNOWN_SEQUENCE: EmptyReason
+EMPTY_REASON_TOO_LONG: EmptyReason
+EMPTY_REASON_INVALID: EmptyReason
+
+class DrafterDescription(_message.Message):
+    __slots__ = ("incarnation", "pid", "model", "fingerprint", "projection", "vocab_size", "hidden_size", "block_size", "q_entries", "context_length", "device", "dtype", "cost", "load", "calibrated", "has_confidence", "page_size", "draining")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PROJECTION_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    Q_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATED_FIELD_NUMBER: _ClassVar[int]
+    HAS_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    pid: int
+    model: str
+    fingerprint: str
+    projection: str
+    vocab_size: int
+    hidden_size: int
+    block_size: int
+    q_entries: int
+    context_length: int
+    device: str
+    dtype: str
+    cost: _types_pb2.CostCurve
+    load: _types_pb2.Load
+    calibrated: bool
+    has_confidence: bool
+    page_size: int
+    draining: bool
+    def __init__(self, incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., projection: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., block_size: _Optional[int] = ..., q_entries: _Optional[int] = ..., context_length: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., cost: _Optional[_Union[_types_pb2.CostCurve, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., calibrated: _Optional[bool] = ..., has_confidence: _Optional[bool] = ..., page_size: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class DraftCommand(_message.Message):
+    __slots__ = ("tag", "incarnation", "open", "draft", "release")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    tag: int
+    incarnation: int
+    open: Open
+    draft: DraftCohort
+    release: DraftRelease
+    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., draft: _Optional[_Union[DraftCohort, _Mapping]] = ..., release: _Optional[_Union[DraftRelease, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("cursor", "reserve_tokens")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    reserve_tokens: int
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., reserve_tokens: _Optional[int] = ...) -> None: ...
+
+class DraftCohort(_message.Message):
+    __slots__ = ("items", "wait_us")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[DraftItem]
+    wait_us: int
+    def __init__(self, items: _Optional[_Iterable[_Union[DraftItem, _Mapping]]] = ..., wait_us: _Optional[int] = ...) -> None: ...
+
+class DraftItem(_message.Message):
+    __slots__ = ("cursor", "anchor", "features_through", "law", "max_slots")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    LAW_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    anchor: int
+    features_through: int
+    law: _types_pb2.Law
+    max_slots: int
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., max_slots: _Optional[int] = ...) -> None: ...
+
+class DraftRelease(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[_types_pb2.SequenceRef]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ...) -> None: ...
+
+class DraftEvent(_message.Message):
+    __slots__ = ("tag", "incarnation", "drafter_version", "opened", "blocks", "released")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    tag: int
+    incarnation: int
+    drafter_version: str
+    opened: Opened
+    blocks: Blocks
+    released: DraftReleased
+    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., drafter_version: _Optional[str] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., released: _Optional[_Union[DraftReleased, _Mapping]] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("cursor", "refusal")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    refusal: _types_pb2.Refusal
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class Blocks(_message.Message):
+    __slots__ = ("items", "forward_ns")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Block]
+    forward_ns: int
+    def __init__(self, items: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., forward_ns: _Optional[int] = ...) -> None: ...
+
+class Block(_message.Message):
+    __slots__ = ("cursor", "token_ids", "confidence", "q_entries", "q_ids", "q_probs", "empty_reason", "watermark")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    Q_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    Q_IDS_FIELD_NUMBER: _ClassVar[int]
+    Q_PROBS_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_REASON_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    confidence: _containers.RepeatedScalarFieldContainer[float]
+    q_entries: int
+    q_ids: bytes
+    q_probs: bytes
+    empty_reason: EmptyReason
+    watermark: int
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., q_entries: _Optional[int] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., empty_reason: _Optional[_Union[EmptyReason, str]] = ..., watermark: _Optional[int] = ...) -> None: ...
+
+class DraftReleased(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: int
+    def __init__(self, sequences: _Optional[int] = ...) -> None: ...

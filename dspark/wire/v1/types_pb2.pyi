@@ -1,0 +1,127 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RULE_UNSPECIFIED: _ClassVar[Rule]
+    RULE_TOKEN: _ClassVar[Rule]
+    RULE_BLOCK: _ClassVar[Rule]
+    RULE_COUPLED: _ClassVar[Rule]
+RULE_UNSPECIFIED: Rule
+RULE_TOKEN: Rule
+RULE_BLOCK: Rule
+RULE_COUPLED: Rule
+
+class Cursor(_message.Message):
+    __slots__ = ("sequence", "epoch", "round", "committed_len")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    round: int
+    committed_len: int
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., committed_len: _Optional[int] = ...) -> None: ...
+
+class Law(_message.Message):
+    __slots__ = ("temperature", "top_p", "top_k", "seed", "choice", "rule")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    choice: int
+    rule: Rule
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., rule: _Optional[_Union[Rule, str]] = ...) -> None: ...
+
+class TensorChunk(_message.Message):
+    __slots__ = ("dtype", "shape", "data")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class FeatureSink(_message.Message):
+    __slots__ = ("endpoint", "incarnation")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    incarnation: int
+    def __init__(self, endpoint: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("reason", "message", "committed_len")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[Refusal.Reason]
+        REASON_UNKNOWN_SEQUENCE: _ClassVar[Refusal.Reason]
+        REASON_STALE_CURSOR: _ClassVar[Refusal.Reason]
+        REASON_NO_PAGES: _ClassVar[Refusal.Reason]
+        REASON_INVALID: _ClassVar[Refusal.Reason]
+        REASON_WRONG_INCARNATION: _ClassVar[Refusal.Reason]
+        REASON_INTERNAL: _ClassVar[Refusal.Reason]
+    REASON_UNSPECIFIED: Refusal.Reason
+    REASON_UNKNOWN_SEQUENCE: Refusal.Reason
+    REASON_STALE_CURSOR: Refusal.Reason
+    REASON_NO_PAGES: Refusal.Reason
+    REASON_INVALID: Refusal.Reason
+    REASON_WRONG_INCARNATION: Refusal.Reason
+    REASON_INTERNAL: Refusal.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    reason: Refusal.Reason
+    message: str
+    committed_len: int
+    def __init__(self, reason: _Optional[_Union[Refusal.Reason, str]] = ..., message: _Optional[str] = ..., committed_len: _Optional[int] = ...) -> None: ...
+
+class SequenceRef(_message.Message):
+    __slots__ = ("sequence", "epoch")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class CostCurve(_message.Message):
+    __slots__ = ("tokens", "contexts", "seconds", "source")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    contexts: _containers.RepeatedScalarFieldContainer[int]
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    source: str
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., source: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("sequences", "pages_held", "pages_total", "queued")
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_HELD_FIELD_NUMBER: _ClassVar[int]
+    PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    sequences: int
+    pages_held: int
+    pages_total: int
+    queued: int
+    def __init__(self, sequences: _Optional[int] = ..., pages_held: _Optional[int] = ..., pages_total: _Optional[int] = ..., queued: _Optional[int] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,190 @@
+from dspark.wire.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class VerifierDescription(_message.Message):
+    __slots__ = ("incarnation", "pid", "model", "fingerprint", "vocab_size", "context_length", "hidden_size", "projection", "page_size", "attention_path", "device", "dtype", "cost", "load", "feature_dtype", "stop_token_ids", "draining")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PROJECTION_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_PATH_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    pid: int
+    model: str
+    fingerprint: str
+    vocab_size: int
+    context_length: int
+    hidden_size: int
+    projection: str
+    page_size: int
+    attention_path: str
+    device: str
+    dtype: str
+    cost: _types_pb2.CostCurve
+    load: _types_pb2.Load
+    feature_dtype: str
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    draining: bool
+    def __init__(self, incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., hidden_size: _Optional[int] = ..., projection: _Optional[str] = ..., page_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., cost: _Optional[_Union[_types_pb2.CostCurve, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., feature_dtype: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class VerifyCommand(_message.Message):
+    __slots__ = ("tag", "incarnation", "prefill", "verify", "resend", "release")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    RESEND_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    tag: int
+    incarnation: int
+    prefill: Prefill
+    verify: VerifyCohort
+    resend: Resend
+    release: VerifyRelease
+    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., verify: _Optional[_Union[VerifyCohort, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., release: _Optional[_Union[VerifyRelease, _Mapping]] = ...) -> None: ...
+
+class Prefill(_message.Message):
+    __slots__ = ("cursor", "token_ids", "law", "reserve_tokens", "sink", "keep_features")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAW_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    law: _types_pb2.Law
+    reserve_tokens: int
+    sink: _types_pb2.FeatureSink
+    keep_features: bool
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., reserve_tokens: _Optional[int] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., keep_features: _Optional[bool] = ...) -> None: ...
+
+class VerifyCohort(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[VerifyItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ...) -> None: ...
+
+class VerifyItem(_message.Message):
+    __slots__ = ("cursor", "anchor", "draft_ids", "q_entries", "q_ids", "q_probs", "sink", "drafter_version")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
+    Q_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    Q_IDS_FIELD_NUMBER: _ClassVar[int]
+    Q_PROBS_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    anchor: int
+    draft_ids: _containers.RepeatedScalarFieldContainer[int]
+    q_entries: int
+    q_ids: bytes
+    q_probs: bytes
+    sink: _types_pb2.FeatureSink
+    drafter_version: str
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., q_entries: _Optional[int] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., drafter_version: _Optional[str] = ...) -> None: ...
+
+class Resend(_message.Message):
+    __slots__ = ("cursor", "sink", "from_position")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    sink: _types_pb2.FeatureSink
+    from_position: int
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., from_position: _Optional[int] = ...) -> None: ...
+
+class VerifyRelease(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[_types_pb2.SequenceRef]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ...) -> None: ...
+
+class VerifyEvent(_message.Message):
+    __slots__ = ("tag", "incarnation", "prefilled", "verdicts", "resent", "released")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    tag: int
+    incarnation: int
+    prefilled: Prefilled
+    verdicts: Verdicts
+    resent: Resent
+    released: VerifyReleased
+    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., verdicts: _Optional[_Union[Verdicts, _Mapping]] = ..., resent: _Optional[_Union[Resent, _Mapping]] = ..., released: _Optional[_Union[VerifyReleased, _Mapping]] = ...) -> None: ...
+
+class Prefilled(_message.Message):
+    __slots__ = ("cursor", "anchor", "features_through", "forward_ns", "refusal")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    anchor: int
+    features_through: int
+    forward_ns: int
+    refusal: _types_pb2.Refusal
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class Verdicts(_message.Message):
+    __slots__ = ("items", "forward_ns", "tokens")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Verdict]
+    forward_ns: int
+    tokens: int
+    def __init__(self, items: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("cursor", "accepted", "next_token", "features_through", "refusal")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    accepted: int
+    next_token: int
+    features_through: int
+    refusal: _types_pb2.Refusal
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., accepted: _Optional[int] = ..., next_token: _Optional[int] = ..., features_through: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class Resent(_message.Message):
+    __slots__ = ("cursor", "rows", "refusal")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    cursor: _types_pb2.Cursor
+    rows: int
+    refusal: _types_pb2.Refusal
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class VerifyReleased(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: int
+    def __init__(self, sequences: _Optional[int] = ...) -> None: ...
