@@ -1,0 +1,107 @@
+"""Configuration: one frozen dataclass per process, filled from file, environment and flags, in that order of override.
+
+Values are scalars or tuples of strings. Nothing else reads the environment. Errors name the key and where it came from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from dspark.errors import ConfigError
+
+T = TypeVar("T")
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+def load_config(
+    cls: type[T],
+    *,
+    section: str,
+    file: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> T:
+    """An instance of the dataclass `cls`.
+
+    `file` is YAML with one mapping per section; `environ` holds `DSPARK_<SECTION>__<KEY>`; `flags` wins, where None
+    means "not given". Unknown keys are errors.
+    """
+    hints = typing.get_type_hints(cls)
+    known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    prefix = f"DSPARK_{section.upper()}__"
+    sources: list[tuple[str, Mapping[str, object]]] = [
+        (str(file), _read_section(file, section) if file else {}),
+        ("environment", {k[len(prefix) :].lower(): v for k, v in (environ or {}).items() if k.startswith(prefix)}),
+        ("flags", {k: v for k, v in (flags or {}).items() if v is not None}),
+    ]
+    for source, given in sources:
+        for key, value in given.items():
+            if key not in known:
+                raise ConfigError(f"{section}.{key}: unknown key (from {source}); known: {', '.join(sorted(known))}")
+            values[key] = _convert(value, hints[key], f"{section}.{key}", source)
+    missing = [
+        field.name
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.name not in values
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{section}.{missing[0]}: required and not given")
+    return cls(**values)
+
+
+def _read_section(file: str | Path, section: str) -> Mapping[str, object]:
+    try:
+        document = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{file}: must hold a mapping of sections")
+    content = document.get(section) or {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: {section} must be a mapping")
+    return content
+
+
+def _convert(value: object, hint: Any, key: str, source: str) -> object:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if value is None or (isinstance(value, str) and value.lower() in {"", "none", "null"}):
+            return None
+        return _convert(value, options[0], key, source)
+    try:
+        if typing.get_origin(hint) is tuple:
+            item = typing.get_args(hint)[0]
+            parts = value.split(",") if isinstance(value, str) else list(typing.cast("list[object]", value))
+            return tuple(_convert(part, item, key, source) for part in parts if part != "")
+        if hint is bool:
+            if isinstance(value, bool):
+                return value
+            word = str(value).lower()
+            if word in _TRUE | _FALSE:
+                return word in _TRUE
+            raise ValueError("must be true or false")
+        if hint in (int, float):
+            if isinstance(value, bool):
+                raise ValueError("must be a number")
+            return hint(value)
+        if hint is str:
+            if isinstance(value, dict | list):
+                raise ValueError("must be a text")
+            return str(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: {value!r} (from {source}): {error}") from error
+    raise ConfigError(f"{key}: type {hint} cannot be configured")

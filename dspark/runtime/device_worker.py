@@ -1,0 +1,84 @@
+"""One thread that owns the device; async callers await it, so the event loop never waits for a forward pass.
+
+Rounds are urgent and go before prompt chunks. The queue is bounded: a full one is an overload, not a wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from dspark.errors import Overloaded, Unavailable
+
+T = TypeVar("T")
+
+_STOP = 2  # sorts after urgent (0) and ordinary (1) jobs
+
+
+class DeviceWorker:
+    """Runs functions one at a time on a thread of its own."""
+
+    def __init__(self, name: str, *, limit: int = 4096) -> None:
+        self._limit = limit
+        self._order = itertools.count()
+        self._jobs: queue.PriorityQueue[tuple[int, int, Any]] = queue.PriorityQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"device-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued(self) -> int:
+        """Jobs that wait for the device."""
+        return self._jobs.qsize()
+
+    async def run(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
+        """The result of `function(*args)` computed on the device thread.
+
+        Raises Overloaded when the queue is full and Unavailable after `close`. A caller that is cancelled leaves its
+        job to be skipped if it has not begun.
+        """
+        if self._closed:
+            raise Unavailable("the device is shutting down")
+        if self._jobs.qsize() >= self._limit:
+            raise Overloaded(f"{self._limit} jobs wait for the device", retry_after_s=0.1)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put((0 if urgent else 1, next(self._order), (loop, future, function, args)))
+        return await future
+
+    def close(self) -> None:
+        """Finishes what is queued, then ends the thread; waits at most five seconds."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put((_STOP, next(self._order), None))
+        self._thread.join(timeout=5)
+
+    def _work(self) -> None:
+        while True:
+            _, _, job = self._jobs.get()
+            if job is None:
+                return
+            loop, future, function, args = job
+            if future.cancelled():
+                continue
+            try:
+                result, error = function(*args), None
+            except BaseException as caught:  # handed to the caller, whatever it is
+                result, error = None, caught
+            try:
+                loop.call_soon_threadsafe(_settle, future, result, error)
+            except RuntimeError:  # the caller's loop has closed; nobody waits any more
+                continue
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

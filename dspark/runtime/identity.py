@@ -1,0 +1,51 @@
+"""Who a process is, and where a user's state lives."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from dspark.errors import ConfigError
+
+
+def new_incarnation() -> int:
+    """A number no other process start has: 63 random bits, never 0."""
+    return secrets.randbits(63) | 1
+
+
+def state_dir() -> Path:
+    """The user's state folder, created on first use with access for its owner only.
+
+    `DSPARK_HOME` names another one: one folder, one cluster.
+    """
+    home = os.environ.get("DSPARK_HOME")
+    if home:
+        path = Path(home)
+    else:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        path = Path(base) / "dspark"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def read_token(path: str | Path | None) -> str | None:
+    """The shared secret in `path`; None when no path is given."""
+    if not path:
+        return None
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"token_file: cannot read {path}: {error}") from error
+    if len(token) < 16:
+        raise ConfigError(f"token_file: {path} holds {len(token)} characters, at least 16 are needed")
+    return token
+
+
+def write_token(path: Path) -> str:
+    """Draws a secret into `path`, readable by its owner only; returns it."""
+    token = secrets.token_urlsafe(32)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(token + "\n")
+    return token

@@ -1,0 +1,173 @@
+"""The gRPC server every process runs: bounds, access, health, reflection, graceful stop.
+
+The only place where an exception becomes a status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from dspark.errors import (
+    ConfigError,
+    Denied,
+    DsparkError,
+    Expired,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    Unsupported,
+)
+from dspark.runtime.channel import MAX_MESSAGE
+from dspark.runtime.security import Access, check_bind, split_endpoint
+
+log = structlog.get_logger("dspark.server")
+
+# The first match counts, so subclasses stand before their bases.
+_STATUS: list[tuple[type[DsparkError], grpc.StatusCode]] = [
+    (Unsupported, grpc.StatusCode.UNIMPLEMENTED),
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (Expired, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (Denied, grpc.StatusCode.UNAUTHENTICATED),
+]
+
+
+class GrpcServer:
+    """Add services, start, serve until drained."""
+
+    def __init__(
+        self,
+        *,
+        bind: str,
+        access: Access | None = None,
+        insecure: bool = False,
+        max_concurrent_streams: int = 256,
+    ) -> None:
+        self._access = access or Access()
+        check_bind(bind, token=self._access.token, insecure=insecure)
+        self._bind = bind
+        self._names: list[str] = []
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            interceptors=[_Guard(self._access)],
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE),
+                ("grpc.max_send_message_length", MAX_MESSAGE),
+                # Bounds what one peer can do to the others by opening and cancelling calls.
+                ("grpc.max_concurrent_streams", max_concurrent_streams),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 3_000),
+                ("grpc.http2.ping_timeout_ms", 3_000),
+            ],
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def add(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, name: str) -> None:
+        """Adds a service. `name` is its full name, which is also its health name."""
+        register(servicer, self._server)
+        self._names.append(name)
+
+    async def start(self) -> int:
+        """Listens, not yet SERVING; returns the port."""
+        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        await self.set_serving(False)
+        try:
+            port = self._server.add_insecure_port(self._bind)
+        except RuntimeError as error:
+            raise ConfigError(f"bind: cannot listen on {self._bind}: {error}") from error
+        await self._server.start()
+        return int(port)
+
+    def endpoint(self, port: int) -> str:
+        """host:port under which others reach this server."""
+        return f"{split_endpoint(self._bind)[0]}:{port}"
+
+    async def set_serving(self, serving: bool) -> None:
+        """Readiness of every added service; the empty name (liveness) is SERVING from the start."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        for name in self._names:
+            await self._health.set(name, status)
+
+    async def drain(self, grace_s: float) -> None:
+        """Health goes to NOT_SERVING first; running calls get `grace_s` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Checks access, then turns exceptions into statuses, for the four kinds of methods."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        denied: DsparkError | None = None
+        try:
+            self._access.check(details.method, details.invocation_metadata or ())
+        except Denied as error:
+            denied = error
+        method = details.method
+        streaming = (handler.request_streaming, handler.response_streaming)
+        shape = ["stream" if flag else "unary" for flag in streaming]
+        kind = "_".join(shape)
+        inner = getattr(handler, kind)
+
+        async def answer_once(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            try:
+                if denied is not None:
+                    raise denied
+                return await inner(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _abort(context, method, error)
+
+        async def answer_stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            try:
+                if denied is not None:
+                    raise denied
+                async with contextlib.aclosing(inner(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _abort(context, method, error)
+
+        build = getattr(grpc, f"{kind}_rpc_method_handler")
+        return build(
+            answer_stream if handler.response_streaming else answer_once,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+async def _abort(context: grpc.aio.ServicerContext, method: str, error: Exception) -> NoReturn:
+    trailing: list[tuple[str, str]] = []
+    if isinstance(error, InvalidRequest):
+        trailing.append(("bad-field", error.field))
+    if isinstance(error, Overloaded):
+        trailing.append(("retry-after-ms", str(int(error.retry_after_s * 1000))))
+    for kind, status in _STATUS:
+        if isinstance(error, kind):
+            await context.abort(status, str(error), tuple(trailing))
+    reference = secrets.token_hex(4)
+    log.error("rpc.failed", method=method, reference=reference, exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, f"internal error, reference {reference}")
+    raise AssertionError("abort returned")

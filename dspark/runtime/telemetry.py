@@ -1,0 +1,164 @@
+"""Logs and metrics, set up once per process; the names of all metrics stand in this file.
+
+Logs never carry prompt text or tokens; numbers go to metrics. Counters of drops say what was lost and why.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "INFO") -> None:
+    """One line per event on stderr: JSON, or for people on a terminal ("auto" | "json" | "console").
+
+    Records of other libraries take the same path. `role` and `name` stand on every line.
+    """
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    console = fmt == "console" or (fmt == "auto" and sys.stderr.isatty())
+    render: list[Any] = (
+        [structlog.dev.ConsoleRenderer()]
+        if console
+        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(role=role, process=name)
+
+
+class Metrics:
+    """Every metric of the system on a registry of its own, so that two services fit into one process.
+
+    A process shows all names; those it has no part in stay at zero. Names follow vLLM's suffixes under `dspark_`.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        # Requests (coordinator).
+        self.requests = self._counter("requests", "Requests ended, by how.", "outcome")
+        self.num_requests_running = self._gauge("num_requests_running", "Requests in rounds or prefill.")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests waiting for admission.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens committed.")
+        self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _SECONDS)
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Mean time per token after the first, one observation per request.", _SECONDS
+        )
+        self.e2e_request_latency = self._histogram("e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
+        self.request_queue_time = self._histogram("request_queue_time_seconds", "Arrival to prefill.", _SECONDS)
+        self.slow_readers_cut = self._counter("slow_readers_cut", "Streams ended because the client did not read.")
+        self.admission_rejections = self._counter("admission_rejections", "Requests refused, by reason.", "reason")
+
+        # Speculation (coordinator).
+        self.rounds = self._counter("rounds", "Verification rounds, counted per sequence.")
+        self.control_round_trips = self._counter(
+            "control_round_trips", "Cohort commands sent to workers, by kind.", "kind"
+        )
+        self.cohorts = self._counter("cohorts", "Cohorts that went through a round.")
+        self.num_drafts = self._counter("spec_decode_num_drafts", "Non-empty blocks drafted.")
+        self.num_draft_tokens = self._counter("spec_decode_num_draft_tokens", "Tokens drafted.")
+        self.num_verified_tokens = self._counter(
+            "spec_decode_num_verified_tokens", "Drafted tokens sent to verification."
+        )
+        self.num_accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens committed.")
+        self.num_accepted_per_pos = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Drafted tokens committed, by slot.", "position"
+        )
+        self.draft_wasted_tokens = self._counter(
+            "draft_wasted_tokens", "Drafted tokens not committed, by reason.", "reason"
+        )
+        self.empty_blocks = self._counter("empty_blocks", "Rounds that began without a draft, by reason.", "reason")
+        self.scheduled_verify_length = self._histogram(
+            "scheduled_verify_length", "Drafted tokens sent to verification per sequence and round.", _LENGTHS
+        )
+        self.policy_info = self._gauge("policy_info", "1 for the policy in force.", "policy")
+        self.cost_curve_in_force = self._gauge(
+            "cost_curve_in_force",
+            "1 when greedy decides by a measured cost curve, 0 when it verifies everything.",
+            "lane",
+        )
+        self.draft_rpc = self._histogram("draft_rpc_seconds", "Round trip of a Draft cohort.", _SECONDS)
+        self.verify_rpc = self._histogram("verify_rpc_seconds", "Round trip of a Verify cohort.", _SECONDS)
+        self.prefills = self._counter("prefills", "Prefills commanded, by reason.", "reason")
+        self.resends = self._counter("resends", "Feature resends commanded, by reason.", "reason")
+        self.pool_replicas = self._gauge("pool_replicas", "Known workers.", "pool", "state")
+        self.worker_losses = self._counter("worker_losses", "Workers lost.", "pool")
+
+        # Workers.
+        self.forward_seconds = self._histogram("forward_seconds", "Device time of one pass, by kind.", _SECONDS, "kind")
+        self.verify_batch_tokens = self._histogram("verify_batch_tokens", "Tokens in one packed pass.", _TOKENS)
+        self.draft_batch_sequences = self._histogram("draft_batch_sequences", "Sequences in one draft pass.", _TOKENS)
+        self.sequences = self._gauge("sequences", "Sequences with state in this process.")
+        self.pages_held = self._gauge("pages_held", "Pages held by sequences.")
+        self.pages_total = self._gauge("pages_total", "Pages of the pool.")
+        self.feature_rows = self._counter("feature_rows", "Feature rows, by direction.", "direction")
+        self.bytes = self._counter("bytes", "Payload bytes, by direction and kind.", "direction", "kind")
+        self.refusals = self._counter("refusals", "Items refused, by reason.", "reason")
+        self.replayed_verdicts = self._counter("replayed_verdicts", "Verdicts sent again for a repeated command.")
+
+        # Everyone.
+        self.dropped = self._counter("dropped", "Messages dropped, by kind and reason.", "kind", "reason")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"dspark_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"dspark_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"dspark_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sample `dspark_<name>` right now, 0.0 if it was never touched."""
+        return self.registry.get_sample_value(f"dspark_{name}", labels) or 0.0
+
+
+@dataclass
+class MetricsServer:
+    """Serves `/metrics` until closed."""
+
+    port: int
+    _server: WSGIServer
+    _thread: Any
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2)
+
+
+def serve_metrics(metrics: Metrics, host: str, port: int) -> MetricsServer:
+    """Starts `/metrics` on host:port; port 0 takes any."""
+    server, thread = start_http_server(port, addr=host, registry=metrics.registry)
+    return MetricsServer(server.server_port, server, thread)

@@ -1,0 +1,138 @@
+"""Nouns to messages and back. With `tensors.py` the only hand-written code that touches messages. No torch.
+
+Reading validates: a malformed field raises PeerError with the field's name, and harms nobody else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.errors import PeerError
+from dspark.types import Block, Cursor, EmptyReason, Law, Rule, SparseQ, Verdict
+from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
+
+MAX_SLOTS = 64  # longest block anybody may send
+MAX_Q_ENTRIES = 4096
+
+
+def write_cursor(cursor: Cursor) -> types_pb2.Cursor:
+    return types_pb2.Cursor(
+        sequence=cursor.sequence, epoch=cursor.epoch, round=cursor.round, committed_len=cursor.committed_len
+    )
+
+
+def read_cursor(message: types_pb2.Cursor) -> Cursor:
+    return Cursor(message.sequence, message.epoch, message.round, message.committed_len)
+
+
+def write_law(law: Law) -> types_pb2.Law:
+    return types_pb2.Law(
+        temperature=law.temperature,
+        top_p=law.top_p,
+        top_k=law.top_k,
+        seed=law.seed,
+        choice=law.choice,
+        rule=cast("types_pb2.Rule", int(law.rule)),
+    )
+
+
+def read_law(message: types_pb2.Law) -> Law:
+    if not (math.isfinite(message.temperature) and message.temperature >= 0):
+        raise PeerError("law.temperature: must be finite and not negative")
+    if not 0 < message.top_p <= 1:
+        raise PeerError("law.top_p: must be in (0, 1]")
+    try:
+        rule = Rule(message.rule)
+    except ValueError:
+        raise PeerError(f"law.rule: {message.rule} is not a rule") from None
+    return Law(message.temperature, message.top_p, message.top_k, message.seed, message.choice, rule)
+
+
+def read_q(entries: int, ids: bytes, probs: bytes, slots: int) -> SparseQ:
+    """The distributions of `slots` drafted tokens; sizes must agree exactly."""
+    if entries > MAX_Q_ENTRIES:
+        raise PeerError(f"q_entries: {entries} is over the limit of {MAX_Q_ENTRIES}")
+    want = slots * entries * 4
+    if len(ids) != want:
+        raise PeerError(f"q_ids: {len(ids)} bytes, expected {want}")
+    if len(probs) != want:
+        raise PeerError(f"q_probs: {len(probs)} bytes, expected {want}")
+    return SparseQ(entries, ids, probs)
+
+
+def write_block(block: Block) -> draft_pb2.Block:
+    return draft_pb2.Block(
+        cursor=write_cursor(block.cursor),
+        token_ids=block.token_ids,
+        confidence=block.confidence,
+        q_entries=block.q.entries,
+        q_ids=block.q.ids,
+        q_probs=block.q.probs,
+        empty_reason=cast("draft_pb2.EmptyReason", int(block.empty_reason)),
+        watermark=block.watermark,
+    )
+
+
+def read_block(message: draft_pb2.Block, vocab_size: int) -> Block:
+    """A drafter's block; raises PeerError when it is not one."""
+    ids = tuple(message.token_ids)
+    confidence = tuple(message.confidence)
+    if len(ids) > MAX_SLOTS:
+        raise PeerError(f"token_ids: {len(ids)} slots are over the limit of {MAX_SLOTS}")
+    if any(token >= vocab_size for token in ids):
+        raise PeerError(f"token_ids: an id is not below the vocabulary size {vocab_size}")
+    if len(confidence) != len(ids):
+        raise PeerError(f"confidence: {len(confidence)} values for {len(ids)} slots")
+    if any(not 0.0 <= value <= 1.0 for value in confidence):  # refuses NaN too
+        raise PeerError("confidence: a value is outside [0, 1]")
+    try:
+        reason = EmptyReason(message.empty_reason)
+    except ValueError:
+        reason = EmptyReason.INVALID
+    q = read_q(message.q_entries, message.q_ids, message.q_probs, len(ids))
+    return Block(read_cursor(message.cursor), ids, confidence, q, reason, message.watermark)
+
+
+def write_verdict(verdict: Verdict) -> verify_pb2.Verdict:
+    return verify_pb2.Verdict(
+        cursor=write_cursor(verdict.cursor),
+        accepted=verdict.accepted,
+        next_token=verdict.next_token,
+        features_through=verdict.features_through,
+    )
+
+
+def read_verdict(message: verify_pb2.Verdict) -> Verdict:
+    return Verdict(read_cursor(message.cursor), message.accepted, message.next_token, message.features_through)
+
+
+def write_cost(
+    tokens: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], seconds: npt.NDArray[np.float64], source: str
+) -> types_pb2.CostCurve:
+    """`seconds` is [tokens, contexts]."""
+    return types_pb2.CostCurve(
+        tokens=[int(t) for t in tokens],
+        contexts=[int(c) for c in contexts],
+        seconds=[float(s) for s in seconds.reshape(-1)],
+        source=source,
+    )
+
+
+def read_cost(
+    message: types_pb2.CostCurve,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
+    """(tokens [t], contexts [c], seconds [t, c]); None when the curve is absent or malformed."""
+    tokens = np.asarray(message.tokens, dtype=np.int64)
+    contexts = np.asarray(message.contexts, dtype=np.int64)
+    seconds = np.asarray(message.seconds, dtype=np.float64)
+    if tokens.size == 0 or contexts.size == 0 or seconds.size != tokens.size * contexts.size:
+        return None
+    if (np.diff(tokens) <= 0).any() or (np.diff(contexts) <= 0).any():
+        return None
+    if not np.isfinite(seconds).all() or (seconds <= 0).any():
+        return None
+    return tokens, contexts, seconds.reshape(tokens.size, contexts.size)
