@@ -37,9 +37,7 @@ def candidates(loss_mask: Tensor) -> Tensor:
     return supervised & following
 
 
-def draw_anchors(
-    loss_mask: Tensor, num_anchors: int, *, generator: torch.Generator | None = None
-) -> Anchors:
+def draw_anchors(loss_mask: Tensor, num_anchors: int, *, generator: torch.Generator | None = None) -> Anchors:
     """Up to `num_anchors` candidates per row, uniform without replacement, in order.
 
     The keys are drawn where the generator lives, so a CPU generator gives the same anchors
@@ -57,9 +55,7 @@ def draw_anchors(
     return Anchors(positions.masked_fill(~keep, 0), keep)
 
 
-def label_blocks(
-    *, input_ids: Tensor, loss_mask: Tensor, anchors: Anchors, block_size: int
-) -> Labels:
+def label_blocks(*, input_ids: Tensor, loss_mask: Tensor, anchors: Anchors, block_size: int) -> Labels:
     """input_ids, loss_mask [B, T] -> labels of slots 1..k, x_{a+1} .. x_{a+k}."""
     batch, length = input_ids.shape
     slots = torch.arange(1, block_size + 1, device=input_ids.device)

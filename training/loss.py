@@ -85,15 +85,13 @@ def block_loss(
     """Sums over every slot that counts."""
     size = target_ids.shape[-1]
     weights = slot_weights(size, decay, device=corrected_logits.device) * eval_mask  # [..., k]
-    ce = cross_entropy(
-        corrected_logits.flatten(0, -2).float(), target_ids.flatten(), reduction="none"
-    ).view(target_ids.shape)
+    ce = cross_entropy(corrected_logits.flatten(0, -2).float(), target_ids.flatten(), reduction="none").view(
+        target_ids.shape
+    )
     drafted = torch.softmax(corrected_logits.float(), dim=-1)
     wanted = torch.softmax(target_logits.detach().float(), dim=-1)
     l1 = (drafted - wanted).abs().sum(dim=-1)
-    return sum_terms(
-        ce=ce, l1=l1, confidence_logits=confidence_logits, weights=weights, eval_mask=eval_mask
-    )
+    return sum_terms(ce=ce, l1=l1, confidence_logits=confidence_logits, weights=weights, eval_mask=eval_mask)
 
 
 def sum_terms(

@@ -16,9 +16,7 @@ def for_padded_context(context_len: Tensor, rows: int, block_size: int) -> Tenso
     return visible[:, None, None, :]
 
 
-def for_training(
-    anchor_positions: Tensor, block_keep_mask: Tensor, *, length: int, block_size: int
-) -> Tensor:
+def for_training(anchor_positions: Tensor, block_keep_mask: Tensor, *, length: int, block_size: int) -> Tensor:
     """anchors [B, A], keep [B, A] -> [B, 1, A*k, T+A*k].
 
     Context rows strictly before the anchor, and the query's own block. A dummy block sees

@@ -8,6 +8,7 @@ can tell "not yet" from "broken".
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -85,13 +86,11 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     keys.must_equal("hidden_act", "silu", absent_is_fine=True)
     for flag in ("attention_bias", "tie_word_embeddings", "use_sliding_window"):
         keys.must_equal(flag, False, absent_is_fine=True)
-    layers = keys.count("num_hidden_layers")
+    layers = keys.count("num_hidden_layers", most=1024)
     _check_layer_types(raw.get("layer_types"), layers)
     heads, kv_heads = keys.count("num_attention_heads"), keys.count("num_key_value_heads")
     if heads % kv_heads:
-        raise CheckpointError(
-            f"num_attention_heads: {heads} is not a multiple of num_key_value_heads {kv_heads}"
-        )
+        raise CheckpointError(f"num_attention_heads: {heads} is not a multiple of num_key_value_heads {kv_heads}")
     head_dim = keys.count("head_dim")
     if head_dim % 2:
         raise CheckpointError(f"head_dim: {head_dim} is odd, rotary positions need pairs")
@@ -154,14 +153,10 @@ class _Keys:
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
 
-    def count(
-        self, key: str, *, default: int | None = None, least: int = 1, most: int = _LARGEST_DIMENSION
-    ) -> int:
+    def count(self, key: str, *, default: int | None = None, least: int = 1, most: int = _LARGEST_DIMENSION) -> int:
         value = self._get(key, default)
         if type(value) is not int or not least <= value <= most:
-            raise CheckpointError(
-                f"{key}: expected an integer from {least} to {most}, found {_show(value)}"
-            )
+            raise CheckpointError(f"{key}: expected an integer from {least} to {most}, found {_show(value)}")
         return value
 
     def positive(self, key: str, *, default: float | None = None) -> float:
@@ -202,16 +197,13 @@ def _refuse_other_families(raw: dict[str, Any]) -> None:
         raise UnsupportedFamily(f"architectures: {name or model_type} drafters are not supported")
     if "block_size" not in raw or "target_layer_ids" not in raw:
         raise CheckpointError(
-            f"architectures: {_show(names)} is no block drafter "
-            "(block_size and target_layer_ids are missing)"
+            f"architectures: {_show(names)} is no block drafter (block_size and target_layer_ids are missing)"
         )
 
 
 def _check_layer_types(value: object, layers: int) -> None:
     if value is not None and value != ["full_attention"] * layers:
-        raise CheckpointError(
-            f"layer_types: expected {layers} times full_attention, found {_show(value)}"
-        )
+        raise CheckpointError(f"layer_types: expected {layers} times full_attention, found {_show(value)}")
 
 
 def _layer_ids(value: object, num_target_layers: int) -> tuple[int, ...]:
@@ -219,12 +211,11 @@ def _layer_ids(value: object, num_target_layers: int) -> tuple[int, ...]:
         isinstance(value, list)
         and bool(value)
         and all(type(i) is int and -1 <= i < num_target_layers for i in value)
-        and all(a < b for a, b in zip(value, value[1:], strict=False))
+        and all(a < b for a, b in itertools.pairwise(value))
     )
     if not fits:
         raise CheckpointError(
-            "target_layer_ids: expected ascending layer ids from -1 to "
-            f"{num_target_layers - 1}, found {_show(value)}"
+            f"target_layer_ids: expected ascending layer ids from -1 to {num_target_layers - 1}, found {_show(value)}"
         )
     return tuple(cast(list[int], value))
 
@@ -245,16 +236,14 @@ def _rope_theta(raw: dict[str, Any]) -> float:
 
 def _head_type(value: object) -> HeadType:
     if value not in HEAD_TYPES:
-        raise CheckpointError(
-            f"markov_head_type: expected one of {', '.join(HEAD_TYPES)}, found {_show(value)}"
-        )
+        raise CheckpointError(f"markov_head_type: expected one of {', '.join(HEAD_TYPES)}, found {_show(value)}")
     return cast(HeadType, value)
 
 
 def _dtype(value: object) -> str:
     if value not in ("float32", "bfloat16", "float16"):
         raise CheckpointError(f"dtype: expected a floating type, found {_show(value)}")
-    return cast(str, value)
+    return value
 
 
 def _positive(key: str, value: object) -> float:

@@ -14,9 +14,7 @@ from dspark.model.rotary import RMSNorm
 class ContextProjection(nn.Module):
     """C[p] = RMSNorm(W_fc F[p]) (eq. 2). F: [..., m*H] raw taps, C: [..., H]."""
 
-    def __init__(
-        self, *, feature_size: int, hidden_size: int, eps: float, target_layer_ids: tuple[int, ...]
-    ) -> None:
+    def __init__(self, *, feature_size: int, hidden_size: int, eps: float, target_layer_ids: tuple[int, ...]) -> None:
         super().__init__()
         self.target_layer_ids = target_layer_ids
         self.fingerprint = ""  # set by the loader; names the tensors, not the file

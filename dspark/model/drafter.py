@@ -93,9 +93,7 @@ class BlockDrafter(ContextProjection):
             mask = block_mask.for_padded_context(context_len, context_k.shape[2], size)
         hidden, angles = self._block_inputs(anchor_ids, anchor_positions)
         for layer, key, value in zip(self._draft_layers(), context_k, context_v, strict=True):
-            hidden = layer(
-                hidden, context_k=key, context_v=value, angles=angles, mask=mask
-            )
+            hidden = layer(hidden, context_k=key, context_v=value, angles=angles, mask=mask)
         out: Tensor = self.norm(hidden)
         return out
 
@@ -130,18 +128,12 @@ class BlockDrafter(ContextProjection):
         batch, length = input_ids.shape
         anchors, size = anchor_positions.shape[1], self.config.block_size
         context = self.project(features)
-        context_angles = self.rotary.at(
-            torch.arange(length, device=input_ids.device), longest=length + size
-        )
+        context_angles = self.rotary.at(torch.arange(length, device=input_ids.device), longest=length + size)
         anchor_ids = input_ids.gather(1, anchor_positions)
-        hidden, angles = self._block_inputs(
-            anchor_ids.flatten(), anchor_positions.flatten(), longest=length + size
-        )
+        hidden, angles = self._block_inputs(anchor_ids.flatten(), anchor_positions.flatten(), longest=length + size)
         hidden = hidden.view(batch, anchors * size, -1)
         angles = angles.view(batch, anchors * size, -1)
-        mask = block_mask.for_training(
-            anchor_positions, block_keep_mask, length=length, block_size=size
-        )
+        mask = block_mask.for_training(anchor_positions, block_keep_mask, length=length, block_size=size)
         for layer in self._draft_layers():
             key, value = layer.keys_values(context, context_angles)
             hidden = layer(hidden, context_k=key, context_v=value, angles=angles, mask=mask)

@@ -27,9 +27,7 @@ class SequentialHead(nn.Module):
         """W1 rows [..., r] of the previous tokens."""
         raise NotImplementedError("this drafter has no sequential head")
 
-    def bias(
-        self, state: Tensor, previous_ids: Tensor, hidden: Tensor
-    ) -> tuple[Tensor | None, Tensor]:
+    def bias(self, state: Tensor, previous_ids: Tensor, hidden: Tensor) -> tuple[Tensor | None, Tensor]:
         """previous_ids [n], hidden [n, H] -> (bias [n, V] or None, next state)."""
         return None, state
 

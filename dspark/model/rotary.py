@@ -38,9 +38,9 @@ class RotaryTable:
 
     def __init__(self, *, head_dim: int, theta: float) -> None:
         self.half = head_dim // 2
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
         self.inv_freq = 1.0 / (theta**exponents)  # [hd/2]
-        self.table = torch.empty(0, 2 * self.half)  # [P, cos | sin]
+        self.table = torch.empty(0, 2 * self.half, device="cpu")  # [P, cos | sin]
 
     def at(self, positions: Tensor, *, longest: int) -> Tensor:
         """positions [...] int64 below `longest` -> [..., hd]: cos of hd/2 pairs, then sin."""
@@ -51,9 +51,7 @@ class RotaryTable:
     def _grow(self, length: int, device: torch.device) -> None:
         # Ordinary tensors even when built on the serving path: training may use them later.
         with torch.inference_mode(mode=False), torch.no_grad():
-            angles = torch.outer(
-                torch.arange(length, dtype=torch.float32, device=device), self.inv_freq.to(device)
-            )
+            angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), self.inv_freq.to(device))
             self.table = torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 

@@ -1,0 +1,211 @@
+"""Checkpoints in and out: drafters, the projection alone, targets.
+
+A folder either has exactly the tensors its config calls for, with those shapes and finite
+values, or it is refused with every name that is wrong. Paths may be hub ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dspark.errors import CheckpointError
+from dspark.model.config import CONFIG_NAME, DrafterConfig, config_to_json, read_drafter_config
+from dspark.model.context import ContextProjection
+from dspark.model.drafter import BlockDrafter
+from dspark.model.location import locate
+from dspark.model.weights_file import (
+    SINGLE_NAME,
+    check_finite,
+    check_shapes,
+    read_directory,
+    read_tensors,
+    weight_files,
+)
+
+_PROJECTION = ("fc.weight", "hidden_norm.weight")
+_HEX = 16  # characters of a digest that are kept
+
+
+def fingerprint(path: str | Path, *, revision: str | None = None) -> str:
+    """Names a checkpoint by its content: settings and every byte of its weight files."""
+    folder = locate(path, revision=revision)
+    digest = hashlib.sha256()
+    for file in (folder / CONFIG_NAME, *weight_files(folder)):
+        digest.update(file.name.encode() + b"\0")
+        try:
+            with file.open("rb") as stream:
+                while chunk := stream.read(1 << 20):
+                    digest.update(chunk)
+        except OSError as error:
+            raise CheckpointError(f"{file}: {error.strerror}") from error
+    return digest.hexdigest()[:_HEX]
+
+
+def load_drafter(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+) -> BlockDrafter:
+    """A DSpark or DFlash drafter, ready to serve; its `.fingerprint` names the projection."""
+    folder = locate(path, revision=revision)
+    config = read_drafter_config(folder)
+    with torch.device("meta"):
+        drafter = BlockDrafter(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in drafter.state_dict().items()}
+    entries = read_directory(folder)
+    check_shapes(folder, entries, expected)
+    tensors, digest = {}, _ProjectionDigest(config)
+    for name, tensor in read_tensors(entries, sorted(expected)):
+        digest.see(name, tensor)
+        tensors[name] = tensor.to(device=device, dtype=dtype)
+    drafter.load_state_dict(tensors, assign=True)
+    drafter.fingerprint = digest.text()
+    return drafter.eval()
+
+
+def load_projection(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+) -> ContextProjection:
+    """Only what a verifier needs of a drafter; equal `.fingerprint`s mean equal context rows."""
+    folder = locate(path, revision=revision)
+    config = read_drafter_config(folder)
+    with torch.device("meta"):
+        projection = ContextProjection(
+            feature_size=config.feature_size,
+            hidden_size=config.hidden_size,
+            eps=config.rms_norm_eps,
+            target_layer_ids=config.target_layer_ids,
+        )
+    expected = {name: tuple(tensor.shape) for name, tensor in projection.state_dict().items()}
+    entries = read_directory(folder)
+    check_shapes(folder, {n: entries[n] for n in _PROJECTION if n in entries}, expected)
+    tensors, digest = {}, _ProjectionDigest(config)
+    for name, tensor in read_tensors(entries, _PROJECTION):
+        digest.see(name, tensor)
+        tensors[name] = tensor.to(device=device, dtype=dtype)
+    projection.load_state_dict(tensors, assign=True)
+    projection.fingerprint = digest.text()
+    return projection.eval().requires_grad_(False)
+
+
+def save_drafter(drafter: BlockDrafter, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+    """Write `config.json` and `model.safetensors` in the released format.
+
+    Both files are replaced whole, weights last, so a reader never sees half a file.
+    """
+    dtype = dtype or next(drafter.parameters()).dtype
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = config_to_json(drafter.config) | {"dtype": str(dtype).removeprefix("torch.")}
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    draft = folder / f".{CONFIG_NAME}.{os.getpid()}"
+    draft.write_text(text)
+    draft.replace(folder / CONFIG_NAME)
+    tensors = {
+        name: tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+        for name, tensor in drafter.state_dict().items()
+    }
+    draft = folder / f".{SINGLE_NAME}.{os.getpid()}"
+    save_file(tensors, draft, metadata={"format": "pt"})
+    draft.replace(folder / SINGLE_NAME)
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A stock causal language model and the few facts a server needs about it."""
+
+    model: Any  # transformers.PreTrainedModel, in eval mode without gradients
+    folder: Path
+    stop_ids: tuple[int, ...]
+    context_length: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+
+
+def load_target(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+) -> LoadedTarget:
+    """Any eligible causal language model, refused when one weight is missing, extra or misshapen.
+
+    transformers would fill a missing weight with random numbers and a warning.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    folder = locate(path, revision=revision)
+    read_directory(folder)  # duplicate names, escaping shards and pickles end here
+    transformers_logging.disable_progress_bar()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    wrong = {what: sorted(map(str, names)) for what, names in info.items() if names}
+    if wrong:
+        listed = "; ".join(f"{what.replace('_', ' ')}: {', '.join(names[:8])}" for what, names in wrong.items())
+        raise CheckpointError(f"{folder}: {listed}")
+    for name, tensor in model.named_parameters():
+        check_finite(f"{folder}: {name}", tensor)
+    model = model.to(device).eval().requires_grad_(False)
+    text = model.config.get_text_config()
+    return LoadedTarget(
+        model=model,
+        folder=folder,
+        stop_ids=_stop_ids(model),
+        context_length=int(text.max_position_embeddings),
+        vocab_size=int(text.vocab_size),
+        hidden_size=int(text.hidden_size),
+        num_layers=int(text.num_hidden_layers),
+    )
+
+
+def _stop_ids(model: Any) -> tuple[int, ...]:
+    """The generation settings win over the model's own; either may be one id, a list or nothing."""
+    for settings in (getattr(model, "generation_config", None), model.config.get_text_config()):
+        stop = getattr(settings, "eos_token_id", None)
+        if stop is not None:
+            return tuple(int(i) for i in stop) if isinstance(stop, list | tuple) else (int(stop),)
+    return ()
+
+
+class _ProjectionDigest:
+    """sha256 over the projection's tensors as stored, and over what they are applied to."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        self._config = config
+        self._parts: dict[str, bytes] = {}
+
+    def see(self, name: str, tensor: Tensor) -> None:
+        if name in _PROJECTION:
+            raw = tensor.contiguous().view(torch.uint8).numpy()
+            self._parts[name] = hashlib.sha256(raw.data).digest() + str(tensor.dtype).encode()
+
+    def text(self) -> str:
+        about = json.dumps([list(self._config.target_layer_ids), self._config.rms_norm_eps])
+        whole = about.encode() + b"".join(self._parts[name] for name in _PROJECTION)
+        return hashlib.sha256(whole).hexdigest()[:_HEX]

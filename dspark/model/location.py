@@ -1,0 +1,31 @@
+"""From what a user typed to a folder on this machine: a path, or a hub id and a revision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dspark.errors import CheckpointError
+
+# What a loader may want: settings, tokenizer files, weights. Never code, never pickles.
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+
+
+def locate(name_or_path: str | Path, *, revision: str | None = None) -> Path:
+    """An existing folder wins; anything else is a hub id, taken from the cache when offline."""
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download  # slow to import, and rarely needed
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(str(name_or_path), revision=revision, allow_patterns=_WANTED))
+    except HFValidationError as error:
+        raise CheckpointError(f"{name_or_path}: no such folder, and no hub id either") from error
+    except Exception as error:
+        # The hub client raises its own, its transport's and plain OS errors alike.
+        at = f" at revision {revision}" if revision else ""
+        raise CheckpointError(
+            f"{name_or_path}{at}: neither a folder nor to be had from the hub or its cache "
+            f"({type(error).__name__}: {error})"
+        ) from error

@@ -1,0 +1,101 @@
+"""Taps on a target: the raw output of chosen decoder layers, collected while it runs.
+
+Layer id L is decoder layer L's residual stream after the layer, before any norm (the library's
+`hidden_states[L+1]`, except for the last layer, where that entry is normed already and a hook
+is the only way). Id -1 is the embedding output. The target's code is not touched.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dspark.errors import CheckpointError
+
+
+class TargetTaps:
+    """Forward hooks that remember the tapped layers of the last pass.
+
+    Use as a context manager, or `attach` once and `detach` at the end. One forward, then one
+    `collect`; a forward that nobody collects is overwritten by the next.
+    """
+
+    def __init__(self, model: Any, layer_ids: tuple[int, ...]) -> None:
+        layers = decoder_layers(model)
+        wrong = [i for i in layer_ids if not -1 <= i < len(layers)]
+        if wrong or list(layer_ids) != sorted(set(layer_ids)):
+            raise CheckpointError(f"target_layer_ids {list(layer_ids)} do not fit a target of {len(layers)} layers")
+        self.layer_ids = layer_ids
+        self._layers = layers
+        self._seen: dict[int, Tensor] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> TargetTaps:
+        """Start listening; attaching twice is harmless."""
+        if self._handles:
+            return self
+        for layer_id in self.layer_ids:
+            if layer_id < 0:
+                # What enters layer 0 is the embedding output, scaling included.
+                handle = self._layers[0].register_forward_pre_hook(self._enter, with_kwargs=True)
+            else:
+                handle = self._layers[layer_id].register_forward_hook(self._leave(layer_id))
+            self._handles.append(handle)
+        return self
+
+    def detach(self) -> None:
+        """Stop listening and let go of the last pass."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._seen.clear()
+
+    def collect(self, rows: Tensor | None = None) -> Tensor:
+        """Features of the last pass, [..., T, m*H], and forget them.
+
+        `rows` (int64 [R]) keeps those positions of the T axis only, before anything is
+        concatenated: a packed pass rarely wants all of them.
+        """
+        missing = [i for i in self.layer_ids if i not in self._seen]
+        if missing:
+            raise RuntimeError(f"no forward pass has reached tapped layers {missing}")
+        taps = [self._seen[i] for i in self.layer_ids]
+        self._seen.clear()
+        if rows is not None:
+            taps = [tap.index_select(-2, rows) for tap in taps]
+        return torch.cat(taps, dim=-1)
+
+    def __enter__(self) -> TargetTaps:
+        return self.attach()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._seen[-1] = args[0] if args else kwargs["hidden_states"]
+
+    def _leave(self, layer_id: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            # Layers return a tensor today and a tuple in older releases.
+            self._seen[layer_id] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The decoder stack of a causal language model, multimodal wrappers included."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    for candidate in (decoder, getattr(decoder, "language_model", None), getattr(model, "model", None)):
+        layers = getattr(candidate, "layers", None)
+        if isinstance(layers, nn.ModuleList):
+            return layers
+    raise CheckpointError(f"{type(model).__name__}: no list of decoder layers to tap")

@@ -1,0 +1,160 @@
+"""The tensor directory of a checkpoint folder, verified before any tensor is read.
+
+Only safetensors: one file, or an index and its shards. Nothing is unpickled and no code of a
+checkpoint runs. The format's own reader checks offsets and lengths but accepts duplicate
+names, NaN and any number of empty tensors; those are refused here, by name.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dspark.errors import CheckpointError
+
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+MAX_ENTRIES = 100_000  # the largest mixtures of experts stay below; a flood of names does not
+MAX_HEADER_BYTES = 32 << 20
+_PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_SHOWN = 8  # names listed per complaint
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor as its file's header describes it."""
+
+    file: Path
+    dtype: str  # safetensors' spelling: F32, BF16, ...
+    shape: tuple[int, ...]
+
+
+def read_directory(folder: Path) -> dict[str, Entry]:
+    """Name -> entry over all weight files of a folder."""
+    entries: dict[str, Entry] = {}
+    for file in weight_files(folder):
+        for name, entry in _read_header(file).items():
+            if name in entries:
+                raise CheckpointError(f"{file}: {name} is also in {entries[name].file.name}")
+            entries[name] = entry
+    if len(entries) > MAX_ENTRIES:
+        raise CheckpointError(f"{folder}: {len(entries)} tensors, more than {MAX_ENTRIES}")
+    return entries
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, in name order."""
+    if (folder / SINGLE_NAME).is_file():
+        return [folder / SINGLE_NAME]
+    if (folder / INDEX_NAME).is_file():
+        return _indexed_files(folder)
+    pickled = sorted(p.name for p in folder.glob("*") if p.suffix in _PICKLED)
+    if pickled:
+        raise CheckpointError(f"{folder}: pickled weights are refused ({_names(pickled)})")
+    raise CheckpointError(f"{folder}: neither {SINGLE_NAME} nor {INDEX_NAME} is there")
+
+
+def check_shapes(folder: Path, entries: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Exactly the expected names and shapes, all floating point; else one error with all of them."""
+    floats = ("F32", "F16", "BF16")
+    shared = sorted(expected.keys() & entries.keys())
+    misshapen = [
+        f"{name} {list(entries[name].shape)} instead of {list(expected[name])}"
+        for name in shared
+        if entries[name].shape != expected[name]
+    ]
+    mistyped = [f"{n} {entries[n].dtype}" for n in shared if entries[n].dtype not in floats]
+    complaints = {
+        "missing": sorted(expected.keys() - entries.keys()),
+        "unexpected": sorted(entries.keys() - expected.keys()),
+        "wrong shape": misshapen,
+        "wrong dtype": mistyped,
+    }
+    found = [f"{what}: {_names(names)}" for what, names in complaints.items() if names]
+    if found:
+        raise CheckpointError(f"{folder}: {'; '.join(found)}")
+
+
+def read_tensors(entries: Mapping[str, Entry], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """(name, CPU tensor in the file's dtype), each checked to be finite."""
+    by_file: dict[Path, list[str]] = {}
+    for name in names:
+        by_file.setdefault(entries[name].file, []).append(name)
+    for file, inside in by_file.items():
+        try:
+            with safe_open(file, framework="pt", device="cpu") as reader:
+                for name in inside:
+                    tensor = reader.get_tensor(name)
+                    check_finite(f"{file}: {name}", tensor)
+                    yield name, tensor
+        except SafetensorError as error:
+            raise CheckpointError(f"{file}: {error}") from error
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuse NaN and infinities without a temporary of the tensor's size."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return
+    low, high = torch.aminmax(tensor.detach())  # NaN propagates into both
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise CheckpointError(f"{name} holds NaN or infinite values")
+
+
+def _indexed_files(folder: Path) -> list[Path]:
+    path = folder / INDEX_NAME
+    try:
+        weight_map = json.loads(path.read_bytes(), object_pairs_hook=_unique)["weight_map"]
+        shards = sorted({str(name) for name in weight_map.values()})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not a weight index ({error!r})") from error
+    for name in shards:
+        # Bare names only. Links are followed on purpose: hub caches are made of them.
+        if name != Path(name).name or name in ("", ".", "..") or "\\" in name:
+            raise CheckpointError(f"{path}: {name!r} leaves the folder")
+        if not name.endswith(".safetensors"):
+            raise CheckpointError(f"{path}: {name!r} is not a safetensors file")
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{path}: {name!r} is not there")
+    return [folder / name for name in shards]
+
+
+def _read_header(file: Path) -> dict[str, Entry]:
+    try:
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            if size > MAX_HEADER_BYTES:
+                raise CheckpointError(f"{file}: header of {size} bytes, more than {MAX_HEADER_BYTES}")
+            header = json.loads(stream.read(size), object_pairs_hook=_unique)
+        header.pop("__metadata__", None)
+        if len(header) > MAX_ENTRIES:
+            raise CheckpointError(f"{file}: {len(header)} tensors, more than {MAX_ENTRIES}")
+        return {
+            name: Entry(file, str(value["dtype"]), tuple(int(size) for size in value["shape"]))
+            for name, value in header.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{file}: bad header ({error})") from error
+    except struct.error as error:
+        raise CheckpointError(f"{file}: shorter than its header") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    seen = dict(pairs)
+    if len(seen) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"duplicate name {_names(twice)}")
+    return seen
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
