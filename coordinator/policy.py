@@ -1,0 +1,81 @@
+"""How much of a block is verified: the names users meet, as frozen types.
+
+Knows nothing of numbers drafted or of requests; `prefix_scheduler` applies what is named here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dspark.errors import InvalidRequest, Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """Nothing is drafted: plain decoding."""
+
+    def __str__(self) -> str:
+        return "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The first `slots` slots, always."""
+
+    slots: int
+
+    def __str__(self) -> str:
+        return f"fixed:{self.slots}"
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """The slots before the first whose own confidence is strictly below `at`; at 0 the full block."""
+
+    at: float
+
+    def __str__(self) -> str:
+        return f"threshold:{self.at:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """Algorithm 1: by descending survival while expected tokens per second still grow."""
+
+    def __str__(self) -> str:
+        return "greedy"
+
+
+Policy = Off | Fixed | Threshold | Greedy
+
+
+def parse_policy(text: str, *, field: str = "speculation.policy") -> Policy:
+    """`off`, `fixed:k`, `threshold:t` or `greedy`; errors name `field`."""
+    name, _, argument = text.strip().partition(":")
+    match name:
+        case "off" | "greedy" if not argument:
+            return Off() if name == "off" else Greedy()
+        case "fixed":
+            return Fixed(_slots(argument, field))
+        case "threshold":
+            return Threshold(_share(argument, field))
+        case "async":
+            raise Unsupported(field, "the async policy is not supported yet")
+    raise InvalidRequest(field, f"expected off, fixed:k, threshold:t or greedy, got {text[:40]!r}")
+
+
+def _slots(argument: str, field: str) -> int:
+    if not (argument.isascii() and argument.isdigit() and len(argument) <= 4) or int(argument) < 1:
+        raise InvalidRequest(field, f"fixed:k needs a whole number k >= 1, got {argument[:40]!r}")
+    return int(argument)
+
+
+def _share(argument: str, field: str) -> float:
+    try:
+        at = float(argument)
+    except ValueError:
+        at = math.nan
+    if not 0.0 <= at <= 1.0:
+        raise InvalidRequest(field, f"threshold:t needs a number t in [0, 1], got {argument[:40]!r}")
+    return at

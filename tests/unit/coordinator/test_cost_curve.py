@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.cost_curve import CORRECTION_BOUND, CostCurve, Running, StepCost, convex_fit
+
+
+@given(st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=12))
+def test_the_fit_is_convex_never_falls_and_keeps_the_mean(seconds: list[float]) -> None:
+    x = np.cumsum(np.arange(1, len(seconds) + 1, dtype=np.float64))
+    fit = convex_fit(x, np.array(seconds))
+    slopes = np.diff(fit) / np.diff(x)
+    assert (slopes >= -1e-12).all()
+    assert (np.diff(slopes) >= -1e-9).all()
+    assert fit.mean() == pytest.approx(np.mean(seconds))
+
+
+def test_a_curve_that_is_convex_already_is_left_alone() -> None:
+    x = np.array([1.0, 2.0, 4.0, 8.0])
+    y = np.array([1.0, 1.5, 3.0, 9.0])
+    assert convex_fit(x, y) == pytest.approx(y)
+
+
+def test_a_stair_becomes_a_slope() -> None:
+    fit = convex_fit(np.arange(1.0, 7.0), np.array([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]))
+    assert fit[2] < fit[3]
+    assert (np.diff(fit, 2) >= -1e-12).all()
+
+
+def test_lookup_interpolates_in_both_directions_and_goes_on_beyond_the_grid() -> None:
+    curve = CostCurve([1, 3], [100, 200], [1.0, 2.0, 3.0, 6.0])
+    assert curve.seconds(2, 100) == pytest.approx(2.0)
+    assert curve.seconds(2, 150) == pytest.approx(3.0)
+    assert curve.seconds(5, 100) == pytest.approx(5.0)
+    assert curve.seconds(2, 9000) == pytest.approx(4.0)
+
+
+def test_one_context_and_one_point_are_enough() -> None:
+    assert CostCurve([4], [128], [0.5]).seconds(9, 1) == 0.5
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [([], [1], []), ([1, 2], [1], [1.0]), ([2, 1], [1], [1.0, 1.0]), ([1], [1], [0.0]), ([1], [1], [float("nan")])],
+)
+def test_a_malformed_grid_is_refused(grid) -> None:
+    with pytest.raises(ValueError, match="must"):
+        CostCurve(*grid)
+
+
+def test_the_correction_follows_what_steps_really_take_and_stays_bounded() -> None:
+    curve = CostCurve([1, 10], [10], [1.0, 2.0])
+    curve.observe(1, 10, 100.0)
+    assert curve.correction < 1.1  # one stall moves it little
+    for _ in range(2000):
+        curve.observe(1, 10, 100.0)
+    assert curve.correction == pytest.approx(CORRECTION_BOUND)
+    for _ in range(2000):
+        curve.observe(1, 10, 1.0)
+    assert curve.seconds(1, 10) == pytest.approx(1.0)
+
+
+def test_a_round_costs_its_draft_its_verification_and_its_hops() -> None:
+    cost = StepCost()
+    assert cost.of_round(1, 10) is None
+    cost.verify = CostCurve([1, 10], [10], [1.0, 10.0])
+    cost.draft = CostCurve([1, 10], [10], [0.5, 0.5])
+    cost.hops.observe(0.25)
+    with_draft, without = cost.of_round(1, 10), cost.of_round(1, 10, drafts=False)
+    assert with_draft is not None
+    assert without is not None
+    assert with_draft(np.array([4.0]))[0] == pytest.approx(4.75)
+    assert without(np.array([4.0]))[0] == pytest.approx(4.25)
+
+
+def test_a_running_mean_starts_at_the_first_observation() -> None:
+    mean = Running(weight=0.5)
+    mean.observe(2.0)
+    mean.observe(4.0)
+    assert mean.seconds == 3.0
