@@ -1,0 +1,104 @@
+"""The map of rooms: who may import whom, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {"draft_service", "verify_service", "coordinator", "training", "deploy", "benchmarks"}
+SERVICES = {"draft_service", "verify_service", "coordinator"}
+
+
+def _imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """(top-level or dotted module, whether the import runs when the file is imported)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = set(map(id, _module_level(tree.body)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or "", id(node) in top
+
+
+def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        for inner in ("body", "orelse", "handlers", "finalbody"):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from _module_level([s for s in getattr(node, inner, []) if isinstance(s, ast.stmt)])
+
+
+def _sources(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def _forbidden(room: str, path: Path, module: str, at_import: bool) -> str | None:
+    head = module.split(".")[0]
+    inside = str(path.relative_to(ROOT))
+    if head == "ray" and room != "deploy":
+        return "only deploy/ imports ray"
+    if room in SERVICES and head in ROOMS - {room}:
+        return "services never import each other"
+    if room == "training" and head in ROOMS - {room}:
+        return "training knows dspark only"
+    if room == "dspark" and head in ROOMS and (at_import or not inside.startswith("dspark/cli/")):
+        return "dspark knows no room; dspark/cli may import one inside a function"
+    if room == "coordinator" and (
+        head in {"torch", "transformers", "safetensors"}
+        or module.startswith(("dspark.model", "dspark.decoding", "dspark.wire.tensors"))
+    ):
+        return "the coordinator never loads torch"
+    if module in {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}:
+        return "no pickle anywhere"
+    return None
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS | {"dspark"}))
+def test_every_import_stays_inside_the_map(room: str) -> None:
+    sources = _sources(room)
+    assert sources, f"{room} has no sources"
+    wrong = [
+        f"{path.relative_to(ROOT)}: {module}: {reason}"
+        for path in sources
+        for module, at_import in _imports(path)
+        if (reason := _forbidden(room, path, module, at_import))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_dangerous_calls_are_absent() -> None:
+    wrong = []
+    for room in sorted(ROOMS | {"dspark"}):
+        for path in _sources(room):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func)
+                    remote = any(k.arg == "trust_remote_code" and ast.unparse(k.value) != "False" for k in node.keywords)
+                    if name in {"eval", "exec", "torch.load", "pickle.loads"} or remote:
+                        wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", ["coordinator.process", "dspark.cli.main", "dspark.client"])
+def test_light_entry_points_load_neither_torch_nor_ray(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_client_needs_grpc_and_protobuf_alone() -> None:
+    blocked = "('numpy', 'yaml', 'structlog', 'prometheus_client', 'tokenizers', 'torch', 'ray', 'rich')"
+    code = (
+        "import sys\n"
+        f"for name in {blocked}: sys.modules[name] = None\n"
+        "import dspark.client, dspark.cli.main\n"
+        "dspark.cli.main.build_parser()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
