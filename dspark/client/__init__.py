@@ -1,0 +1,52 @@
+"""Client library: needs grpcio and protobuf, nothing else.
+
+    with Client("127.0.0.1:50051") as client:
+        for event in client.generate("Explain CRDTs", max_tokens=64, temperature=0.7):
+            print(event.text, end="", flush=True)
+
+`generate` gives `Chunk` events and one `Finished`. Leaving the loop ends the request and frees everything it held.
+`AsyncClient` is the same with `async for`. Statuses arrive as exceptions, see `dspark.client.errors`.
+"""
+
+from dspark.client.asynchronous import AsyncClient, AsyncStream
+from dspark.client.cell import Cell, NoCell, find_cell
+from dspark.client.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Denied,
+    DsparkError,
+    InvalidRequest,
+    Overloaded,
+    ServerError,
+    Unavailable,
+    Unsupported,
+)
+from dspark.client.events import Chunk, Completion, Event, Finished, ModelInfo, Speculation, Timings, Usage
+from dspark.client.synchronous import Client, Stream
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Cancelled",
+    "Cell",
+    "Chunk",
+    "Client",
+    "Completion",
+    "DeadlineExceeded",
+    "Denied",
+    "DsparkError",
+    "Event",
+    "Finished",
+    "InvalidRequest",
+    "ModelInfo",
+    "NoCell",
+    "Overloaded",
+    "ServerError",
+    "Speculation",
+    "Stream",
+    "Timings",
+    "Unavailable",
+    "Unsupported",
+    "Usage",
+    "find_cell",
+]

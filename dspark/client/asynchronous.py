@@ -1,0 +1,115 @@
+"""The asyncio client: the same words as the blocking one. Belongs to the event loop it was made on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from dspark.client.cell import find_cell
+from dspark.client.errors import ServerError, read_error
+from dspark.client.events import Completion, Event, Finished, ModelInfo, gather, read_event, read_model_info
+from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
+from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
+
+
+class AsyncStream(AsyncIterator[Event]):
+    """Events of one answer. Dropped or closed before its end, it cancels the call."""
+
+    def __init__(self, call: Any, request_id: str, endpoint: str) -> None:
+        self._call = call
+        self._messages: Any = None
+        self._endpoint = endpoint
+        self.request_id = request_id
+
+    async def __anext__(self) -> Event:
+        if self._messages is None:
+            self._messages = aiter(self._call)
+        try:
+            while (event := read_event(await anext(self._messages))) is None:
+                continue
+            return event
+        except grpc.aio.AioRpcError as error:
+            raise read_error(error, self._endpoint) from None
+
+    def close(self) -> None:
+        """Ends the request; harmless after its end."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """Talks to one coordinator. Without an endpoint, to the cell this user brought up on this machine."""
+
+    def __init__(self, endpoint: str | None = None, *, token: str | None = None) -> None:
+        if endpoint is None:
+            cell = find_cell()
+            endpoint, token = cell.endpoint, token or cell.token()
+        self.endpoint = endpoint
+        self._metadata = auth_metadata(token)
+        self._channel = open_channel(endpoint, service_config=SERVICE_CONFIG)
+        self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
+        self._control = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def generate(self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Any) -> AsyncStream:
+        """Streams the answer to a text or to token ids. `options`: see `Sampling`; `timeout`: the deadline."""
+        request = write_request(prompt, Sampling(**options))
+        call = self._generation.Generate(request, timeout=timeout, metadata=self._metadata)
+        return AsyncStream(call, request.request_id, self.endpoint)
+
+    async def complete(
+        self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Any
+    ) -> Completion:
+        """The whole answer at once."""
+        async with self.generate(prompt, timeout=timeout, **options) as stream:
+            events = [event async for event in stream]
+        if not events or not isinstance(events[-1], Finished):
+            raise ServerError(f"{self.endpoint} ended the answer without saying why")
+        return Completion(*gather(events), events[-1])
+
+    async def abort(self, request_ids: Iterable[str], *, timeout: float = 5.0) -> tuple[str, ...]:
+        """Ends running requests by id; returns those that were running."""
+        message = generate_pb2.AbortRequest(request_ids=list(request_ids))
+        return tuple((await self._once(self._generation.Abort, message, timeout)).aborted)
+
+    async def model_info(self, *, timeout: float = 5.0) -> ModelInfo:
+        """What is served."""
+        message = generate_pb2.GetModelInfoRequest()
+        return read_model_info(await self._once(self._generation.GetModelInfo, message, timeout))
+
+    async def status(self, *, timeout: float = 5.0) -> control_pb2.GetStatusReply:
+        """The whole cell as its coordinator sees it; needs the operator's token where there is one."""
+        reply = await self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout)
+        assert isinstance(reply, control_pb2.GetStatusReply)
+        return reply
+
+    async def close(self) -> None:
+        """Ends every running stream."""
+        await self._channel.close()
+
+    async def _once(self, method: Callable[..., Any], message: Any, timeout: float) -> Any:
+        try:
+            return await method(message, timeout=timeout, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise read_error(error, self.endpoint) from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,83 @@
+"""Where the user's running cell is: one small file in the state folder, written by `dspark up`, read by everybody.
+
+Holds addresses and process ids, never a secret: tokens lie beside it in files of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from dspark.errors import DsparkError
+from dspark.runtime.identity import read_token, state_dir
+
+VERSION = 1
+FILE = "cell.json"
+
+
+class NoCell(DsparkError):
+    """No cell was brought up here, or its state cannot be read."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that was brought up.
+
+    endpoint: host:port of the coordinator. cell_id: marks every process of the cell in its environment.
+    token_file: secret of operators and workers. ray_address: GCS host:port. ray_pid: leader of the Ray processes this
+    cell started; 0 when the Ray cluster was there before. ray_dir: their folder. target, drafter: what is served.
+    """
+
+    endpoint: str
+    cell_id: str
+    token_file: str
+    ray_address: str
+    ray_pid: int
+    ray_dir: str
+    target: str
+    drafter: str
+    version: int = VERSION
+
+    def token(self) -> str | None:
+        """The operator's secret."""
+        return read_token(self.token_file)
+
+
+def cell_file() -> Path:
+    """Path of the state file."""
+    return state_dir() / FILE
+
+
+def find_cell() -> Cell:
+    """The running cell; NoCell says in one sentence why there is none."""
+    path = cell_file()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NoCell(f"no cluster is running here (looked for {path}); start one with `dspark up`") from None
+    except (OSError, ValueError) as error:
+        raise NoCell(f"{path} cannot be read ({error}); `dspark down` clears it") from None
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise NoCell(f"{path} was written by another version of dspark; `dspark down` clears it")
+    wanted = {field.name: field.type for field in fields(Cell)}
+    for name, kind in wanted.items():
+        if not isinstance(content.get(name), int if kind == "int" else str):
+            raise NoCell(f"{path} lacks a proper {name!r}; `dspark down` clears it")
+    return Cell(**{name: content[name] for name in wanted})
+
+
+def write_cell(cell: Cell) -> None:
+    """Puts the state file in place, whole or not at all, readable by its owner only."""
+    path = cell_file()
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".cell-")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(asdict(cell), file, indent=2)
+    os.replace(name, path)
+
+
+def remove_cell() -> None:
+    """Forgets the cell."""
+    cell_file().unlink(missing_ok=True)

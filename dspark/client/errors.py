@@ -1,0 +1,69 @@
+"""Statuses become exceptions here and nowhere else. The tree is that of `dspark.errors`, seen from the client.
+
+DsparkError
+|-- InvalidRequest    `field` names what is wrong; do not try again
+|   `-- Unsupported   understood by the server, not built
+|-- Overloaded        a bound was reached; wait `retry_after_s`
+|-- Unavailable       nobody serves this now; trying again is safe
+|-- DeadlineExceeded  the request's time ran out
+|-- Denied            the token is missing or wrong
+|-- Cancelled         the call was ended by this side
+`-- ServerError       a bug on the other side; the message holds its reference
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from dspark.errors import Denied, DsparkError, InvalidRequest, Overloaded, Unavailable, Unsupported
+from dspark.errors import Expired as DeadlineExceeded
+
+__all__ = [
+    "Cancelled",
+    "DeadlineExceeded",
+    "Denied",
+    "DsparkError",
+    "InvalidRequest",
+    "Overloaded",
+    "ServerError",
+    "Unavailable",
+    "Unsupported",
+    "read_error",
+]
+
+RETRY_AFTER_S = 1.0  # for a server that gives no hint
+
+
+class Cancelled(DsparkError):
+    """The call was ended by this side."""
+
+
+class ServerError(DsparkError):
+    """The server failed in a way it did not foresee."""
+
+
+def read_error(error: Any, endpoint: str) -> DsparkError:
+    """The exception for a failed call (a `grpc.RpcError`, blocking or asyncio)."""
+    code, details = error.code(), error.details() or ""
+    trailing = {str(key): value for key, value in (error.trailing_metadata() or ())}
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
+        field = trailing.get("bad-field")
+        if field is None and code is grpc.StatusCode.UNIMPLEMENTED:
+            return ServerError(f"{endpoint} does not speak this interface: {details}")
+        kind = InvalidRequest if code is grpc.StatusCode.INVALID_ARGUMENT else Unsupported
+        name = str(field or "request")
+        return kind(name, details.removeprefix(f"{name}: "))
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        hint = str(trailing.get("retry-after-ms", ""))
+        return Overloaded(details, int(hint) / 1000 if hint.isdigit() else RETRY_AFTER_S)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Unavailable(f"{endpoint} cannot serve this now: {details}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(f"the deadline passed before {endpoint} was done")
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return Denied(f"{endpoint} refused the credentials: {details}")
+    if code is grpc.StatusCode.CANCELLED:
+        return Cancelled("the call was cancelled")
+    return ServerError(f"{endpoint} failed: {details or code.name}")

@@ -1,0 +1,186 @@
+"""What a client gets to see: typed, frozen, without protobuf.
+
+Every token is in exactly one `Chunk`, in order; `Finished` comes once and last. Text may lag behind the ids at byte
+boundaries and stop strings, so the text of an answer is the concatenation of all chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dspark.wire.v1 import generate_pb2, types_pb2
+
+_FINISH = {
+    generate_pb2.FINISH_REASON_STOP: "stop",
+    generate_pb2.FINISH_REASON_LENGTH: "length",
+    generate_pb2.FINISH_REASON_ABORT: "abort",
+}
+_RULE = {types_pb2.RULE_TOKEN: "token", types_pb2.RULE_BLOCK: "block", types_pb2.RULE_COUPLED: "coupled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New tokens of an answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    offset: int  # index in the answer of the first of token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens counted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What drafting did for one answer; histograms count rounds by accepted and by verified tokens."""
+
+    rounds: int
+    draft_tokens: int
+    verified_tokens: int
+    accepted_tokens: int
+    mean_acceptance_length: float
+    acceptance_histogram: tuple[int, ...]
+    verified_histogram: tuple[int, ...]
+    policy: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Measured by the coordinator, from arrival."""
+
+    queue_ms: float
+    ttft_ms: float
+    itl_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of an answer: why, and what it took."""
+
+    finish_reason: str  # "stop", "length" or "abort"
+    matched_stop: int | str | None
+    usage: Usage
+    speculation: Speculation
+    timings: Timings
+
+    @property
+    def text(self) -> str:
+        """Empty, so that a loop may print the text of every event."""
+        return ""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return ()
+
+
+Event: TypeAlias = Chunk | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    end: Finished
+
+    def as_json(self) -> dict[str, Any]:
+        """The stable shape `dspark generate --json` prints."""
+        spec, times, usage = self.end.speculation, self.end.timings, self.end.usage
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.end.finish_reason,
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "cached_tokens": usage.cached_tokens,
+            },
+            "speculation": {
+                "rounds": spec.rounds,
+                "draft_tokens": spec.draft_tokens,
+                "verified_tokens": spec.verified_tokens,
+                "accepted_tokens": spec.accepted_tokens,
+                "mean_acceptance_length": spec.mean_acceptance_length,
+                "acceptance_histogram": list(spec.acceptance_histogram),
+                "verified_histogram": list(spec.verified_histogram),
+                "policy": spec.policy,
+            },
+            "timings": {"ttft_ms": times.ttft_ms, "itl_ms": times.itl_ms, "total_ms": times.total_ms},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a cell serves."""
+
+    model: str
+    drafter: str
+    vocab_size: int
+    context_length: int
+    block_size: int
+    stop_token_ids: tuple[int, ...]
+    policy: str
+    rule: str
+    has_tokenizer: bool
+
+
+def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
+    """The event of one streamed message; None for kinds this version does not know."""
+    kind = message.WhichOneof("response")
+    if kind == "chunk":
+        chunk = message.chunk
+        return Chunk(chunk.text, tuple(chunk.token_ids), chunk.offset)
+    if kind != "complete":
+        return None
+    end = message.complete
+    stop = end.WhichOneof("matched_stop")
+    usage, spec, times = end.usage, end.speculation, end.timings
+    return Finished(
+        finish_reason=_FINISH.get(end.finish_reason, "unknown"),
+        matched_stop=getattr(end, stop) if stop else None,
+        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
+        speculation=Speculation(
+            rounds=spec.rounds,
+            draft_tokens=spec.draft_tokens,
+            verified_tokens=spec.verified_tokens,
+            accepted_tokens=spec.accepted_tokens,
+            mean_acceptance_length=spec.mean_acceptance_length,
+            acceptance_histogram=tuple(spec.acceptance_histogram),
+            verified_histogram=tuple(spec.verified_histogram),
+            policy=spec.policy,
+            rule=_RULE.get(spec.rule, ""),
+        ),
+        timings=Timings(times.queue_ms, times.ttft_ms, times.itl_ms, times.total_ms),
+    )
+
+
+def read_model_info(message: generate_pb2.GetModelInfoReply) -> ModelInfo:
+    """What `GetModelInfo` says."""
+    return ModelInfo(
+        model=message.model,
+        drafter=message.drafter,
+        vocab_size=message.vocab_size,
+        context_length=message.context_length,
+        block_size=message.block_size,
+        stop_token_ids=tuple(message.stop_token_ids),
+        policy=message.policy,
+        rule=_RULE.get(message.rule, ""),
+        has_tokenizer=message.has_tokenizer,
+    )
+
+
+def gather(events: Sequence[Event]) -> tuple[str, tuple[int, ...]]:
+    """(text, ids) of an answer's events."""
+    ids = tuple(token for event in events for token in event.token_ids)
+    return "".join(event.text for event in events), ids

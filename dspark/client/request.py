@@ -1,0 +1,86 @@
+"""Keyword arguments to messages, and the call options every client uses.
+
+Checks here only what the wire cannot carry; every judgement on values is the server's, so that all clients hear the
+same sentence.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dspark.errors import InvalidRequest
+from dspark.wire.v1 import generate_pb2, types_pb2
+
+# A stream is tried again only before its first message, so no token can come twice.
+SERVICE_CONFIG: dict[str, object] = {
+    "methodConfig": [
+        {
+            "name": [{"service": "dspark.wire.v1.Generation"}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+
+RULES = {"": 0, "token": types_pb2.RULE_TOKEN, "block": types_pb2.RULE_BLOCK, "coupled": types_pb2.RULE_COUPLED}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options of one answer; None leaves the choice to the deployment.
+
+    temperature: 0 is greedy. top_k: 0 keeps everything. top_p: nucleus mass in (0, 1].
+    max_tokens: longest answer. stop, stop_token_ids: what ends it. ignore_eos: do not end at the target's stop tokens.
+    seed: key of the draws. policy: "off", "fixed:k", "threshold:t" or "greedy". rule: "token", "block" or "coupled".
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    policy: str = ""
+    rule: str = ""
+    request_id: str = field(default="")
+
+
+def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb2.GenerateRequest:
+    """The message that asks for one answer to a text or to token ids."""
+    if options.rule not in RULES:
+        raise InvalidRequest("rule", f"{options.rule!r} is none of token, block, coupled")
+    given: dict[str, Any] = {
+        name: value
+        for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos", "skip_special_tokens")
+        if (value := getattr(options, name)) is not None
+    }
+    try:
+        params = generate_pb2.SamplingParams(
+            stop=[options.stop] if isinstance(options.stop, str) else list(options.stop),
+            stop_token_ids=list(options.stop_token_ids),
+            **given,
+        )
+        request = generate_pb2.GenerateRequest(
+            request_id=options.request_id or f"cmpl-{secrets.token_hex(12)}",
+            sampling_params=params,
+            speculation=generate_pb2.SpeculationParams(policy=options.policy, rule=RULES[options.rule]),  # type: ignore[arg-type]
+        )
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.tokenized.input_ids.extend(int(token) for token in prompt)
+            request.tokenized.SetInParent()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest("request", str(error)) from error
+    return request

@@ -1,0 +1,218 @@
+"""The client library against a servicer that computes its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+
+from dspark.client import (
+    AsyncClient,
+    Chunk,
+    Client,
+    DeadlineExceeded,
+    Denied,
+    Finished,
+    InvalidRequest,
+    Overloaded,
+    ServerError,
+    Unavailable,
+    Unsupported,
+)
+from dspark.wire.v1 import generate_pb2, generate_pb2_grpc, types_pb2
+
+
+class Counter(generate_pb2_grpc.GenerationServicer):
+    """Answers prompt [p, ...] with p, p+1, ...; fails as the request id says; remembers what became of each call."""
+
+    def __init__(self) -> None:
+        self.ended: dict[str, bool] = {}
+        self.calls = 0
+        self.seen: generate_pb2.GenerateRequest | None = None
+
+    def Generate(
+        self, request: generate_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[generate_pb2.GenerateResponse]:
+        self.calls += 1
+        self.seen = request
+        context.add_callback(lambda: self.ended.__setitem__(request.request_id, True))
+        match request.request_id:
+            case "bad":
+                context.set_trailing_metadata((("bad-field", "sampling_params.top_p"),))
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.top_p: must be in (0, 1]")
+            case "unbuilt":
+                context.set_trailing_metadata((("bad-field", "sampling_params.min_p"),))
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, "sampling_params.min_p: not supported")
+            case "full":
+                context.set_trailing_metadata((("retry-after-ms", "250"),))
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+            case "gone":
+                context.abort(grpc.StatusCode.UNAVAILABLE, "no verifier is connected")
+            case "once" if self.calls == 1:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "starting")
+            case "stranger":
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+            case "bug":
+                context.abort(grpc.StatusCode.INTERNAL, "internal error, reference 12ab")
+        first = request.tokenized.input_ids[0]
+        for offset in range(request.sampling_params.max_tokens):
+            if request.request_id.startswith("slow"):
+                time.sleep(0.02)
+            if not context.is_active():
+                return
+            chunk = generate_pb2.GenerateStreamChunk(
+                token_ids=[first + offset], text=f" {first + offset}", offset=offset
+            )
+            yield generate_pb2.GenerateResponse(request_id=request.request_id, chunk=chunk)
+        yield generate_pb2.GenerateResponse(
+            request_id=request.request_id,
+            complete=generate_pb2.GenerateComplete(
+                finish_reason=generate_pb2.FINISH_REASON_LENGTH,
+                usage=generate_pb2.Usage(prompt_tokens=1, completion_tokens=request.sampling_params.max_tokens),
+                speculation=generate_pb2.SpeculationStats(
+                    rounds=2, mean_acceptance_length=1.5, acceptance_histogram=[1, 1], policy="greedy", rule=1
+                ),
+            ),
+        )
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[Counter, str]]:
+    servicer = Counter()
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    generate_pb2_grpc.add_GenerationServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield servicer, f"127.0.0.1:{port}"
+    server.stop(0).wait(5)
+
+
+def _wait_ended(servicer: Counter, request_id: str) -> None:
+    deadline = time.monotonic() + 5
+    while not servicer.ended.get(request_id):
+        assert time.monotonic() < deadline, f"{request_id} still runs"
+        time.sleep(0.01)
+
+
+def test_a_stream_gives_every_token_once_and_then_says_why_it_ended(service: tuple[Counter, str]) -> None:
+    with Client(service[1]) as client:
+        events = list(client.generate([5], max_tokens=3))
+    assert events[:-1] == [Chunk(" 5", (5,), 0), Chunk(" 6", (6,), 1), Chunk(" 7", (7,), 2)]
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert (end.finish_reason, end.usage.completion_tokens, end.speculation.rule) == ("length", 3, "token")
+
+
+def test_a_completion_prints_exactly_the_promised_keys(service: tuple[Counter, str]) -> None:
+    with Client(service[1]) as client:
+        shape = client.complete([5], max_tokens=2).as_json()
+    assert list(shape) == ["text", "token_ids", "finish_reason", "usage", "speculation", "timings"]
+    assert shape["token_ids"] == [5, 6]
+    assert list(shape["speculation"]) == [
+        "rounds",
+        "draft_tokens",
+        "verified_tokens",
+        "accepted_tokens",
+        "mean_acceptance_length",
+        "acceptance_histogram",
+        "verified_histogram",
+        "policy",
+    ]
+    assert list(shape["timings"]) == ["ttft_ms", "itl_ms", "total_ms"]
+
+
+def test_options_travel_and_absent_ones_stay_absent(service: tuple[Counter, str]) -> None:
+    with Client(service[1]) as client:
+        client.complete([9], max_tokens=1, temperature=0.0, seed=7, stop="x", policy="fixed:3", rule="token")
+    seen = service[0].seen
+    assert seen is not None
+    params = seen.sampling_params
+    assert params.HasField("temperature")
+    assert (params.temperature, params.seed, list(params.stop)) == (0.0, 7, ["x"])
+    assert not params.HasField("top_p")
+    assert (seen.speculation.policy, seen.speculation.rule) == ("fixed:3", types_pb2.RULE_TOKEN)
+
+
+@pytest.mark.parametrize("how", ["break", "close", "client"])
+def test_leaving_early_ends_the_request_on_the_server(service: tuple[Counter, str], how: str) -> None:
+    client = Client(service[1])
+    if how == "break":
+        for _ in client.generate([1], max_tokens=10_000, request_id="slow-break"):
+            break
+        gc.collect()
+    else:
+        stream = client.generate([1], max_tokens=10_000, request_id=f"slow-{how}")
+        next(stream)
+        (stream if how == "close" else client).close()
+    _wait_ended(service[0], f"slow-{how}")
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("request_id", "kind", "sentence"),
+    [
+        ("bad", InvalidRequest, "sampling_params.top_p: must be in (0, 1]"),
+        ("unbuilt", Unsupported, "sampling_params.min_p: not supported"),
+        ("full", Overloaded, "the queue is full"),
+        ("gone", Unavailable, "no verifier is connected"),
+        ("stranger", Denied, "no token"),
+        ("bug", ServerError, "reference 12ab"),
+    ],
+)
+def test_every_status_has_its_exception(
+    service: tuple[Counter, str], request_id: str, kind: type[Exception], sentence: str
+) -> None:
+    with Client(service[1]) as client, pytest.raises(kind) as caught:
+        client.complete([1], max_tokens=1, request_id=request_id)
+    assert sentence in str(caught.value)
+    if isinstance(caught.value, InvalidRequest):
+        assert caught.value.field.startswith("sampling_params.")
+    if isinstance(caught.value, Overloaded):
+        assert caught.value.retry_after_s == 0.25
+
+
+def test_unavailable_before_the_first_token_is_tried_again(service: tuple[Counter, str]) -> None:
+    with Client(service[1]) as client:
+        assert client.complete([3], max_tokens=1, request_id="once").token_ids == (3,)
+    assert service[0].calls == 2
+
+
+def test_the_timeout_is_the_deadline(service: tuple[Counter, str]) -> None:
+    with Client(service[1]) as client, pytest.raises(DeadlineExceeded):
+        client.complete([1], max_tokens=10_000, request_id="slow-late", timeout=0.2)
+    _wait_ended(service[0], "slow-late")
+
+
+def test_nobody_listening_is_unavailable() -> None:
+    with Client("127.0.0.1:9") as client, pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
+        client.complete([1], max_tokens=1, timeout=5)
+
+
+def test_what_the_wire_cannot_carry_is_refused_before_the_call() -> None:
+    with Client("127.0.0.1:9") as client:
+        with pytest.raises(InvalidRequest, match="rule"):
+            client.generate([1], rule="typical")
+        with pytest.raises(InvalidRequest):
+            client.generate([-1])
+        with pytest.raises(InvalidRequest):
+            client.generate([1], max_tokens=-3)
+
+
+async def test_the_async_client_says_the_same(service: tuple[Counter, str]) -> None:
+    async with AsyncClient(service[1]) as client:
+        assert (await client.complete([5], max_tokens=3)).token_ids == (5, 6, 7)
+        with pytest.raises(Overloaded):
+            await client.complete([1], max_tokens=1, request_id="full")
+        await _leave_after_one(client)
+        await asyncio.to_thread(_wait_ended, service[0], "slow-async")
+
+
+async def _leave_after_one(client: AsyncClient) -> None:
+    stream: AsyncIterator[object] = client.generate([1], max_tokens=10_000, request_id="slow-async")
+    async for _ in stream:
+        break
