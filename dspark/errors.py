@@ -1,16 +1,16 @@
 """The error tree. Who is to blame is part of the type; statuses are assigned in `runtime/server.py` only.
 
-    DsparkError
-    |-- InvalidRequest         the client sent something malformed; `field` names it     INVALID_ARGUMENT
-    |   `-- Unsupported        understood, not built                                     UNIMPLEMENTED
-    |-- Overloaded             a bound was reached; `retry_after_s` hints when to retry  RESOURCE_EXHAUSTED
-    |-- Unavailable            nobody can serve this now                                 UNAVAILABLE
-    |-- Expired                the request's time ran out                                DEADLINE_EXCEEDED
-    |-- Denied                 credentials are missing or wrong                          UNAUTHENTICATED
-    |-- PeerError              another service broke the protocol                        INTERNAL
-    |-- ConfigError            a configuration value is wrong; the process will not start
-    `-- CheckpointError        a checkpoint is not what it says; the process will not start
-        `-- UnsupportedFamily  a drafter family that is recognised and not built yet
+DsparkError
+|-- InvalidRequest         the client sent something malformed; `field` names it     INVALID_ARGUMENT
+|   `-- Unsupported        understood, not built                                     UNIMPLEMENTED
+|-- Overloaded             a bound was reached; `retry_after_s` hints when to retry  RESOURCE_EXHAUSTED
+|-- Unavailable            nobody can serve this now                                 UNAVAILABLE
+|-- Expired                the request's time ran out                                DEADLINE_EXCEEDED
+|-- Denied                 credentials are missing or wrong                          UNAUTHENTICATED
+|-- PeerError              another service broke the protocol                        INTERNAL
+|-- ConfigError            a configuration value is wrong; the process will not start
+`-- CheckpointError        a checkpoint is not what it says; the process will not start
+    `-- UnsupportedFamily  a drafter family that is recognised and not built yet
 """
 
 from __future__ import annotations
