@@ -80,7 +80,9 @@ def test_dangerous_calls_are_absent() -> None:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call):
                     name = ast.unparse(node.func)
-                    remote = any(k.arg == "trust_remote_code" and ast.unparse(k.value) != "False" for k in node.keywords)
+                    remote = any(
+                        k.arg == "trust_remote_code" and ast.unparse(k.value) != "False" for k in node.keywords
+                    )
                     if name in {"eval", "exec", "torch.load", "pickle.loads"} or remote:
                         wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
     assert not wrong, "\n".join(wrong)

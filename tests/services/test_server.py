@@ -1,0 +1,144 @@
+"""The server harness over loopback: access, statuses, health, one port one process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dspark.errors import ConfigError, Expired, InvalidRequest, Overloaded, Unavailable, Unsupported
+from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.security import Access
+from dspark.runtime.server import GrpcServer
+
+pytestmark = pytest.mark.services
+TOKEN = "a-worker-secret-of-some-length"
+NAME = "test.Echo"
+
+
+def _register(servicer: Any, server: grpc.aio.Server) -> None:
+    """A service with the four kinds of methods, over raw bytes."""
+
+    async def once(request: bytes, context: object) -> bytes:
+        return servicer(request)
+
+    async def many(request: bytes, context: object) -> AsyncIterator[bytes]:
+        yield b"first"
+        yield servicer(request)
+
+    async def gather(requests: AsyncIterator[bytes], context: object) -> bytes:
+        return servicer(b"".join([r async for r in requests]))
+
+    async def both(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield servicer(request)
+
+    methods = {
+        "Once": grpc.unary_unary_rpc_method_handler(once),
+        "Many": grpc.unary_stream_rpc_method_handler(many),
+        "Gather": grpc.stream_unary_rpc_method_handler(gather),
+        "Both": grpc.stream_stream_rpc_method_handler(both),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, methods),))
+
+
+def _answer(request: bytes) -> bytes:
+    errors: dict[bytes, Exception] = {
+        b"field": InvalidRequest("sampling_params.top_p", "must be in (0, 1]"),
+        b"unsupported": Unsupported("n", "not built"),
+        b"full": Overloaded("queue full", 1.5),
+        b"nobody": Unavailable("no verifier"),
+        b"late": Expired("too late"),
+        b"bug": RuntimeError("secret detail"),
+    }
+    if request in errors:
+        raise errors[request]
+    return request
+
+
+async def _call(channel: grpc.aio.Channel, kind: str, request: bytes, token: str | None) -> list[bytes]:
+    metadata = auth_metadata(token)
+
+    async def one() -> AsyncIterator[bytes]:
+        yield request
+
+    if kind == "Once":
+        return [await channel.unary_unary(f"/{NAME}/Once")(request, metadata=metadata, timeout=5)]
+    if kind == "Many":
+        return [r async for r in channel.unary_stream(f"/{NAME}/Many")(request, metadata=metadata, timeout=5)]
+    if kind == "Gather":
+        return [await channel.stream_unary(f"/{NAME}/Gather")(one(), metadata=metadata, timeout=5)]
+    return [r async for r in channel.stream_stream(f"/{NAME}/Both")(one(), metadata=metadata, timeout=5)]
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[str]:
+    server = GrpcServer(bind="127.0.0.1:0", access=Access(TOKEN))
+    server.add(_register, _answer, NAME)
+    port = await server.start()
+    yield server.endpoint(port)
+    await server.drain(0)
+
+
+@pytest.mark.parametrize("kind", ["Once", "Many", "Gather", "Both"])
+async def test_every_kind_of_method_needs_the_token(endpoint: str, kind: str) -> None:
+    async with open_channel(endpoint) as channel:
+        assert (await _call(channel, kind, b"hi", TOKEN))[-1] == b"hi"
+        for token in (None, "wrong-secret-of-some-length"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await _call(channel, kind, b"hi", token)
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("kind", ["Once", "Many", "Gather", "Both"])
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"field", grpc.StatusCode.INVALID_ARGUMENT),
+        (b"unsupported", grpc.StatusCode.UNIMPLEMENTED),
+        (b"full", grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (b"nobody", grpc.StatusCode.UNAVAILABLE),
+        (b"late", grpc.StatusCode.DEADLINE_EXCEEDED),
+        (b"bug", grpc.StatusCode.INTERNAL),
+    ],
+)
+async def test_errors_become_statuses_in_one_place(
+    endpoint: str, kind: str, request_: bytes, status: grpc.StatusCode
+) -> None:
+    async with open_channel(endpoint) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _call(channel, kind, request_, TOKEN)
+    assert caught.value.code() == status
+    trailing = dict(caught.value.trailing_metadata())
+    assert trailing.get("bad-field") == {b"field": "sampling_params.top_p", b"unsupported": "n"}.get(request_)
+    assert trailing.get("retry-after-ms") == ("1500" if request_ == b"full" else None)
+    assert "secret detail" not in caught.value.details()
+
+
+async def test_health_is_free_and_truthful() -> None:
+    server = GrpcServer(bind="127.0.0.1:0", access=Access(TOKEN))
+    server.add(_register, _answer, NAME)
+    endpoint = server.endpoint(await server.start())
+    async with open_channel(endpoint) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def ask(name: str) -> int:
+            reply = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            return int(reply.status)
+
+        assert await ask("") == health_pb2.HealthCheckResponse.SERVING
+        assert await ask(NAME) == health_pb2.HealthCheckResponse.NOT_SERVING
+        await server.set_serving(True)
+        assert await ask(NAME) == health_pb2.HealthCheckResponse.SERVING
+    await server.drain(0)
+
+
+async def test_a_port_that_is_taken_is_an_error_and_not_shared(endpoint: str) -> None:
+    second = GrpcServer(bind=endpoint, access=Access(TOKEN))
+    second.add(_register, _answer, NAME)
+    with pytest.raises(ConfigError, match="cannot listen"):
+        await second.start()
+    await second.drain(0)

@@ -1,0 +1,55 @@
+"""Configuration: three sources, one order, errors that name the key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dspark.errors import ConfigError
+from dspark.runtime.config import load_config
+
+
+@dataclass(frozen=True)
+class Sample:
+    target: str
+    port: int = 0
+    ratio: float = 0.5
+    warm: bool = False
+    peers: tuple[str, ...] = ()
+    token_file: str | None = None
+
+
+def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("verify: {target: from-file, port: 1, ratio: 0.25, warm: yes}\ndraft: {target: other}\n")
+    environ = {"DSPARK_VERIFY__PORT": "2", "DSPARK_VERIFY__PEERS": "a:1,b:2", "DSPARK_DRAFT__PORT": "9"}
+    config = load_config(Sample, section="verify", file=file, environ=environ, flags={"port": 3, "ratio": None})
+    assert config == Sample("from-file", 3, 0.25, True, ("a:1", "b:2"), None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"target": "t", "prot": 1}, "verify.prot: unknown key"),
+        ({"target": "t", "port": "many"}, "verify.port: 'many'"),
+        ({"target": "t", "warm": "perhaps"}, "verify.warm: 'perhaps'"),
+        ({"port": 1}, "verify.target: required"),
+    ],
+)
+def test_errors_name_the_key(flags: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(Sample, section="verify", flags=flags)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "verify: 3", "verify: {target: [", "verify: {target: {a: 1}}"])
+def test_a_malformed_file_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        load_config(Sample, section="verify", file=file)
+
+
+def test_optional_values_can_be_unset() -> None:
+    assert load_config(Sample, section="s", flags={"target": "t", "token_file": "none"}).token_file is None

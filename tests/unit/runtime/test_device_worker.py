@@ -1,0 +1,72 @@
+"""The device thread: order, bounds, and callers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from dspark.errors import Overloaded, Unavailable
+from dspark.runtime.device_worker import DeviceWorker
+
+
+async def test_rounds_go_before_prompt_chunks() -> None:
+    worker = DeviceWorker("t")
+    gate, order = threading.Event(), []
+    first = asyncio.ensure_future(worker.run(gate.wait, 5))
+    await asyncio.sleep(0)
+    chunks = [asyncio.ensure_future(worker.run(order.append, f"chunk{i}")) for i in range(2)]
+    await asyncio.sleep(0)
+    rounds = [asyncio.ensure_future(worker.run(order.append, f"round{i}", urgent=True)) for i in range(2)]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(first, *chunks, *rounds)
+    assert order == ["round0", "round1", "chunk0", "chunk1"]
+    worker.close()
+
+
+async def test_a_full_queue_is_an_overload_and_a_closed_one_unavailable() -> None:
+    worker = DeviceWorker("t", limit=1)
+    gate, begun = threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        begun.set()
+        return gate.wait(5)
+
+    running = asyncio.ensure_future(worker.run(hold))
+    await asyncio.to_thread(begun.wait, 5)
+    waiting = asyncio.ensure_future(worker.run(int))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await worker.run(int)
+    gate.set()
+    assert await running is True
+    assert await waiting == 0
+    worker.close()
+    with pytest.raises(Unavailable):
+        await worker.run(int)
+
+
+async def test_an_error_reaches_its_caller_and_nobody_else() -> None:
+    worker = DeviceWorker("t")
+    broken, fine = worker.run(int, "x"), worker.run(int, "7")
+    results = await asyncio.gather(broken, fine, return_exceptions=True)
+    assert isinstance(results[0], ValueError)
+    assert results[1] == 7
+    worker.close()
+
+
+async def test_a_cancelled_caller_leaves_its_job_undone() -> None:
+    worker = DeviceWorker("t")
+    gate, done = threading.Event(), []
+    first = asyncio.ensure_future(worker.run(gate.wait, 5))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(worker.run(done.append, 1))
+    await asyncio.sleep(0)
+    second.cancel()
+    gate.set()
+    await first
+    await worker.run(int)
+    assert done == []
+    worker.close()

@@ -1,0 +1,131 @@
+"""There and back for every noun, and refusals that name the field."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspark.errors import PeerError
+from dspark.types import Block, Cursor, EmptyReason, Law, Rule, SparseQ, Verdict
+from dspark.wire import codec
+from dspark.wire.tensors import read_tensor, write_tensor
+from dspark.wire.v1 import draft_pb2, types_pb2
+
+U32 = st.integers(0, 2**32 - 1)
+CURSORS = st.builds(Cursor, st.integers(0, 2**64 - 1), U32, U32, U32)
+
+
+@given(CURSORS)
+def test_cursor_there_and_back(cursor: Cursor) -> None:
+    assert codec.read_cursor(codec.write_cursor(cursor)) == cursor
+
+
+@given(st.floats(0, 100), st.floats(0.001, 1), U32, st.integers(0, 2**64 - 1), U32, st.sampled_from(list(Rule)))
+def test_law_there_and_back(t: float, p: float, k: int, seed: int, choice: int, rule: Rule) -> None:
+    law = Law(t, p, k, seed, choice, rule)
+    assert codec.read_law(codec.write_law(law)) == law
+
+
+@given(CURSORS, st.integers(0, 7), st.integers(1, 64), st.data())
+def test_block_there_and_back(cursor: Cursor, slots: int, entries: int, data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    ids = rng.integers(0, 100, (slots, entries), dtype=np.uint32)
+    probs = rng.random((slots, entries), dtype=np.float32)
+    confidence = tuple(float(x) for x in rng.random(slots, dtype=np.float32))
+    block = Block(cursor, tuple(int(i) for i in ids[:, 0]), confidence, SparseQ.of(ids, probs), EmptyReason.NONE, 5)
+    back = codec.read_block(codec.write_block(block), 100)
+    assert back == block
+    got_ids, got_probs = back.q.arrays()
+    np.testing.assert_array_equal(got_ids, ids)
+    np.testing.assert_array_equal(got_probs, probs)
+    cut = back.q.prefix(slots // 2).arrays()
+    np.testing.assert_array_equal(cut[1], probs[: slots // 2])
+
+
+@given(CURSORS, U32, U32, U32)
+def test_verdict_there_and_back(cursor: Cursor, accepted: int, token: int, through: int) -> None:
+    verdict = Verdict(cursor, accepted, token, through)
+    assert codec.read_verdict(codec.write_verdict(verdict)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"token_ids": [100]}, "token_ids"),
+        ({"token_ids": [1] * 65}, "token_ids"),
+        ({"confidence": []}, "confidence"),
+        ({"confidence": [float("nan")]}, "confidence"),
+        ({"confidence": [1.5]}, "confidence"),
+        ({"q_ids": b"\0" * 3}, "q_ids"),
+        ({"q_probs": b"\0" * 8}, "q_probs"),
+        ({"q_entries": 5000}, "q_entries"),
+    ],
+)
+def test_a_malformed_block_is_refused_by_field(change: dict[str, object], field: str) -> None:
+    good: dict[str, object] = {
+        "token_ids": [1],
+        "confidence": [0.5],
+        "q_entries": 1,
+        "q_ids": b"\1\0\0\0",
+        "q_probs": b"\0\0\x80\x3f",
+    }
+    codec.read_block(draft_pb2.Block(**good), 100)
+    with pytest.raises(PeerError, match=f"^{field}"):
+        codec.read_block(draft_pb2.Block(**(good | change)), 100)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"rule": 0}, "rule"),
+    ],
+)
+def test_a_malformed_law_is_refused_by_field(change: dict[str, object], field: str) -> None:
+    good: dict[str, object] = {"temperature": 1.0, "top_p": 1.0, "rule": 1}
+    with pytest.raises(PeerError, match=f"^law.{field}"):
+        codec.read_law(types_pb2.Law(**(good | change)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_tensor_there_and_back(dtype: torch.dtype) -> None:
+    rows = torch.randn(5, 8).to(dtype)
+    back = read_tensor(write_tensor(rows), width=8, max_rows=5)
+    assert back.dtype == dtype
+    assert torch.equal(back, rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"dtype": "int8"}, "rows.dtype"),
+        ({"shape": [2, 3]}, "rows.shape"),
+        ({"shape": [8]}, "rows.shape"),
+        ({"shape": [0, 4]}, "rows.shape"),
+        ({"shape": [9, 4]}, "rows.shape"),
+        ({"data": b"\0" * 31}, "rows.data"),
+        ({"data": b"\xff" * 32}, "rows.data"),
+    ],
+)
+def test_a_malformed_tensor_is_refused_by_field(change: dict[str, object], field: str) -> None:
+    good = write_tensor(torch.zeros(2, 4))
+    fields: dict[str, object] = {"dtype": good.dtype, "shape": list(good.shape), "data": good.data}
+    with pytest.raises(PeerError, match=f"^{field}"):
+        read_tensor(types_pb2.TensorChunk(**(fields | change)), width=4, max_rows=8)
+
+
+def test_a_cost_curve_survives_and_a_broken_one_is_absent() -> None:
+    tokens, contexts = np.array([1, 8]), np.array([64, 512])
+    seconds = np.array([[0.1, 0.2], [0.3, 0.4]])
+    message = codec.write_cost(tokens, contexts, seconds, "measured")
+    back = codec.read_cost(message)
+    assert back is not None
+    np.testing.assert_array_equal(back[2], seconds)
+    message.seconds[0] = float("nan")
+    assert codec.read_cost(message) is None
+    assert codec.read_cost(types_pb2.CostCurve()) is None
