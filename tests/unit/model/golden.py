@@ -1,0 +1,24 @@
+"""Where the reference cases are: the few that ship with the tests, all of them where present."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+DATA = Path(__file__).parents[2] / "data"
+_ALL = Path(__file__).parents[4] / "shared" / "golden"
+ROOT = _ALL if _ALL.is_dir() else DATA
+QWEN3_BLOCK = ("dspark_vanilla", "dspark_gated", "dspark_rnn", "dspark_confidence_without_markov", "dflash")
+DRAFTERS = [ROOT / name for name in QWEN3_BLOCK if (ROOT / name).is_dir()]
+TARGET = DATA / "target_qwen3"
+
+
+def block_cases(folder: Path) -> list[dict[str, torch.Tensor]]:
+    """One dict per case, names without the `caseN.` prefix."""
+    cases: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in load_file(folder / "block_cases.safetensors").items():
+        case, _, field = name.partition(".")
+        cases.setdefault(case, {})[field] = tensor
+    return [cases[name] for name in sorted(cases)]
