@@ -115,3 +115,23 @@ class Verdict:
     accepted: int
     next_token: int
     features_through: int
+
+
+class RefusalReason(enum.IntEnum):
+    """Why one sequence of a batched command was not served; the values are those of the wire."""
+
+    UNKNOWN_SEQUENCE = 1
+    STALE_CURSOR = 2
+    NO_PAGES = 3
+    INVALID = 4
+    WRONG_INCARNATION = 5
+    INTERNAL = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One sequence was not served; its neighbours are unaffected."""
+
+    reason: RefusalReason
+    message: str  # one sentence for people, without prompt text
+    committed_len: int = 0  # what the worker has, for STALE_CURSOR

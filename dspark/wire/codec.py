@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import PeerError
-from dspark.types import Block, Cursor, EmptyReason, Law, Rule, SparseQ, Verdict
+from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, Rule, SparseQ, Verdict
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
 MAX_SLOTS = 64  # longest block anybody may send
@@ -108,6 +108,14 @@ def write_verdict(verdict: Verdict) -> verify_pb2.Verdict:
 
 def read_verdict(message: verify_pb2.Verdict) -> Verdict:
     return Verdict(read_cursor(message.cursor), message.accepted, message.next_token, message.features_through)
+
+
+def write_refusal(refusal: Refusal) -> types_pb2.Refusal:
+    return types_pb2.Refusal(
+        reason=types_pb2.Refusal.Reason.ValueType(int(refusal.reason)),
+        message=refusal.message,
+        committed_len=refusal.committed_len,
+    )
 
 
 def write_cost(
