@@ -1,0 +1,143 @@
+"""Uniform draws as a pure function of who asks: Philox4x32-10, keyed by the request.
+
+Invariant 4, randomness is an argument: a draw is named by (seed, choice, rule, purpose, epoch, anchor position, slot)
+and by nothing else, so batching, retries and replicas cannot change it, and no draw is ever used twice: an anchor
+position is left behind by every round, and a sequence that is handed over starts a new epoch. Numpy only.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+Words = tuple[int, int, int, int]
+Integers = npt.ArrayLike  # whole numbers, one or an array of them
+Word = int | npt.NDArray[np.uint64]
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+LOW = 0xFFFFFFFF
+FEW = 12  # up to here plain integers beat arrays
+
+_recorders: list[list[tuple[int, Words]]] = []
+
+
+class Purpose(enum.IntEnum):
+    """What a draw decides; part of its name."""
+
+    DRAFT = 1  # the token of a slot
+    ACCEPT = 2  # whether the token of a slot is kept
+    EMIT = 3  # the token the target adds
+
+
+def philox(counter: Words, key: tuple[int, int]) -> Words:
+    """One block of Philox4x32-10 on plain integers."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        even = c0 * 0xD2511F53
+        odd = c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (odd >> 32) ^ c1 ^ k0, odd & LOW, (even >> 32) ^ c3 ^ k1, even & LOW
+        k0 = (k0 + 0x9E3779B9) & LOW
+        k1 = (k1 + 0xBB67AE85) & LOW
+    return c0, c1, c2, c3
+
+
+def philox_array(
+    counter: tuple[npt.NDArray[np.uint64], ...], key: tuple[npt.NDArray[np.uint64], ...]
+) -> tuple[npt.NDArray[np.uint64], ...]:
+    """The same on arrays of 32-bit words held in 64 bits; all of one shape."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    low, shift = np.uint64(LOW), np.uint64(32)
+    m0, m1 = (np.uint64(m) for m in MULTIPLIERS)
+    w0, w1 = (np.uint64(w) for w in WEYL)
+    for _ in range(ROUNDS):
+        even = c0 * m0
+        odd = c2 * m1
+        c0, c1, c2, c3 = (odd >> shift) ^ c1 ^ k0, odd & low, (even >> shift) ^ c3 ^ k1, even & low
+        k0 = (k0 + w0) & low
+        k1 = (k1 + w1) & low
+    return c0, c1, c2, c3
+
+
+def uniforms(
+    seed: Integers,
+    choice: Integers,
+    rule: Integers,
+    purpose: Integers,
+    epoch: Integers,
+    anchor_position: Integers,
+    slots: Integers,
+) -> npt.NDArray[np.float64]:
+    """Draws in [0, 1) with 53 bits; arguments broadcast against each other.
+
+    Counter words: anchor position, epoch, slot | purpose << 16 | rule << 24, choice. The key is the 64-bit seed.
+    """
+    seeds = _word("seed", seed, 64)
+    positions = _word("anchor_position", anchor_position, 32)
+    epochs = _word("epoch", epoch, 32)
+    tag = _word("slots", slots, 16) | _word("purpose", purpose, 8) << 16 | _word("rule", rule, 8) << 24
+    fields = (seeds, positions, epochs, cast(Word, tag), _word("choice", choice, 32))
+    shape = np.broadcast_shapes(*(field.shape for field in fields if not isinstance(field, int)))
+    return _few(fields, shape) if math.prod(shape) <= FEW else _many(fields, shape)
+
+
+def _word(name: str, value: Integers, bits: int) -> Word:
+    """`value` as whole numbers of that many bits: a spill into a neighbour would make two names of one draw."""
+    word: Word
+    if isinstance(value, int):
+        word = int(value)
+        fits = word >> bits == 0
+    else:
+        word = array = np.asarray(value, np.uint64)
+        fits = bits == 64 or not array.size or int(array.max()) >> bits == 0
+    if not fits:
+        raise ValueError(f"{name} does not fit in {bits} bits")
+    return word
+
+
+def _few(fields: tuple[Word, ...], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    count = math.prod(shape)
+    columns = [
+        [field] * count if isinstance(field, int) else np.broadcast_to(field, shape).ravel().tolist()
+        for field in fields
+    ]
+    draws = []
+    for seed, position, epoch, tag, choice in zip(*columns, strict=True):
+        counter = (position, epoch, tag, choice)
+        for recorder in _recorders:
+            recorder.append((seed, counter))
+        high, low, _, _ = philox(counter, (seed & LOW, seed >> 32))
+        draws.append(((high >> 5) * 67108864 + (low >> 6)) / 9007199254740992)
+    return np.array(draws, np.float64).reshape(shape)
+
+
+def _many(fields: tuple[Word, ...], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    seeds, *words = (np.broadcast_to(np.asarray(field, np.uint64), shape) for field in fields)
+    if _recorders:
+        names = zip(*(part.ravel().tolist() for part in (seeds, *words)), strict=True)
+        drawn = [(seed, (a, b, c, d)) for seed, a, b, c, d in names]
+        for recorder in _recorders:
+            recorder.extend(drawn)
+    high, low, _, _ = philox_array(tuple(words), (seeds & np.uint64(LOW), seeds >> np.uint64(32)))
+    whole = (high >> np.uint64(5)) * np.uint64(67108864) + (low >> np.uint64(6))
+    draws: npt.NDArray[np.float64] = whole / 9007199254740992.0
+    return draws
+
+
+@contextmanager
+def record(into: list[tuple[int, Words]]) -> Iterator[None]:
+    """Appends (key, counter) of every draw of the process, from any thread, while the block runs."""
+    _recorders.append(into)
+    try:
+        yield
+    finally:
+        _recorders[:] = [recorder for recorder in _recorders if recorder is not into]

@@ -1,0 +1,154 @@
+"""The whole algorithm in one process, on one page: the oracle every distributed run is compared with.
+
+`generate` decodes with whatever target, drafter and schedule it is given; `replay` repeats a recorded run from its
+blocks and prefix lengths. Invariant 7: with one law, a system that made the recorded choices must show these tokens.
+Everything that is decided is decided by `sampling`, `acceptance` and the keys of `philox`; nothing else is random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.decoding.acceptance import accept_probability, first_token, residual
+from dspark.decoding.philox import Purpose, uniforms
+from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
+from dspark.types import NO_Q, Cursor, Law, SparseQ
+
+Target = Callable[[Sequence[int], int], Tensor]  # (tokens, rows) -> logits [rows, V] after each of the last `rows`
+Pick = Callable[[Tensor], int]  # logits [V] of the next slot -> the token drafted there
+Drafter = Callable[[Sequence[int], Pick], Sequence[float]]  # tokens, anchor last -> confidence of every slot picked
+Schedule = Callable[[int, Sequence[float]], int]  # (anchor position, confidences) -> slots to verify
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round as it can be recorded: the choices (anchor, block, prefix) and what came of them."""
+
+    anchor_position: int
+    draft_ids: tuple[int, ...]
+    q: SparseQ
+    prefix: int
+    accepted: int
+    next_token: int
+    epoch: int = 1
+    prefilled: bool = False  # a hand-over: the sequence was prefilled anew, which added `next_token`
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The answer, without the prompt, and its rounds; the prefill's token is no round."""
+
+    token_ids: tuple[int, ...]
+    rounds: tuple[Round, ...]
+
+
+def generate(
+    prompt: Sequence[int],
+    target: Target,
+    drafter: Drafter,
+    schedule: Schedule,
+    law: Law,
+    *,
+    max_tokens: int,
+    stop_ids: Collection[int] = (),
+    entries: int = 64,
+    epoch: int = 1,
+) -> Run:
+    """Decodes until a stop token or `max_tokens`."""
+    tokens, rounds = list(prompt), list[Round]()
+    tokens.append(first_token(target(tokens, 1)[0], law, Cursor(0, epoch, 0, len(tokens))))
+    while len(tokens) < len(prompt) + max_tokens and not _stopped(tokens[len(prompt) :], stop_ids):
+        anchor = len(tokens) - 1
+        draft_ids, q, confidence = _draft(tokens, drafter, law, entries, epoch)
+        prefix = min(schedule(anchor, confidence), len(draft_ids))
+        accepted, token = _verify(tokens, draft_ids[:prefix], q.prefix(prefix), target, law, epoch)
+        rounds.append(Round(anchor, draft_ids, q, prefix, accepted, token, epoch))
+        tokens += [*draft_ids[:accepted], token]
+    return Run(_cut(tokens[len(prompt) :], max_tokens, stop_ids), tuple(rounds))
+
+
+def replay(
+    prompt: Sequence[int],
+    target: Target,
+    rounds: Sequence[Round],
+    law: Law,
+    *,
+    max_tokens: int,
+    stop_ids: Collection[int] = (),
+    epoch: int = 1,
+) -> tuple[int, ...]:
+    """The answer that recorded choices must lead to. `accepted` and `next_token` of the records are not read."""
+    tokens = list(prompt)
+    tokens.append(first_token(target(tokens, 1)[0], law, Cursor(0, epoch, 0, len(tokens))))
+    for made in rounds:
+        if made.anchor_position != len(tokens) - 1:
+            raise ValueError(f"a round was recorded at {made.anchor_position}, the replay stands at {len(tokens) - 1}")
+        if made.prefilled:
+            tokens.append(first_token(target(tokens, 1)[0], law, Cursor(0, made.epoch, 0, len(tokens))))
+            continue
+        prefix = made.draft_ids[: made.prefix]
+        accepted, token = _verify(tokens, prefix, made.q.prefix(made.prefix), target, law, made.epoch)
+        tokens += [*prefix[:accepted], token]
+    return _cut(tokens[len(prompt) :], max_tokens, stop_ids)
+
+
+def _draft(
+    tokens: Sequence[int], drafter: Drafter, law: Law, entries: int, epoch: int
+) -> tuple[tuple[int, ...], SparseQ, Sequence[float]]:
+    """A block: what was picked slot by slot, from which distributions, and how sure the drafter is."""
+    picked: list[int] = []
+    ids_of: list[Tensor] = []
+    probs_of: list[Tensor] = []
+
+    def pick(logits: Tensor) -> int:
+        ids, probs = draft_distribution(logits.unsqueeze(0), LawColumns.of([law]), entries)
+        slot = len(picked) + 1
+        u = uniforms(law.seed, law.choice, law.rule, Purpose.DRAFT, epoch, len(tokens) - 1, [slot])
+        picked.append(int(draw_sparse(ids, probs, torch.from_numpy(u))))
+        ids_of.append(ids)
+        probs_of.append(probs)
+        return picked[-1]
+
+    confidence = drafter(tokens, pick)
+    q = SparseQ.of(torch.cat(ids_of).numpy().astype(np.uint32), torch.cat(probs_of).numpy()) if picked else NO_Q
+    return tuple(picked), q, confidence
+
+
+def _verify(
+    tokens: Sequence[int], prefix: Sequence[int], q: SparseQ, target: Target, law: Law, epoch: int
+) -> tuple[int, int]:
+    """(accepted, next token): one target pass over the anchor and the prefix, then the token rule, slot by slot."""
+
+    def noise(purpose: Purpose, slot: int) -> float:
+        return uniforms(law.seed, law.choice, law.rule, purpose, epoch, len(tokens) - 1, [slot]).item()
+
+    rows = len(prefix) + 1
+    probs = distribution(target([*tokens, *prefix], rows), LawColumns.of([law] * rows))
+    ids, weights = q.arrays()
+    after = probs[-1]
+    accepted = len(prefix)
+    for slot, token in enumerate(prefix, start=1):
+        p = probs[slot - 1]
+        drawn_from = torch.zeros_like(p)
+        drawn_from[ids[slot - 1].astype(np.int64)] = torch.from_numpy(weights[slot - 1].astype(np.float64))
+        drawn_from /= drawn_from.sum()
+        if noise(Purpose.ACCEPT, slot) >= accept_probability(p[token], drawn_from[token]):
+            accepted, after = slot - 1, residual(p, drawn_from)
+            break
+    u = torch.tensor([noise(Purpose.EMIT, accepted + 1)], dtype=torch.float64)
+    return accepted, int(draw(after.unsqueeze(0), u))
+
+
+def _stopped(answer: Sequence[int], stop_ids: Collection[int]) -> bool:
+    return any(token in stop_ids for token in answer)
+
+
+def _cut(answer: Sequence[int], max_tokens: int, stop_ids: Collection[int]) -> tuple[int, ...]:
+    """At most `max_tokens`, and nothing after the first stop token."""
+    ends = [place + 1 for place, token in enumerate(answer) if token in stop_ids]
+    return tuple(answer[: min([max_tokens, *ends])])

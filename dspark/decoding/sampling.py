@@ -1,0 +1,173 @@
+"""Logits to distributions to tokens: what a law means, and what a drafter sends.
+
+A row's law is softmax(logits / T), then top-k, then top-p, renormalised, in float64; a greedy row is one-hot. Ties
+always go to the lowest id. Noise is passed in. Knows nothing of sequences, services or acceptance.
+
+Invariant 3, q sent is q sampled: `draw_sparse` draws from the very float32 numbers that `draft_distribution` returns.
+Shapes: n rows, V vocabulary, K entries of a sparse distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.decoding.philox import Purpose, uniforms
+from dspark.types import Cursor, Law
+
+
+@dataclass(frozen=True, slots=True)
+class LawColumns:
+    """The laws of n rows as columns, with what can be known of them before a device is asked."""
+
+    temperature: Tensor  # [n, 1] float64; 1 where greedy
+    top_k: Tensor  # [n, 1] int64; 0 keeps everything
+    top_p: Tensor  # [n, 1] float64
+    greedy: Tensor  # [n, 1] bool
+    all_greedy: bool
+    any_greedy: bool
+    any_top_k: bool
+    any_top_p: bool
+
+    @staticmethod
+    def of(laws: Sequence[Law], device: torch.device | str = "cpu") -> LawColumns:
+        """One row per law."""
+        greedy = [law.greedy for law in laws]
+
+        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
+
+        return LawColumns(
+            temperature=column([1.0 if law.greedy else law.temperature for law in laws], torch.float64),
+            top_k=column([0 if law.greedy else law.top_k for law in laws], torch.int64),
+            top_p=column([1.0 if law.greedy else law.top_p for law in laws], torch.float64),
+            greedy=column([float(row) for row in greedy], torch.bool),
+            all_greedy=all(greedy),
+            any_greedy=any(greedy),
+            any_top_k=any(law.top_k > 0 for law in laws if not law.greedy),
+            any_top_p=any(law.top_p < 1.0 for law in laws if not law.greedy),
+        )
+
+
+def best(logits: Tensor) -> Tensor:
+    """Most likely id of each row [n], the lowest of equals. A row that is not numbers is an error."""
+    top = logits.max(dim=-1)
+    if not bool(torch.isfinite(top.values).all()):
+        raise FloatingPointError("logits hold NaN or infinity")
+    return top.indices
+
+
+def distribution(logits: Tensor, laws: LawColumns) -> Tensor:
+    """logits [n, V] -> probabilities [n, V] float64 under each row's law."""
+    if laws.all_greedy:
+        return _one_hot(best(logits), logits.shape[-1])
+    probs = torch.softmax(logits.double() / laws.temperature, dim=-1)
+    if laws.any_top_k or laws.any_top_p:
+        probs = _truncate(probs, laws)
+    if laws.any_greedy:
+        probs = torch.where(laws.greedy, _one_hot(best(logits), logits.shape[-1]), probs)
+    return probs
+
+
+def draw(probs: Tensor, u: Tensor) -> Tensor:
+    """Inverse of the cumulative sum: probs [n, V] float64 >= 0 of any sum, u [n] in [0, 1) -> ids [n].
+
+    Divides by each row's own sum and never returns an id of probability zero.
+    """
+    mass = probs.cumsum(dim=-1)
+    ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True).clamp_(max=probs.shape[-1] - 1)
+    if not bool((probs.gather(-1, ids) > 0).all()):
+        ids = _nearest_possible(probs, ids)
+    return ids.squeeze(-1)
+
+
+def draft_distribution(logits: Tensor, laws: LawColumns, entries: int) -> tuple[Tensor, Tensor]:
+    """The distributions a drafter draws from and sends: logits [n, V] -> ids [n, K] int64, probs [n, K] float32.
+
+    K is 1 if every row is greedy, else min(entries, V). Ids of a row are distinct, most likely first; what a law cuts
+    has probability 0. A greedy row has all its mass on entry 0, so that entry alone may be sent.
+    """
+    if laws.all_greedy:
+        ids = best(logits).unsqueeze(-1)
+        return ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
+    top, ids = logits.topk(min(entries, logits.shape[-1]), dim=-1)
+    scaled = top.double() / laws.temperature
+    probs = torch.softmax(scaled, dim=-1)
+    rank = torch.arange(ids.shape[-1], device=ids.device)
+    if laws.any_top_k:
+        probs = probs.masked_fill((laws.top_k > 0) & (rank >= laws.top_k), 0.0)
+        probs = probs / probs.sum(dim=-1, keepdim=True)
+    if laws.any_top_p:
+        # The nucleus of the law is that of the whole row; under a top-k that fits, the kept entries are the whole.
+        whole = torch.logsumexp(logits.double() / laws.temperature, dim=-1, keepdim=True)
+        covered = torch.exp(torch.logsumexp(scaled, dim=-1, keepdim=True) - whole)
+        covered = torch.where((laws.top_k > 0) & (laws.top_k <= ids.shape[-1]), 1.0, covered)
+        before = probs.cumsum(dim=-1).roll(1, dims=-1) * covered
+        cut = (rank > 0) & (before >= laws.top_p) & (laws.top_p < 1.0)
+        probs = probs.masked_fill(cut, 0.0)
+        probs = probs / probs.sum(dim=-1, keepdim=True)
+    if laws.any_greedy:
+        first = best(logits).unsqueeze(-1)
+        displaced = torch.where(ids == first, ids[:, :1], ids)  # among equals the sort may have put another id first
+        ids = torch.where(laws.greedy, torch.where(rank == 0, first, displaced), ids)
+        probs = torch.where(laws.greedy, (rank == 0).double(), probs)
+    return ids, probs.float()
+
+
+def draw_sparse(ids: Tensor, probs: Tensor, u: Tensor) -> Tensor:
+    """ids [n, K], probs [n, K] float32 as sent, u [n] float64 -> drafted ids [n]."""
+    return ids.gather(-1, draw(probs.double(), u).unsqueeze(-1)).squeeze(-1)
+
+
+def draft_uniforms(laws: Sequence[Law], cursors: Sequence[Cursor], slots: int) -> Tensor:
+    """The draws of a cohort's drafts: [n, slots] float64; column k - 1 belongs to slot k."""
+    rows = [
+        (law.seed, law.choice, int(law.rule), cursor.epoch, cursor.anchor_position)
+        for law, cursor in zip(laws, cursors, strict=True)
+    ]
+    seed, choice, rule, epoch, position = (np.array(part, np.uint64)[:, None] for part in zip(*rows, strict=True))
+    return torch.from_numpy(uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position, np.arange(1, slots + 1)))
+
+
+def _one_hot(ids: Tensor, vocab: int) -> Tensor:
+    return torch.zeros(len(ids), vocab, dtype=torch.float64, device=ids.device).scatter_(-1, ids.unsqueeze(-1), 1.0)
+
+
+def _truncate(probs: Tensor, laws: LawColumns) -> Tensor:
+    """Each row's `kept` most likely tokens, renormalised. How many is read off sorted values, so ties cannot matter."""
+    vocab = probs.shape[-1]
+    if probs.device.type == "cpu":
+        ranked = torch.from_numpy(np.sort(probs.numpy(), axis=-1)).flip(-1)  # vectorised, unlike torch's on a CPU
+    else:
+        ranked = probs.sort(dim=-1, descending=True).values
+    kept = torch.where(laws.top_k > 0, laws.top_k, vocab).clamp_(max=vocab)
+    if laws.any_top_p:
+        mass = ranked.cumsum(dim=-1)
+        bound = laws.top_p * mass.gather(-1, kept - 1)
+        nucleus = (mass < bound).sum(dim=-1, keepdim=True) + 1
+        kept = torch.where(laws.top_p < 1.0, torch.minimum(nucleus, kept), kept)
+    least = ranked.gather(-1, kept - 1)
+    above, equal = probs > least, probs == least
+    room = kept - above.sum(dim=-1, keepdim=True)
+    if bool((equal.sum(dim=-1, keepdim=True) > room).any()):
+        equal &= equal.cumsum(dim=-1) <= room
+    inside = torch.where(above | equal, probs, 0.0)
+    return inside / inside.sum(dim=-1, keepdim=True)
+
+
+def _nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:
+    """Moves each id [n, 1] to the next one of positive probability, or to the last one.
+
+    Needed when a parallel cumulative sum is not monotone to the last bit, and when u * sum rounds up to the sum.
+    """
+    possible = probs > 0
+    if not bool(possible.any(dim=-1).all()):
+        raise FloatingPointError("a distribution has no mass or is not numbers")
+    columns = torch.arange(probs.shape[-1], device=probs.device)
+    after = torch.where(possible & (columns >= ids), columns, probs.shape[-1]).min(dim=-1, keepdim=True).values
+    last = torch.where(possible, columns, -1).max(dim=-1, keepdim=True).values
+    return torch.where(after < probs.shape[-1], after, last)
