@@ -10,7 +10,7 @@ Symbols: l drafted tokens of one sequence, which owns l + 1 rows of a packed pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from dspark.types import Cursor, Law, Rule, SparseQ
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+PIECE = 1 << 16  # probabilities a CPU works on at a time
 SUM_TOLERANCE = 1e-3  # a float32 q of thousands of entries stays well inside
 
 
@@ -65,8 +66,9 @@ def token_rule(
     """(accepted, next token) of one sequence."""
     ids, probs = (np.asarray(part).reshape(len(draft_ids), -1) for part in q)
     slots = _Slots.of([draft_ids], [ids.ravel()], [probs.ravel()], [ids.shape[1]])
-    accept = np.asarray(accept_u, np.float64).reshape(len(draft_ids))
-    return _decide(target_probs, [0], slots, accept, lambda _: np.array([emit_u]))[0]
+    p = target_probs[torch.arange(len(draft_ids)), torch.tensor(draft_ids, dtype=torch.int64)].numpy()
+    kept, rejected = _leading_run(p, slots, np.asarray(accept_u, np.float64).reshape(len(draft_ids)))
+    return kept[0], _emit(target_probs[kept], slots, rejected, np.array([emit_u]))[0]
 
 
 def judge(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
@@ -125,7 +127,8 @@ def validate_q(
 
 def _judge_greedy(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
     """Greedy matching: no softmax, and q does not matter."""
-    top = best(_owned_rows(logits, cases)).tolist()
+    rows = [case.first_row + slot for case in cases for slot in range(len(case.draft_ids) + 1)]
+    top = best(_take(logits, rows)).tolist()
     verdicts, row = [], 0
     for case in cases:
         accepted = 0
@@ -140,34 +143,49 @@ def _judge_greedy(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]
 
 def _judge_sampled(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
     lengths = [len(case.draft_ids) for case in cases]
-    laws = [case.law for case, length in zip(cases, lengths, strict=True) for _ in range(length + 1)]
-    probs = distribution(_owned_rows(logits, cases), LawColumns.of(laws, logits.device))
     slots = _Slots.of(
         [case.draft_ids for case in cases],
         [np.frombuffer(case.q.ids, "<u4") for case in cases],
         [np.frombuffer(case.q.probs, "<f4") for case in cases],
         [case.q.entries for case in cases],
     )
+    rows = [case.first_row + slot for case in cases for slot in range(len(case.draft_ids))]
+    laws = [case.law for case in cases for _ in case.draft_ids]
+    p = _probability_of(slots.drafted, logits, rows, laws)
+    kept, rejected = _leading_run(p, slots, _noise(Purpose.ACCEPT, cases, lengths, slots.within))
+    ends = [case.first_row + count for case, count in zip(cases, kept, strict=True)]
+    last = distribution(_take(logits, ends), LawColumns.of([case.law for case in cases], logits.device))
+    tokens = _emit(last, slots, rejected, _noise(Purpose.EMIT, cases, [1] * len(cases), np.array(kept) + 1))
+    return list(zip(kept, tokens, strict=True))
+
+
+def _probability_of(drafted: Ints, logits: Tensor, rows: Sequence[int], laws: Sequence[Law]) -> Floats:
+    """Target probability of one token per row: [S]. In pieces, so that a CPU's cache holds what is worked on."""
+    step = max(PIECE // logits.shape[-1], 1) if logits.device.type == "cpu" else max(len(rows), 1)
+    pieces = [np.zeros(0)]
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        probs = distribution(_take(logits, rows[part]), LawColumns.of(laws[part], logits.device))
+        ids = torch.from_numpy(drafted[part]).to(probs.device)
+        pieces.append(probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).cpu().numpy())
+    return np.concatenate(pieces)
+
+
+def _noise(purpose: Purpose, cases: Sequence[Case], counts: Sequence[int], slots: Ints) -> Floats:
+    """Draws for the next `counts` of `slots`, case after case."""
     names = [
         (case.law.seed, case.law.choice, int(case.law.rule), case.cursor.epoch, case.cursor.anchor_position)
         for case in cases
     ]
-    columns = np.array(names, np.uint64)
-
-    def noise(purpose: Purpose, case: Ints, slots: Ints) -> Floats:
-        seed, choice, rule, epoch, position = columns[case].T
+    if len(names) == 1:
+        seed, choice, rule, epoch, position = names[0]
         return uniforms(seed, choice, rule, purpose, epoch, position, slots)
-
-    accept_u = noise(Purpose.ACCEPT, np.repeat(np.arange(len(cases)), lengths), slots.within)
-    first_rows = (np.cumsum(lengths) - lengths + np.arange(len(cases))).tolist()
-    return _decide(
-        probs, first_rows, slots, accept_u, lambda kept: noise(Purpose.EMIT, np.arange(len(cases)), np.array(kept) + 1)
-    )
+    seed, choice, rule, epoch, position = np.array(names, np.uint64).repeat(counts, axis=0).T
+    return uniforms(seed, choice, rule, purpose, epoch, position, slots)
 
 
-def _owned_rows(logits: Tensor, cases: Sequence[Case]) -> Tensor:
-    """The rows of these cases, one case after another."""
-    rows = [row for case in cases for row in range(case.first_row, case.first_row + len(case.draft_ids) + 1)]
+def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """These rows, without a copy where they follow each other."""
     if rows == list(range(rows[0], rows[0] + len(rows))):
         return logits[rows[0] : rows[0] + len(rows)]
     return logits[torch.tensor(rows, device=logits.device)]
@@ -223,19 +241,11 @@ class _Slots:
         return q.index_put_(where, torch.from_numpy(self.probs[wanted]).to(q.device))
 
 
-def _decide(
-    probs: Tensor,  # [R, V] float64
-    first_rows: Sequence[int],  # row of each sequence's anchor
-    slots: _Slots,
-    accept_u: Floats,  # [S]
-    emit_u: Callable[[list[int]], Floats],  # accepted counts [n] -> draws [n]
-) -> list[tuple[int, int]]:
-    """The token rule on several sequences at once."""
-    row_of_slot = np.repeat(np.array(first_rows), slots.lengths) + slots.within - 1
-    index = (torch.from_numpy(row_of_slot).to(probs.device), torch.from_numpy(slots.drafted).to(probs.device))
-    p, q = probs[index].cpu().numpy(), slots.of_drafted()
+def _leading_run(p: Floats, slots: _Slots, accept_u: Floats) -> tuple[list[int], list[int | None]]:
+    """Per sequence: how many slots are kept, and the slot that was not (None if none was). p, accept_u [S]."""
     if not np.isfinite(p).all():
         raise FloatingPointError("target probabilities are not numbers")
+    q = slots.of_drafted()
     kept = (accept_u < accept_probability(p, q)).tolist()
     # A token that its q cannot produce was never drawn from it: its slot counts as not sent, which keeps the law
     # and keeps tokens of probability zero out, instead of accepting whatever arrived.
@@ -244,13 +254,17 @@ def _decide(
     rejected: list[int | None] = []
     start = 0
     for length in slots.lengths:
-        slot = start
-        while slot < start + length and sent[slot] and kept[slot]:
+        slot, end = start, start + length
+        while slot < end and sent[slot] and kept[slot]:
             slot += 1
         accepted.append(slot - start)
-        rejected.append(slot if slot < start + length and sent[slot] else None)
-        start += length
-    last = probs[[first + count for first, count in zip(first_rows, accepted, strict=True)]]
+        rejected.append(slot if slot < end and sent[slot] else None)
+        start = end
+    return accepted, rejected
+
+
+def _emit(last: Tensor, slots: _Slots, rejected: Sequence[int | None], emit_u: Floats) -> list[int]:
+    """The token the target adds to each sequence, from the row [m, V] where its run ended."""
     law = residual(last, slots.dense(rejected, last))
-    tokens = draw(law, torch.from_numpy(emit_u(accepted)).to(probs.device))
-    return list(zip(accepted, tokens.tolist(), strict=True))
+    ids: list[int] = draw(law, torch.from_numpy(emit_u).to(last.device)).tolist()
+    return ids

@@ -22,7 +22,10 @@ from dspark.types import Cursor, Law
 
 @dataclass(frozen=True, slots=True)
 class LawColumns:
-    """The laws of n rows as columns, with what can be known of them before a device is asked."""
+    """The laws of n rows as columns, with what can be known of them before a device is asked.
+
+    Columns of one row stand for any number of rows under one law.
+    """
 
     temperature: Tensor  # [n, 1] float64; 1 where greedy
     top_k: Tensor  # [n, 1] int64; 0 keeps everything
@@ -35,7 +38,8 @@ class LawColumns:
 
     @staticmethod
     def of(laws: Sequence[Law], device: torch.device | str = "cpu") -> LawColumns:
-        """One row per law."""
+        """One row per law, or a single one when all are equal."""
+        laws = laws[:1] if all(law == laws[0] for law in laws) else laws
         greedy = [law.greedy for law in laws]
 
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
@@ -65,7 +69,7 @@ def distribution(logits: Tensor, laws: LawColumns) -> Tensor:
     """logits [n, V] -> probabilities [n, V] float64 under each row's law."""
     if laws.all_greedy:
         return _one_hot(best(logits), logits.shape[-1])
-    probs = torch.softmax(logits.double() / laws.temperature, dim=-1)
+    probs = torch.softmax(logits.to(torch.float64, copy=True).div_(laws.temperature), dim=-1)
     if laws.any_top_k or laws.any_top_p:
         probs = _truncate(probs, laws)
     if laws.any_greedy:
@@ -141,22 +145,24 @@ def _truncate(probs: Tensor, laws: LawColumns) -> Tensor:
     """Each row's `kept` most likely tokens, renormalised. How many is read off sorted values, so ties cannot matter."""
     vocab = probs.shape[-1]
     if probs.device.type == "cpu":
-        ranked = torch.from_numpy(np.sort(probs.numpy(), axis=-1)).flip(-1)  # vectorised, unlike torch's on a CPU
+        ascending = torch.from_numpy(np.sort(probs.numpy(), axis=-1))  # vectorised, unlike torch's on a CPU
     else:
-        ranked = probs.sort(dim=-1, descending=True).values
-    kept = torch.where(laws.top_k > 0, laws.top_k, vocab).clamp_(max=vocab)
+        ascending = probs.sort(dim=-1).values
+    kept = torch.where(laws.top_k > 0, laws.top_k, vocab).clamp_(max=vocab).expand(len(probs), 1)
     if laws.any_top_p:
-        mass = ranked.cumsum(dim=-1)
+        mass = ascending.flip(-1).cumsum(dim=-1)
         bound = laws.top_p * mass.gather(-1, kept - 1)
-        nucleus = (mass < bound).sum(dim=-1, keepdim=True) + 1
+        nucleus = torch.searchsorted(mass, bound) + 1  # the fewest whose mass reaches the bound
         kept = torch.where(laws.top_p < 1.0, torch.minimum(nucleus, kept), kept)
-    least = ranked.gather(-1, kept - 1)
-    above, equal = probs > least, probs == least
-    room = kept - above.sum(dim=-1, keepdim=True)
-    if bool((equal.sum(dim=-1, keepdim=True) > room).any()):
-        equal &= equal.cumsum(dim=-1) <= room
-    inside = torch.where(above | equal, probs, 0.0)
-    return inside / inside.sum(dim=-1, keepdim=True)
+    least = ascending.gather(-1, vocab - kept)
+    inside = probs >= least
+    over = vocab - torch.searchsorted(ascending, least) - kept  # equals of the last one kept that are too many
+    if bool((over > 0).any()):
+        equal = probs == least
+        room = equal.sum(dim=-1, keepdim=True) - over
+        inside &= ~equal | (equal.cumsum(dim=-1) <= room)
+    probs = torch.where(inside, probs, 0.0)
+    return probs / probs.sum(dim=-1, keepdim=True)
 
 
 def _nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:
