@@ -1,9 +1,23 @@
-"""Who sees whom. True means visible; the last axis is [context rows ; block rows]."""
+"""Who sees whom. True means visible; the last axis of a mask is [context rows ; block rows]."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+# Blocks in order of their anchors, a quarter at a time: early ones then skip the context rows
+# that none of them may see. More groups save little more and cost launches.
+_GROUPS = 4
+
+
+class Group(NamedTuple):
+    """A run of queries that share one attention call."""
+
+    queries: slice  # into the A*k queries
+    context_rows: int  # only the first so many context rows are passed
+    mask: Tensor  # [B, 1, Q', S'+Q']
 
 
 def for_padded_context(context_len: Tensor, rows: int, block_size: int) -> Tensor:
@@ -16,16 +30,22 @@ def for_padded_context(context_len: Tensor, rows: int, block_size: int) -> Tenso
     return visible[:, None, None, :]
 
 
-def for_training(anchor_positions: Tensor, block_keep_mask: Tensor, *, length: int, block_size: int) -> Tensor:
-    """anchors [B, A], keep [B, A] -> [B, 1, A*k, T+A*k].
+def for_training(anchor_positions: Tensor, block_keep_mask: Tensor, *, block_size: int) -> list[Group]:
+    """anchors [B, A], keep [B, A] -> groups that together cover all A*k queries in order.
 
-    Context rows strictly before the anchor, and the query's own block. A dummy block sees
-    itself too, although its output is never read: a softmax over nothing would be NaN.
+    A query sees the context rows strictly before its anchor, and its own block. A dummy block
+    sees itself too, although its output is never read: a softmax over nothing would be NaN.
     """
-    batch, anchors = anchor_positions.shape
-    device = anchor_positions.device
-    before = torch.arange(length, device=device) < anchor_positions.unsqueeze(-1)
-    context = (before & block_keep_mask.unsqueeze(-1)).repeat_interleave(block_size, dim=1)
-    owner = torch.arange(anchors, device=device).repeat_interleave(block_size)
-    own = (owner.unsqueeze(-1) == owner).expand(batch, -1, -1)
-    return torch.cat((context, own), dim=-1).unsqueeze(1)
+    kept = anchor_positions * block_keep_mask
+    step = -(-anchor_positions.shape[1] // _GROUPS)
+    groups = []
+    for start in range(0, anchor_positions.shape[1], step):
+        part = kept[:, start : start + step]  # [B, A']
+        anchors, rows = part.shape[1], int(part.max())
+        before = torch.arange(rows, device=part.device) < part.unsqueeze(-1)
+        owner = torch.arange(anchors, device=part.device).repeat_interleave(block_size)
+        own = (owner.unsqueeze(-1) == owner).expand(len(part), -1, -1)
+        mask = torch.cat((before.repeat_interleave(block_size, dim=1), own), dim=-1).unsqueeze(1)
+        queries = slice(start * block_size, (start + anchors) * block_size)
+        groups.append(Group(queries, rows, mask))
+    return groups

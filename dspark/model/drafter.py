@@ -133,10 +133,11 @@ class BlockDrafter(ContextProjection):
         hidden, angles = self._block_inputs(anchor_ids.flatten(), anchor_positions.flatten(), longest=length + size)
         hidden = hidden.view(batch, anchors * size, -1)
         angles = angles.view(batch, anchors * size, -1)
-        mask = block_mask.for_training(anchor_positions, block_keep_mask, length=length, block_size=size)
+        groups = block_mask.for_training(anchor_positions, block_keep_mask, block_size=size)
         for layer in self._draft_layers():
-            key, value = layer.keys_values(context, context_angles)
-            hidden = layer(hidden, context_k=key, context_v=value, angles=angles, mask=mask)
+            hidden = layer.forward_groups(
+                hidden, context=context, context_angles=context_angles, angles=angles, groups=groups
+            )
         out: Tensor = self.norm(hidden)
         return out.view(batch, anchors, size, -1)
 

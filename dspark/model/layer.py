@@ -6,10 +6,13 @@ rows (the layer's normed input); only the block goes through the layer's input n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from dspark.model.block_mask import Group
 from dspark.model.config import DrafterConfig
 from dspark.model.rotary import RMSNorm, rotate
 
@@ -42,24 +45,63 @@ class BlockAttention(nn.Module):
         context_k: Tensor,  # [n, S, Hkv, hd]
         context_v: Tensor,
         angles: Tensor,  # [n, Q, hd]
-        mask: Tensor | None,  # broadcast to [n, heads, Q, S+Q], True where visible
+        mask: Tensor | None,  # [n, 1, 1, S+Q], True where visible
     ) -> Tensor:
-        query = self.q_proj(rows).unflatten(-1, (self.heads, self.head_dim))
-        query = rotate(self.q_norm(query), angles).transpose(1, 2)
-        key, value = self.keys_values(rows, angles)
-        key = torch.cat((context_k, key), dim=1).transpose(1, 2)
-        value = torch.cat((context_v, value), dim=1).transpose(1, 2)
-        n, _, length, _ = query.shape
-        if mask is None or mask.shape[-2] == 1:
-            # All slots see the same rows, so the queries of a key-value group may stand in
-            # one long row: no expanded keys, and one small product instead of several.
-            grouped = query.reshape(n, self.kv_heads, -1, self.head_dim)
-            out = scaled_dot_product_attention(grouped, key, value, attn_mask=mask)
-            out = out.view(n, self.heads, length, self.head_dim)
-        else:
-            out = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-        result: Tensor = self.o_proj(out.transpose(1, 2).reshape(n, length, -1))
+        """One block per sequence: every query sees the same rows."""
+        query, key, value = self._block(rows, angles)
+        n, length, _, _ = query.shape
+        # The queries of a key-value group stand in one long row: no expanded keys, and one
+        # small product instead of several.
+        grouped = query.transpose(1, 2).reshape(n, self.kv_heads, -1, self.head_dim)
+        out = scaled_dot_product_attention(
+            grouped,
+            torch.cat((context_k, key), dim=1).transpose(1, 2),
+            torch.cat((context_v, value), dim=1).transpose(1, 2),
+            attn_mask=mask,
+        )
+        out = out.view(n, self.heads, length, self.head_dim).transpose(1, 2)
+        result: Tensor = self.o_proj(out.reshape(n, length, -1))
         return result
+
+    def forward_groups(
+        self,
+        rows: Tensor,  # [B, A*k, H] normed rows of all blocks
+        *,
+        context_k: Tensor,  # [B, T, Hkv, hd]
+        context_v: Tensor,
+        angles: Tensor,  # [B, A*k, hd]
+        groups: Sequence[Group],
+    ) -> Tensor:
+        """Many blocks per row of a batch, each behind its own mask."""
+        query, key, value = self._block(rows, angles)
+        if query.device.type == "cpu":
+            # The CPU kernel's backward pass is half as fast in bf16 as in fp32.
+            query, key, value = query.float(), key.float(), value.float()
+            context_k, context_v = context_k.float(), context_v.float()
+        with torch.autocast(query.device.type, enabled=False):
+            attended = self._attend_groups(query, key, value, context_k, context_v, groups)
+        result: Tensor = self.o_proj(attended)
+        return result
+
+    @staticmethod
+    def _attend_groups(
+        query: Tensor, key: Tensor, value: Tensor, context_k: Tensor, context_v: Tensor, groups: Sequence[Group]
+    ) -> Tensor:
+        parts = []
+        for queries, seen, mask in groups:
+            part = scaled_dot_product_attention(
+                query[:, queries].transpose(1, 2),
+                torch.cat((context_k[:, :seen], key[:, queries]), dim=1).transpose(1, 2),
+                torch.cat((context_v[:, :seen], value[:, queries]), dim=1).transpose(1, 2),
+                attn_mask=mask,
+                enable_gqa=True,
+            )
+            parts.append(part.transpose(1, 2).flatten(2))
+        return torch.cat(parts, dim=1)
+
+    def _block(self, rows: Tensor, angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query = self.q_proj(rows).unflatten(-1, (self.heads, self.head_dim))
+        return rotate(self.q_norm(query), angles), *self.keys_values(rows, angles)
 
 
 class GatedMLP(nn.Module):
@@ -92,19 +134,36 @@ class DraftLayer(nn.Module):
 
     def forward(
         self,
-        hidden: Tensor,  # [n, Q, H]
+        hidden: Tensor,  # [n, k, H]
         *,
-        context_k: Tensor,
+        context_k: Tensor,  # [n, S, Hkv, hd]
         context_v: Tensor,
         angles: Tensor,
         mask: Tensor | None,
     ) -> Tensor:
-        hidden = hidden + self.self_attn(
-            self.input_layernorm(hidden),
-            context_k=context_k,
-            context_v=context_v,
-            angles=angles,
-            mask=mask,
+        """Serving: one block per sequence."""
+        normed = self.input_layernorm(hidden)
+        return self._rest(
+            hidden, self.self_attn(normed, context_k=context_k, context_v=context_v, angles=angles, mask=mask)
         )
+
+    def forward_groups(
+        self,
+        hidden: Tensor,  # [B, A*k, H]
+        *,
+        context: Tensor,  # [B, T, H] projected
+        context_angles: Tensor,  # [T, hd]
+        angles: Tensor,
+        groups: Sequence[Group],
+    ) -> Tensor:
+        """Training: all blocks of a batch."""
+        key, value = self.keys_values(context, context_angles)
+        attended = self.self_attn.forward_groups(
+            self.input_layernorm(hidden), context_k=key, context_v=value, angles=angles, groups=groups
+        )
+        return self._rest(hidden, attended)
+
+    def _rest(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        hidden = hidden + attended
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out

@@ -1,0 +1,64 @@
+"""The lean loss in mixed precision stays close to the exact one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dspark.model.config import HeadType
+from tests.unit.model.tiny import tiny_drafter
+from training.anchors import draw_anchors, label_blocks
+from training.lean_loss import LeanLoss, lean_block_loss
+from training.loss import LossWeights
+
+
+@pytest.mark.parametrize("head", ["none", "vanilla", "gated", "rnn"])
+def test_bf16_gradients_point_the_same_way(head: HeadType) -> None:
+    exact, rounded = _gradients(head, mixed=False), _gradients(head, mixed=True)
+    assert exact.keys() == rounded.keys()
+    for name, wanted in exact.items():
+        similarity = torch.cosine_similarity(wanted.flatten(), rounded[name].flatten(), dim=0)
+        assert similarity > 0.98, name
+
+
+def test_a_batch_without_any_label_is_zero_and_finite() -> None:
+    drafter = tiny_drafter("vanilla")
+    loss = _loss(drafter, loss_mask=torch.zeros(2, 12))
+    assert loss.objective.item() == 0
+    assert loss.sums.denominator.item() == 0
+    loss.objective.backward()
+    assert drafter.fc.weight.grad is not None
+    assert torch.isfinite(drafter.fc.weight.grad).all()
+
+
+def _gradients(head: HeadType, *, mixed: bool) -> dict[str, torch.Tensor]:
+    drafter = tiny_drafter(head)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        loss = _loss(drafter, loss_mask=torch.ones(4, 40))
+    (loss.objective / loss.sums.denominator).backward()
+    return {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
+
+
+def _loss(drafter: torch.nn.Module, *, loss_mask: torch.Tensor) -> LeanLoss:
+    config, generator = drafter.config, torch.Generator().manual_seed(3)
+    batch, length = loss_mask.shape
+    ids = torch.randint(0, config.vocab_size, (batch, length), generator=generator)
+    anchors = draw_anchors(loss_mask, 6, generator=generator)
+    labels = label_blocks(input_ids=ids, loss_mask=loss_mask, anchors=anchors, block_size=config.block_size)
+    hidden = drafter.forward_hidden(
+        features=torch.randn(batch, length, config.feature_size, generator=generator),
+        input_ids=ids,
+        anchor_positions=anchors.positions,
+        block_keep_mask=anchors.keep,
+    )
+    return lean_block_loss(
+        drafter,
+        hidden=hidden,
+        previous_ids=drafter.previous_ids(ids, anchors.positions),
+        target_ids=labels.target_ids,
+        eval_mask=labels.eval_mask,
+        anchor_positions=anchors.positions,
+        last_hidden=torch.randn(batch, length, config.hidden_size, generator=generator),
+        target_head=drafter.lm_head.weight,
+        weights=LossWeights(),
+    )
