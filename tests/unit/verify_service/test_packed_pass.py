@@ -1,0 +1,102 @@
+"""The packed pass equals the library's own attention, whatever is mixed in it and wherever the pages lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dspark.model.checkpoint import LoadedTarget, load_target
+from verify_service import self_test
+from verify_service.paged_attention import ALONE_FROM, Segment, build_plan
+from verify_service.passes import PackedRunner, PerRequestRunner, Runner
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-4}  # logits of this target reach 15
+
+
+@pytest.fixture(scope="module")
+def target(golden_target: Path) -> LoadedTarget:
+    return load_target(golden_target)
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(0, 128, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def alone(target: LoadedTarget, ids: list[int]) -> torch.Tensor:
+    """Logits [T, V] by the library's sdpa path."""
+    before = target.model.config._attn_implementation
+    target.model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        logits = target.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    target.model.set_attn_implementation(before)
+    return logits
+
+
+def test_chunks_drafts_and_decodes_of_interleaved_sequences_share_a_pass(target: LoadedTarget) -> None:
+    runner = PackedRunner(target.model, None, 4096)
+    ids = [tokens(40, 1), tokens(33, 2), tokens(70, 3)]
+    slots = [range(1000, 1100), [3 * i for i in range(100)], [3 * i + 1 for i in range(100)]]
+    done = [0, 0, 0]
+    got: list[list[torch.Tensor]] = [[], [], []]
+    for counts in ((16, 1, 40), (1, 8, 1), (8, 16, 3), (15, 8, 26)):
+        segments = [
+            Segment(s, done[s], ids[s][done[s] : done[s] + n], slots[s][: done[s] + n]) for s, n in enumerate(counts)
+        ]
+        rows = list(runner.run(segments, None).logits.split(list(counts)))
+        for s, n in enumerate(counts):
+            got[s].append(rows[s])
+            done[s] += n
+    for s in range(3):
+        torch.testing.assert_close(torch.cat(got[s]), alone(target, ids[s]), **CLOSE)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_a_rejected_draft_leaves_no_trace(target: LoadedTarget, scattered: bool) -> None:
+    runner = PackedRunner(target.model, None, 256)
+    ids = tokens(30, 4)
+    slots = [5 * i % 256 for i in range(50)] if scattered else range(17, 67)
+    runner.run([Segment(0, 0, ids[:20], slots[:20])], [])
+    runner.run([Segment(0, 20, tokens(8, 5), slots[:28])], None)  # another continuation, not committed
+    kept = runner.run([Segment(0, 20, ids[20:], slots[:30])], None).logits
+    torch.testing.assert_close(kept, alone(target, ids)[20:], **CLOSE)
+
+
+def test_only_the_rows_asked_for_get_logits(target: LoadedTarget) -> None:
+    runner = PackedRunner(target.model, None, 256)
+    ids = tokens(12, 6)
+    assert runner.run([Segment(0, 0, ids[:6], range(6))], []).logits.shape == (0, 128)
+    last = runner.run([Segment(0, 6, ids[6:], range(12))], [5]).logits
+    torch.testing.assert_close(last, alone(target, ids)[-1:], **CLOSE)
+
+
+def test_long_contexts_are_viewed_and_short_ones_share_a_gather(target: LoadedTarget) -> None:
+    runner = PackedRunner(target.model, None, 4096)
+    ids = [tokens(ALONE_FROM + 20, 7), tokens(20, 8), tokens(20, 9)]
+    slots = [range(0, 1000), range(1000, 1100), range(1100, 1200)]
+    head = [Segment(s, 0, ids[s][:-4], slots[s][: len(ids[s]) - 4]) for s in range(3)]
+    tail = [Segment(s, len(ids[s]) - 4, ids[s][-4:], slots[s][: len(ids[s])]) for s in range(3)]
+    plan = build_plan(tail, torch.device("cpu"))
+    assert [group.members for group in plan.groups] == [1, 2]
+    assert plan.groups[0].view is not None
+    runner.run(head, [])
+    rows = runner.run(tail, None).logits.split(4)
+    for s in range(3):
+        torch.testing.assert_close(rows[s], alone(target, ids[s])[-4:], **CLOSE)
+
+
+def test_the_self_test_passes_both_runners_and_catches_a_wrong_one(target: LoadedTarget) -> None:
+    cases = self_test.expected(target)
+    packed = PackedRunner(target.model, None, 256)
+    assert self_test.disagreement(packed, cases) is None
+
+    class Forgetful(PackedRunner):
+        """Every chunk starts over, as an engine that loses its cache would."""
+
+        def run(self, segments, rows):  # type: ignore[no-untyped-def]
+            return super().run([Segment(s.key, 0, s.token_ids, s.slots) for s in segments], rows)
+
+    assert "differ" in (self_test.disagreement(Forgetful(target.model, None, 256), cases) or "")
+    single: Runner = PerRequestRunner(target.model, None)
+    assert self_test.disagreement(single, cases) is None

@@ -1,0 +1,1 @@
+"""The verify service: runs the target, judges drafts, hands features to drafters."""

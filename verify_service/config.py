@@ -1,0 +1,33 @@
+"""What a verifier process can be told. Torch-free: the deployment reads it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """One verifier process."""
+
+    target: str = field(metadata={"doc": "Folder or hub id of the target."})
+    target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
+    drafter: str | None = field(
+        default=None, metadata={"doc": "Folder or hub id of the drafter whose context projection is used."}
+    )
+    drafter_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the drafter."})
+    bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
+    metrics_port: int | None = field(default=None, metadata={"doc": "Port of /metrics; 0 takes any, absent is off."})
+    token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
+    insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
+    device: str = field(default="auto", metadata={"doc": "auto, cpu, cuda or cuda:N."})
+    dtype: str = field(default="auto", metadata={"doc": "auto, float32, bfloat16 or float16."})
+    threads: int = field(default=1, metadata={"doc": "Torch threads of the device thread."})
+    kv_tokens: int = field(default=65536, metadata={"doc": "Token slots of the key-value pool."})
+    page_size: int = field(default=16, metadata={"doc": "Token slots of one page."})
+    prefill_chunk: int = field(default=256, metadata={"doc": "Prompt tokens per pass; rounds go between chunks."})
+    max_batch_tokens: int = field(default=4096, metadata={"doc": "Tokens of one packed pass; larger cohorts split."})
+    max_sequences: int = field(default=1024, metadata={"doc": "Sequences with state at one time."})
+    attention: str = field(default="auto", metadata={"doc": "auto (packed if the self-test passes) or per_request."})
+    measure_cost: bool = field(default=True, metadata={"doc": "Measure the cost curve at start, or load a stored one."})
+    cost_max_tokens: int = field(default=128, metadata={"doc": "Largest step that the cost curve covers."})
+    push_queue_rows: int = field(default=65536, metadata={"doc": "Feature rows that may wait for one drafter."})

@@ -1,0 +1,47 @@
+"""Projected feature rows, kept in host memory beside the key-value pages, at the same slots.
+
+With them a lost, new or moved drafter is filled by sending again; without them the whole prefix would have to be
+prefilled once more. Rows belong to one projection, named by its fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROW_DTYPE = torch.bfloat16  # precision of features cannot change the law of the output
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """Rows of consecutive positions of one sequence, with the token at each."""
+
+    sequence: int
+    epoch: int
+    start: int
+    token_ids: list[int]
+    rows: Tensor  # [rows, H] bfloat16 on the CPU
+
+
+class FeatureStore:
+    """[num_slots, H]; memory is touched only where rows are written."""
+
+    def __init__(self, num_slots: int, width: int, projection: str) -> None:
+        self.projection = projection
+        self.width = width
+        self._rows = torch.empty(num_slots, width, dtype=ROW_DTYPE)
+
+    def put(self, slots: Sequence[int], rows: Tensor) -> None:
+        """Stores rows [n, H] at n slots."""
+        self._rows[_index(slots)] = rows
+
+    def get(self, slots: Sequence[int]) -> Tensor:
+        """A copy of the rows at these slots, [n, H]."""
+        return self._rows[_index(slots)].clone()
+
+
+def _index(slots: Sequence[int]) -> slice | Tensor:
+    return slice(slots.start, slots.stop) if isinstance(slots, range) else torch.tensor(slots, dtype=torch.int64)

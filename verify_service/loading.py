@@ -1,0 +1,94 @@
+"""From a configuration to weights on a device and a way to run them.
+
+Decides three things once: device and number format, which context projection belongs to the target, and whether the
+packed attention path is right for this model. What cannot serve is refused here, by name.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import structlog
+import torch
+
+from dspark.errors import CheckpointError, ConfigError
+from dspark.model.checkpoint import LoadedTarget, fingerprint, load_projection, load_target
+from dspark.model.context import ContextProjection
+from dspark.model.target import TargetTaps
+from verify_service import self_test
+from verify_service.config import VerifyConfig
+from verify_service.passes import PackedRunner, PerRequestRunner, Runner
+
+log = structlog.get_logger("dspark.verify")
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Parts(NamedTuple):
+    """What an engine is made of."""
+
+    target: LoadedTarget
+    runner: Runner
+    projection: ContextProjection | None
+    fingerprint: str
+
+
+def load_parts(config: VerifyConfig) -> Parts:
+    """Everything on the device; call it on the thread that will own it."""
+    torch.set_num_threads(config.threads)
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    target = load_target(config.target, dtype=dtype, device=device, revision=config.target_revision)
+    projection = None
+    if config.drafter is not None:
+        projection = load_projection(config.drafter, dtype=dtype, device=device, revision=config.drafter_revision)
+        taps_width = len(projection.target_layer_ids) * target.hidden_size
+        if projection.fc.in_features != taps_width:
+            raise CheckpointError(
+                f"{config.drafter}: its projection reads {projection.fc.in_features} features, "
+                f"the target gives {taps_width}"
+            )
+    taps = TargetTaps(target.model, projection.target_layer_ids).attach() if projection is not None else None
+    runner = _choose_runner(config, target, taps)
+    return Parts(target, runner, projection, fingerprint(config.target, revision=config.target_revision))
+
+
+def _choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None) -> Runner:
+    """Packed if the self-test passes, else a cache per request, else the target is not eligible."""
+    cases = self_test.expected(target)
+    num_slots = config.kv_tokens // config.page_size * config.page_size
+    reason: str | None = "asked for by configuration"
+    if config.attention == "auto":
+        packed = PackedRunner(target.model, taps, num_slots)
+        reason = self_test.disagreement(packed, cases)
+        if reason is None:
+            log.info("verify.attention_path", path=packed.path)
+            return packed
+    elif config.attention != "per_request":
+        raise ConfigError(f"verify.attention: {config.attention!r} is neither auto nor per_request")
+    single = PerRequestRunner(target.model, taps)
+    problem = self_test.disagreement(single, cases)
+    if problem is not None:
+        raise CheckpointError(f"{config.target}: not eligible as a target: packed: {reason}; per request: {problem}")
+    log.warning("verify.attention_path", path=single.path, reason=reason)
+    return single
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"verify.device: {name!r} is no device") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"verify.device: {name} was asked for and CUDA is not available")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    if name not in _DTYPES:
+        raise ConfigError(f"verify.dtype: {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]

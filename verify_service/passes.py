@@ -1,0 +1,154 @@
+"""Runs the target over the new tokens of several sequences: one packed pass, or one pass each where packing fails.
+
+Both runners take the same segments and give the same rows back; `path` says which one is at work. Rolling back is
+saying a smaller start next time. Knows no cursors, rules or features beyond the taps it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dspark.errors import CheckpointError
+from dspark.model.target import TargetTaps
+from verify_service import paged_attention
+from verify_service.paged_attention import KeyValuePool, Segment, build_plan
+
+
+class Pass(NamedTuple):
+    """Rows of one pass in the order of the segments' tokens."""
+
+    logits: Tensor  # [R, V] of the rows asked for
+    taps: Tensor | None  # [T, m*H] of every token, None without taps
+
+
+class Runner(Protocol):
+    """How the engine reaches the target."""
+
+    path: str  # "packed" or "per_request"
+    device: torch.device
+
+    def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
+        """New tokens through the target; `rows` are the tokens whose logits are wanted, None means all."""
+
+    def release(self, key: int) -> None:
+        """Forgets a sequence."""
+
+    def fill(self, key: int, slots: Sequence[int], length: int) -> None:
+        """Pretends that `length` tokens of a sequence were run, for timing only."""
+
+    def reset(self) -> None:
+        """Lets go of all memory; only when nobody holds any."""
+
+
+class PackedRunner:
+    """All segments in one row of tokens over a paged pool."""
+
+    path = "packed"
+
+    def __init__(self, model: Any, taps: TargetTaps | None, num_slots: int) -> None:
+        paged_attention.register()
+        model.set_attn_implementation(paged_attention.NAME)
+        self.device: torch.device = next(model.parameters()).device
+        self._model = model
+        self._taps = taps
+        self._pool = KeyValuePool(num_slots)
+
+    @torch.inference_mode()
+    def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
+        plan = build_plan(segments, self.device)
+        total = plan.slots.shape[0]
+        # Always a tensor: an int would slice the packed row as if it were one sequence.
+        keep = torch.arange(total) if rows is None else torch.tensor(rows, dtype=torch.int64)
+        logits = self._model(
+            input_ids=plan.token_ids,
+            position_ids=plan.positions,
+            use_cache=False,
+            logits_to_keep=keep.to(self.device),
+            dspark_plan=plan,
+            dspark_pool=self._pool,
+        ).logits[0]
+        return Pass(logits, self._taps.collect()[0] if self._taps is not None else None)
+
+    def release(self, key: int) -> None:
+        pass
+
+    @torch.inference_mode()
+    def fill(self, key: int, slots: Sequence[int], length: int) -> None:
+        self._pool.fill(torch.tensor(slots[:length], device=self.device))
+
+    def reset(self) -> None:
+        self._pool.reset()
+
+
+class PerRequestRunner:
+    """One pass per segment over the library's own caches: slower, and right for more models."""
+
+    path = "per_request"
+
+    def __init__(self, model: Any, taps: TargetTaps | None) -> None:
+        model.set_attn_implementation("sdpa")
+        self.device: torch.device = next(model.parameters()).device
+        self._model = model
+        self._taps = taps
+        self._caches: dict[int, Any] = {}
+
+    @torch.inference_mode()
+    def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
+        logits, taps = [], []
+        wanted = set(rows) if rows is not None else None
+        first = 0
+        for segment in segments:
+            count = len(segment.token_ids)
+            keep = [j for j in range(count) if wanted is None or first + j in wanted]
+            first += count
+            cache = self._cache_at(segment.key, segment.start)
+            output = self._model(
+                input_ids=torch.tensor([list(segment.token_ids)], device=self.device),
+                past_key_values=cache,
+                use_cache=True,
+                # Something must be kept for the pass to have a last row.
+                logits_to_keep=torch.tensor(keep or [count - 1], device=self.device),
+            )
+            if keep:
+                logits.append(output.logits[0])
+            if self._taps is not None:
+                taps.append(self._taps.collect()[0])
+        vocab = self._model.config.get_text_config().vocab_size
+        none = torch.empty(0, vocab, device=self.device)
+        return Pass(torch.cat(logits) if logits else none, torch.cat(taps) if taps else None)
+
+    def release(self, key: int) -> None:
+        self._caches.pop(key, None)
+
+    @torch.inference_mode()
+    def fill(self, key: int, slots: Sequence[int], length: int) -> None:
+        if (missing := length - self._length(key)) > 0:
+            self.run([Segment(key, self._length(key), [0] * missing, range(length))], [])
+
+    def reset(self) -> None:
+        self._caches.clear()
+
+    def _length(self, key: int) -> int:
+        cache = self._caches.get(key)
+        return int(cache.get_seq_length()) if cache is not None else 0
+
+    def _cache_at(self, key: int, start: int) -> Any:
+        """The sequence's cache, cut back to `start` tokens."""
+        from transformers import DynamicCache
+
+        if start == 0 or key not in self._caches:
+            # Without a config every layer keeps all tokens, so that any of them can be taken back.
+            self._caches[key] = DynamicCache()
+        cache = self._caches[key]
+        if (surplus := self._length(key) - start) > 0:
+            cache.crop(-surplus)
+        if self._length(key) != start:
+            raise CheckpointError(
+                f"a cache of {self._length(key)} tokens could not be brought to {start}: "
+                f"{type(self._model).__name__} cannot take tokens back"
+            )
+        return cache

@@ -1,0 +1,120 @@
+"""What a verifier knows about one sequence, and whether a command about it fits.
+
+Invariant 1, one cursor: between rounds `cached` is `committed_len - 1`; whoever says otherwise is refused and told what
+is here. A verdict may get lost on its way, so the last one is kept and said again for the same (epoch, round).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dspark.decoding.acceptance import validate_q
+from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
+
+MAX_DRAFT = 64  # drafted tokens of one item
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyItem:
+    """One sequence of a cohort: verify this prefix after that anchor."""
+
+    cursor: Cursor
+    anchor: int
+    draft_ids: tuple[int, ...]
+    q: SparseQ
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """Held from Prefill to Release."""
+
+    sequence: int
+    epoch: int
+    owner: int  # the session that opened it
+    law: Law
+    prompt_len: int  # tokens the prefill has to run
+    capacity: int  # token slots reserved
+    keep_features: bool
+    token_ids: list[int] = field(default_factory=list)  # committed, the anchor last
+    cached: int = 0  # tokens whose keys and values are there
+    anchored: bool = False  # whether the first anchor has been drawn
+    last: Verdict | None = None
+
+    @property
+    def committed_len(self) -> int:
+        return len(self.token_ids)
+
+
+def invalid(message: str) -> Refusal:
+    """The command is malformed."""
+    return Refusal(RefusalReason.INVALID, message)
+
+
+def unknown(cursor: Cursor) -> Refusal:
+    """Nothing is held under this id and epoch."""
+    return Refusal(RefusalReason.UNKNOWN_SEQUENCE, f"sequence {cursor.sequence} epoch {cursor.epoch} is not held here")
+
+
+def stale(state: SequenceState, message: str) -> Refusal:
+    """Both sides know the sequence and disagree about where it stands."""
+    return Refusal(RefusalReason.STALE_CURSOR, message, state.committed_len)
+
+
+def check_prompt(
+    cursor: Cursor, token_ids: Sequence[int], reserve_tokens: int, *, vocab_size: int, context_length: int
+) -> Refusal | None:
+    """Whether these tokens can be prefilled at all."""
+    count = len(token_ids)
+    if count == 0:
+        return invalid("token_ids: empty")
+    if cursor.committed_len != count:
+        return invalid(f"cursor.committed_len: {cursor.committed_len} for {count} token_ids")
+    if count >= context_length:
+        return invalid(f"token_ids: {count} tokens leave no room in a context of {context_length}")
+    if max(token_ids) >= vocab_size or min(token_ids) < 0:
+        return invalid(f"token_ids: an id is not below the vocabulary size {vocab_size}")
+    if not count < reserve_tokens <= context_length + MAX_DRAFT + 1:
+        return invalid(f"reserve_tokens: {reserve_tokens} is not in {count + 1}..{context_length + MAX_DRAFT + 1}")
+    return None
+
+
+def check_item(state: SequenceState | None, item: VerifyItem, *, vocab_size: int) -> Refusal | Verdict | None:
+    """None when the item may run; the kept verdict when this very command was answered before."""
+    cursor = item.cursor
+    if state is None or cursor.epoch != state.epoch or not state.anchored:
+        if state is not None and cursor.epoch < state.epoch:
+            return stale(state, f"epoch {cursor.epoch} was followed by {state.epoch}")
+        return unknown(cursor)
+    last = state.last
+    if last is not None and cursor.round == last.cursor.round and cursor.committed_len == last.cursor.committed_len:
+        return last
+    if cursor.committed_len != state.committed_len:
+        return stale(state, f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here")
+    if last is not None and cursor.round <= last.cursor.round:
+        return stale(state, f"round {cursor.round} is over, the last was {last.cursor.round}")
+    if item.anchor != state.token_ids[-1]:
+        return stale(state, "the anchor is not the newest committed token")
+    return _check_draft(state, item, vocab_size)
+
+
+def _check_draft(state: SequenceState, item: VerifyItem, vocab_size: int) -> Refusal | None:
+    count = len(item.draft_ids)
+    if count > MAX_DRAFT:
+        return invalid(f"draft_ids: {count} tokens are over the limit of {MAX_DRAFT}")
+    if count and not 0 <= min(item.draft_ids) <= max(item.draft_ids) < vocab_size:
+        return invalid(f"draft_ids: an id is not below the vocabulary size {vocab_size}")
+    if state.committed_len + count > state.capacity:
+        return invalid(f"draft_ids: {state.committed_len + count} tokens exceed the reserved {state.capacity}")
+    size = count * item.q.entries * 4
+    if (len(item.q.ids), len(item.q.probs)) != (size, size):
+        return invalid(f"q: {len(item.q.ids)} and {len(item.q.probs)} bytes, expected {size} each")
+    if not count:
+        return None
+    if not item.q.entries:
+        return invalid("q_entries: a draft needs the distributions it was drawn from")
+    ids, probs = item.q.arrays()
+    problem = validate_q(ids.astype(np.int64), probs, item.draft_ids, vocab_size)
+    return invalid(problem) if problem else None
