@@ -81,3 +81,15 @@ def write_cell(cell: Cell) -> None:
 def remove_cell() -> None:
     """Forgets the cell."""
     cell_file().unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs on this machine; one that has ended and waits to be reaped does not."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:  # not ours to signal, or a system without /proc: it is there
+        return True
+    return state != "Z"

@@ -1,0 +1,79 @@
+"""What runs inside a Ray actor: a thin shell around one room's process. Plain classes; `cluster.py` makes them actors.
+
+The room keeps its own gRPC server; no request ever passes through the shell. Plain values in, plain values out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.rooms import start_room
+from deploy.topology import Role
+from dspark.errors import ConfigError, DsparkError
+from dspark.runtime.identity import state_dir
+from dspark.runtime.process import Process
+from dspark.runtime.telemetry import configure_logging
+
+
+class RoomShell:
+    """Hosts one process of the cell."""
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._name = ""
+
+    async def here(self) -> int:
+        """Answers as soon as Ray has placed the actor."""
+        return os.getpid()
+
+    async def start(
+        self, role: str, settings: Mapping[str, Any], *, name: str, token: str, node_ip: str
+    ) -> dict[str, Any]:
+        """Starts the room. Returns what it is, or {"failed": sentence, "fatal": whether trying again is useless}."""
+        configure_logging(role=role, name=name, fmt="json")
+        self._name = name
+        try:
+            mine = {**settings, "token_file": _token_file(settings.get("token_file"), token)}
+            self._process = await start_room(Role(role), mine, name=name)
+        except DsparkError as error:
+            return {"failed": str(error), "fatal": True}
+        except Exception as error:
+            return {"failed": f"{type(error).__name__}: {error}", "fatal": False}
+        self._node_ip = node_ip
+        return self._described()
+
+    async def describe(self) -> dict[str, Any] | None:
+        """What it is; None when it has not started."""
+        return self._described() if self._process is not None else None
+
+    async def stop(self, grace_s: float) -> None:
+        """Drains and ends the room."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            await process.stop(grace_s)
+
+    def _described(self) -> dict[str, Any]:
+        assert self._process is not None
+        host, _, port = self._process.endpoint.rpartition(":")
+        if host in ("0.0.0.0", "::", "[::]"):  # listens everywhere: others reach it by the node's address
+            host = self._node_ip
+        return {"endpoint": f"{host}:{port}", "incarnation": self._process.incarnation, "pid": os.getpid()}
+
+
+def _token_file(wanted: str | None, token: str) -> str | None:
+    """The secret's file on this node; written here when the state folder is another node's."""
+    if not wanted or not token:
+        return wanted
+    if Path(wanted).is_file():
+        return wanted
+    path = state_dir() / "worker_token"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+    except OSError as error:
+        raise ConfigError(f"token_file: cannot write {path}: {error}") from error
+    return str(path)

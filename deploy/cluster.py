@@ -1,0 +1,246 @@
+"""Every call to Ray. Plain Core actors, recreated by the controller with a new incarnation, never restarted by Ray.
+
+A local cluster is a child with a session of its own, bound to loopback, with a token of its own; it is ended by
+signals to exactly its processes (`marks.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import structlog
+
+from deploy.actors import RoomShell
+from deploy.controller import Controller, Started, StartFailed
+from deploy.probe import ControlAnnouncer
+from deploy.topology import Replica, Topology
+from dspark.errors import DsparkError, Unavailable
+from dspark.runtime.telemetry import configure_logging
+
+log = structlog.get_logger("deploy.cluster")
+
+NAMESPACE = "dspark"
+CONTROLLER = "controller"
+_SEPARATOR = "#"  # actor name = replica name, separator, a random part: a dead actor's name is not free at once
+
+
+def connect(address: str, *, local: bool) -> None:
+    """Makes this process a driver of the cluster at `address`."""
+    os.environ.setdefault("RAY_AUTH_MODE", _auth_mode())
+    options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if local else {}
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level="ERROR",
+            **options,
+        )
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        first = str(error).strip().splitlines()
+        raise Unavailable(f"cannot join the Ray cluster at {address}: {first[0] if first else error!r}") from error
+
+
+def disconnect() -> None:
+    """Leaves the cluster; detached actors stay."""
+    ray.shutdown()
+
+
+def _auth_mode() -> str:
+    """Ray's mode is always said aloud: token where the user has one, else disabled."""
+    has_token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return "token" if has_token or (Path.home() / ".ray" / "auth_token").exists() else "disabled"
+
+
+class Room(RoomShell):
+    """A room's shell that knows its node."""
+
+    async def start_here(self, role: str, settings: Mapping[str, Any], *, name: str, token: str) -> dict[str, Any]:
+        """Starts the room; others reach it by this node's address."""
+        node_ip = str(ray.util.get_node_ip_address())
+        return await self.start(role, settings, name=name, token=token, node_ip=node_ip)
+
+
+class RayFleet:
+    """Processes as detached actors of this cluster."""
+
+    def __init__(self, token: str, start_timeout_s: float) -> None:
+        self._token = token
+        self._timeout_s = start_timeout_s
+        self._handles: dict[str, Any] = {}
+        self._waiting: dict[str, str] = {}
+
+    async def adopt(self) -> dict[str, Started]:
+        """Actors an earlier controller made; those that do not answer are ended."""
+        found: dict[str, Started] = {}
+        for actor in ray.util.list_named_actors():
+            name, separator, _ = actor.partition(_SEPARATOR)
+            if not separator:
+                continue
+            try:
+                handle = ray.get_actor(actor)
+                described = await asyncio.wait_for(_awaitable(handle.describe.remote()), 5.0)
+            except (ValueError, TimeoutError, ray.exceptions.RayError):
+                described = None
+            if described is None or name in found:
+                with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                    ray.kill(ray.get_actor(actor))
+                continue
+            self._handles[name] = handle
+            found[name] = Started(**described)
+        return found
+
+    async def launch(self, replica: Replica) -> Started:
+        """Creates the actor, then starts the room in it."""
+        await self.end(replica.name, 0.0)
+        handle = (
+            ray.remote(Room)
+            .options(
+                name=f"{replica.name}{_SEPARATOR}{secrets.token_hex(4)}",
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=0,  # makes Ray give torch one thread
+                num_gpus=replica.gpus,
+                max_restarts=0,
+            )
+            .remote()
+        )
+        self._handles[replica.name] = handle
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            await self._await_place(handle, replica, deadline)
+            call = handle.start_here.remote(
+                str(replica.role), dict(replica.settings), name=replica.name, token=self._token
+            )
+            reply = await asyncio.wait_for(_awaitable(call), max(1.0, deadline - time.monotonic()))
+        except TimeoutError:
+            await self.end(replica.name, 0.0)
+            waited = self._waiting.get(replica.name) or "it was still loading"
+            raise StartFailed(f"not serving after {self._timeout_s:.0f} s: {waited}", fatal=False) from None
+        except ray.exceptions.RayActorError as error:
+            raise StartFailed(f"its process died while starting ({_first_line(error)})", fatal=False) from error
+        finally:
+            self._waiting.pop(replica.name, None)
+        if "failed" in reply:
+            await self.end(replica.name, 0.0)
+            raise StartFailed(reply["failed"], fatal=reply["fatal"])
+        return Started(**reply)
+
+    async def end(self, name: str, grace_s: float) -> None:
+        """Drains if there is grace, then kills."""
+        handle = self._handles.pop(name, None)
+        if handle is None:
+            return
+        if grace_s > 0:
+            with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+                await asyncio.wait_for(_awaitable(handle.stop.remote(grace_s)), grace_s + 2.0)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(handle, no_restart=True)
+
+    def pending(self, name: str) -> str:
+        """Why Ray has not placed it."""
+        return self._waiting.get(name, "")
+
+    async def _await_place(self, handle: Any, replica: Replica, deadline: float) -> None:
+        """Ray never refuses what no node can hold, it waits; so say what it waits for."""
+        placed = asyncio.ensure_future(_awaitable(handle.here.remote()))
+        while True:
+            done, _ = await asyncio.wait({placed}, timeout=3.0)
+            if done:
+                await placed
+                return
+            if time.monotonic() > deadline:
+                placed.cancel()
+                raise TimeoutError
+            has = ray.cluster_resources().get("GPU", 0.0)
+            free = ray.available_resources().get("GPU", 0.0)
+            self._waiting[replica.name] = (
+                f"waiting for {replica.gpus:g} GPU, the cluster has {has:g} of which {free:g} are free"
+                if replica.gpus
+                else "waiting for Ray to start a worker process"
+            )
+
+
+class ControllerShell:
+    """The controller as an actor."""
+
+    def __init__(self, topology: Topology, token: str, start_timeout_s: float) -> None:
+        configure_logging(role="controller", name=CONTROLLER, fmt="json")
+        self._controller = Controller(topology, RayFleet(token, start_timeout_s), ControlAnnouncer(token or None))
+        # Started here, so that a controller that Ray restarted takes up its work without being asked.
+        self._loop = asyncio.get_event_loop().create_task(self._controller.run())
+
+    async def report(self) -> list[dict[str, Any]]:
+        """Every replica."""
+        return self._controller.report()
+
+    async def close(self, grace_s: float) -> None:
+        """Ends every process of the cell."""
+        await self._controller.close(grace_s)
+        self._loop.cancel()
+
+
+def start_controller(topology: Topology, *, token: str, start_timeout_s: float) -> None:
+    """Creates the controller; a cell that is already there is refused."""
+    if controller() is not None:
+        raise DsparkError("this Ray cluster already runs a dspark cell; take it down first")
+    handle = (
+        ray.remote(ControllerShell)
+        .options(name=CONTROLLER, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)
+        .remote(topology, token, start_timeout_s)
+    )
+    _get(handle.report.remote(), 60.0, "the controller did not start")
+
+
+def controller() -> Any | None:
+    """The controller of this cluster."""
+    try:
+        return ray.get_actor(CONTROLLER, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def report() -> list[dict[str, Any]]:
+    """The controller's report."""
+    handle = controller()
+    if handle is None:
+        raise Unavailable("the controller is gone")
+    rows: list[dict[str, Any]] = _get(handle.report.remote(), 15.0, "the controller does not answer")
+    return rows
+
+
+def close_cell(grace_s: float) -> None:
+    """Ends the cell's actors and the controller; other users of the cluster are left alone."""
+    handle = controller()
+    if handle is not None:
+        with contextlib.suppress(Unavailable):  # then its workers are killed below
+            _get(handle.close.remote(grace_s), grace_s + 15.0, "the controller does not answer")
+        ray.kill(handle, no_restart=True)
+    for actor in ray.util.list_named_actors():
+        if _SEPARATOR in actor:
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                ray.kill(ray.get_actor(actor), no_restart=True)
+
+
+def _get(reference: Any, timeout_s: float, otherwise: str) -> Any:
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        raise Unavailable(f"{otherwise} ({_first_line(error)})") from error
+
+
+async def _awaitable(reference: Any) -> Any:
+    return await reference
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,41 @@
+"""What an operator wants to run: section `cluster` of the configuration file. Torch-free, Ray-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dspark.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """One cell: a coordinator, a pool of verifiers and a pool of drafters."""
+
+    target: str = field(metadata={"doc": "Target: a folder, or an id in the hub cache."})
+    drafter: str = field(metadata={"doc": "Drafter: a folder, or an id in the hub cache."})
+    revision: str | None = field(default=None, metadata={"doc": "Revision of both when they are hub ids."})
+    verifiers: int = field(default=1, metadata={"doc": "Verifier processes."})
+    drafters: int = field(default=1, metadata={"doc": "Drafter processes."})
+    address: str | None = field(
+        default=None, metadata={"doc": "GCS address of a running Ray cluster; absent: a local one is started."}
+    )
+    bind: str = field(default="127.0.0.1", metadata={"doc": "Address every server listens on."})
+    port: int = field(default=0, metadata={"doc": "Port of the coordinator; 0 takes a free one and keeps it."})
+    insecure: bool = field(default=False, metadata={"doc": "Listen beyond this machine without asking for a token."})
+    policy: str | None = field(default=None, metadata={"doc": "Default policy: off, fixed:k, threshold:t or greedy."})
+    device: str | None = field(default=None, metadata={"doc": "Device of both pools; absent: what is there."})
+    verifier_gpus: float = field(default=0.0, metadata={"doc": "GPUs Ray reserves for each verifier."})
+    drafter_gpus: float = field(default=0.0, metadata={"doc": "GPUs Ray reserves for each drafter."})
+    start_timeout_s: float = field(default=600.0, metadata={"doc": "Longest wait for the cell to serve."})
+
+    def __post_init__(self) -> None:
+        if self.verifiers < 1:
+            raise ConfigError(f"cluster.verifiers: {self.verifiers} is too few, at least one verifier is needed")
+        if self.drafters < 0:
+            raise ConfigError(f"cluster.drafters: {self.drafters} is negative")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"cluster.port: {self.port} is no port")
+        if min(self.verifier_gpus, self.drafter_gpus) < 0:
+            raise ConfigError("cluster.verifier_gpus, cluster.drafter_gpus: must not be negative")
+        if self.start_timeout_s <= 0:
+            raise ConfigError(f"cluster.start_timeout_s: {self.start_timeout_s} is not positive")

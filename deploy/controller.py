@@ -1,0 +1,224 @@
+"""Keeps the cell as it should be: starts, watches and replaces its processes, and tells the coordinator who is there.
+
+Knows no Ray: whoever runs processes is a `Fleet`. Decisions are `reconcile.plan`; this file only carries them out.
+Invariant: the coordinator is always told the full set of serving workers, after every change and every few seconds, so
+a lost message or a restarted coordinator heals by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from deploy import reconcile
+from deploy.probe import Health, Probe
+from deploy.reconcile import Observed, Phase, Start, Stop
+from deploy.rooms import ROOMS
+from deploy.topology import Replica, Role, Topology
+from dspark.errors import DsparkError
+
+log = structlog.get_logger("deploy.controller")
+
+TICK_S = 0.5
+ANNOUNCE_EVERY_S = 5.0
+MISSES = 2  # refused connections in a row that mean death
+HUNG_AFTER_S = 20.0  # silence, with the connection open, that means death
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process that serves."""
+
+    endpoint: str
+    incarnation: int
+    pid: int
+
+
+class StartFailed(DsparkError):
+    """A process did not start. `fatal`: it said itself that it cannot, as configured."""
+
+    def __init__(self, sentence: str, *, fatal: bool) -> None:
+        super().__init__(sentence)
+        self.fatal = fatal
+
+
+class Fleet(Protocol):
+    """Runs processes. Names are those of the topology; at most one process has a name."""
+
+    async def adopt(self) -> Mapping[str, Started]:
+        """Processes that an earlier controller left running."""
+
+    async def launch(self, replica: Replica) -> Started:
+        """Starts a process and waits until it serves; StartFailed says why not."""
+
+    async def end(self, name: str, grace_s: float) -> None:
+        """Ends the process, if there is one; without grace it is killed."""
+
+    def pending(self, name: str) -> str:
+        """Why a launch is still waiting; empty when it is simply loading."""
+
+
+class Announcer(Protocol):
+    """Tells a coordinator who is there."""
+
+    async def announce(self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]]) -> int:
+        """Returns how many workers it is connected to."""
+
+
+class Controller:
+    """The loop that keeps a topology running."""
+
+    def __init__(self, topology: Topology, fleet: Fleet, announcer: Announcer) -> None:
+        self._topology = topology
+        self._fleet = fleet
+        self._announcer = announcer
+        self._seen: dict[str, Observed] = {}
+        self._running: dict[str, Started] = {}
+        self._probes: dict[str, Probe] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._announced: tuple[float, object] = (float("-inf"), None)
+        self._connected = 0
+        self._closing = False
+
+    async def run(self) -> None:
+        """Adopts what is there, then keeps the cell until `close`."""
+        for name, started in (await self._fleet.adopt()).items():
+            log.info("replica.adopted", replica=name, endpoint=started.endpoint)
+            now = time.monotonic()
+            self._serve(name, reconcile.starting(None, now), started)
+        while not self._closing:
+            try:
+                await self.step()
+            except Exception:  # one bad tick must not end the watch
+                log.exception("controller.tick_failed")
+            await asyncio.sleep(TICK_S)
+
+    async def step(self) -> None:
+        """One look around: probe, decide, act, announce."""
+        await asyncio.gather(*(self._watch(name) for name in list(self._running)))
+        for action in reconcile.plan(self._topology.names, self._seen, time.monotonic()):
+            self._act(action)
+        await self._announce()
+
+    def report(self) -> list[dict[str, Any]]:
+        """Every replica as plain values, for `dspark up` and for people."""
+        rows = []
+        for replica in self._topology.replicas:
+            seen = self._seen.get(replica.name) or Observed(Phase.DOWN, time.monotonic())
+            started = self._running.get(replica.name)
+            rows.append(
+                {
+                    "name": replica.name,
+                    "phase": str(seen.phase),
+                    "reason": seen.reason
+                    or (self._fleet.pending(replica.name) if seen.phase is Phase.STARTING else ""),
+                    "fatal": seen.fatal,
+                    "failures": seen.failures,
+                    "starts": seen.starts,
+                    "endpoint": started.endpoint if started else "",
+                    "pid": started.pid if started else 0,
+                    "connected": self._connected,
+                }
+            )
+        return rows
+
+    async def close(self, grace_s: float) -> None:
+        """Ends every process, the coordinator first, so that streams end before their workers do."""
+        self._closing = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        first = [replica.name for replica in self._topology.replicas if replica.role is Role.COORDINATOR]
+        rest = sorted((set(self._running) | self._topology.names) - set(first))
+        for names in (first, rest):
+            await asyncio.gather(*(self._fleet.end(name, grace_s) for name in names), return_exceptions=True)
+        await asyncio.gather(*(probe.close() for probe in self._probes.values()), return_exceptions=True)
+
+    def _act(self, action: Start | Stop) -> None:
+        now, name = time.monotonic(), action.name
+        if name in self._tasks and not self._tasks[name].done():
+            return
+        if isinstance(action, Stop):
+            self._seen[name] = Observed(Phase.STOPPING, now)
+            self._tasks[name] = asyncio.create_task(self._stop(name))
+            return
+        replica = self._topology.named(name)
+        assert replica is not None, "plan starts only what is desired"
+        self._seen[name] = reconcile.starting(self._seen.get(name), now)
+        log.info("replica.starting", replica=name, start=self._seen[name].starts)
+        self._tasks[name] = asyncio.create_task(self._launch(replica))
+
+    async def _launch(self, replica: Replica) -> None:
+        seen = self._seen[replica.name]
+        try:
+            started = await self._fleet.launch(replica)
+        except StartFailed as error:
+            log.error("replica.start_failed", replica=replica.name, reason=str(error), fatal=error.fatal)
+            self._seen[replica.name] = reconcile.down(seen, time.monotonic(), str(error), fatal=error.fatal)
+        except Exception as error:
+            log.exception("replica.start_failed", replica=replica.name)
+            self._seen[replica.name] = reconcile.down(seen, time.monotonic(), f"{type(error).__name__}: {error}")
+        else:
+            log.info("replica.serving", replica=replica.name, endpoint=started.endpoint, pid=started.pid)
+            self._serve(replica.name, seen, started)
+
+    def _serve(self, name: str, seen: Observed, started: Started) -> None:
+        replica = self._topology.named(name)
+        self._running[name] = started
+        self._seen[name] = reconcile.serving(seen, time.monotonic())
+        if replica is not None:
+            self._probes[name] = Probe(started.endpoint, ROOMS[replica.role].service)
+
+    async def _watch(self, name: str) -> None:
+        probe = self._probes.get(name)
+        if probe is None:
+            return
+        health = await probe.look()
+        now = time.monotonic()
+        if health is Health.ANSWERS:
+            return
+        if probe.misses >= MISSES or now - probe.heard > HUNG_AFTER_S:
+            reason = "refuses connections" if probe.misses >= MISSES else f"silent for {HUNG_AFTER_S:.0f} s"
+            log.warning("replica.lost", replica=name, reason=reason, pid=self._running[name].pid)
+            await self._fleet.end(name, 0.0)
+            await self._forget(name)
+            self._seen[name] = reconcile.down(self._seen[name], now, reason)
+
+    async def _stop(self, name: str) -> None:
+        await self._fleet.end(name, 10.0)
+        await self._forget(name)
+        del self._seen[name]
+
+    async def _forget(self, name: str) -> None:
+        self._running.pop(name, None)
+        probe = self._probes.pop(name, None)
+        if probe is not None:
+            with contextlib.suppress(Exception):  # a broken channel may refuse to close in order
+                await probe.close()
+
+    async def _announce(self) -> None:
+        coordinator = self._running.get(self._topology.coordinator.name)
+        if coordinator is None:
+            return
+        workers = {
+            replica.name: (replica.role, self._running[replica.name])
+            for replica in self._topology.replicas
+            if replica.role is not Role.COORDINATOR and replica.name in self._running
+        }
+        now, content = time.monotonic(), (coordinator, tuple(sorted(workers.items())))
+        told_at, told = self._announced
+        if content == told and now - told_at < ANNOUNCE_EVERY_S:
+            return
+        try:
+            self._connected = await self._announcer.announce(coordinator, workers)
+        except DsparkError as error:
+            log.warning("announce.failed", reason=str(error))
+            return  # the next tick tries again
+        self._announced = (now, content)

@@ -1,0 +1,122 @@
+"""A local Ray cluster as a child process: own session, own folder, own token, loopback only.
+
+Does not import ray: `ray start` is run as a program, so that a cluster can be ended without loading anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.marks import VARIABLE, end_all
+from dspark.errors import Unavailable
+from dspark.runtime.identity import write_token
+
+PORT_TIMEOUT_S = 60.0
+OBJECT_STORE_BYTES = 80_000_000  # nothing of ours travels through it
+
+_PORT_OPTIONS = (
+    "port",
+    "node-manager-port",
+    "object-manager-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "metrics-export-port",
+    "runtime-env-agent-port",
+    "ray-client-server-port",
+)
+_PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
+
+
+@dataclass(frozen=True)
+class Head:
+    """A running local cluster. pid: its session's leader. folder: sessions and logs, removed with it."""
+
+    address: str
+    pid: int
+    folder: Path
+    cell_id: str
+
+
+def environment(token_file: Path, cell_id: str) -> dict[str, str]:
+    """What the Ray processes and every driver of this cluster must have in their environment."""
+    return {
+        VARIABLE: cell_id,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray replaces 127.0.0.1 by the machine's outer address unless told that this node stays alone.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else a stop waits half a minute for nobody
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker that reserves no GPU may still share one
+        "RAY_DEDUP_LOGS": "0",
+    }
+
+
+def start_head(token_file: Path, cell_id: str, environ: MutableMapping[str, str]) -> Head:
+    """Starts the cluster and waits for its port. `environ` (this process's) is set up for drivers."""
+    if not token_file.exists():
+        write_token(token_file)
+    # Ray's sockets lie under this folder and their paths are limited to about a hundred bytes: no deep folders.
+    folder = Path(tempfile.mkdtemp(prefix="dspark-ray-", dir="/tmp" if os.path.isdir("/tmp") else None))
+    ports = free_ports(len(_PORT_OPTIONS) + len(_PORT_VARIABLES))
+    environ.update(environment(token_file, cell_id))
+    child_environ = {**environ, **{name: str(ports.pop()) for name in _PORT_VARIABLES}}
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--disable-usage-stats"]
+    command += [f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={folder}", "--log-color=false"]
+    command += [f"--{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)]
+    with (folder / "head.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=child_environ, start_new_session=True
+        )
+    head = Head(f"127.0.0.1:{ports[0]}", process.pid, folder, cell_id)
+    try:
+        _await_port(process, ports[0], folder / "head.log")
+    except BaseException:
+        stop_head(head)
+        raise
+    return head
+
+
+def stop_head(head: Head) -> list[int]:
+    """Ends every process of the cluster and removes its folder; returns those that would not go."""
+    left = end_all(head.cell_id, head.pid)
+    if not left:
+        shutil.rmtree(head.folder, ignore_errors=True)
+    return left
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + PORT_TIMEOUT_S
+    while True:
+        if process.poll() is not None:
+            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise Unavailable(f"Ray did not start: {said[-1] if said else f'exit code {process.returncode}'}")
+        try:
+            socket.create_connection(("127.0.0.1", port), 0.5).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"Ray did not listen on port {port} within {PORT_TIMEOUT_S:.0f} s") from None
+            time.sleep(0.1)

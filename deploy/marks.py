@@ -1,0 +1,87 @@
+"""Finding and ending every process of a cell, and only those.
+
+Each cell has an id that all its processes inherit in their environment, so a search by it misses nobody, whatever
+process group a child was put into, and hits nobody else: no command that stops every Ray process of a machine is used.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from pathlib import Path
+
+from dspark.client.cell import is_alive
+
+VARIABLE = "DSPARK_CELL_ID"
+_PROC = Path("/proc")
+
+
+def new_cell_id() -> str:
+    """An id no other cell has."""
+    return secrets.token_hex(8)
+
+
+def marked(cell_id: str) -> list[int]:
+    """Process ids that carry the mark, this process left out. Empty where the system has no /proc."""
+    mark = f"{VARIABLE}={cell_id}".encode()
+    found = []
+    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if mark in environment.split(b"\0") and is_alive(int(entry.name)):
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def end_all(cell_id: str, leader: int, *, grace_s: float = 10.0) -> list[int]:
+    """Ends the leader's process group, then whoever carries the mark. Returns those that would not go."""
+    _signal_group(leader, signal.SIGTERM)
+    if _wait_gone(cell_id, leader, grace_s):
+        return []
+    _signal_group(leader, signal.SIGKILL)
+    for pid in marked(cell_id):
+        _signal(pid, signal.SIGKILL)
+    _wait_gone(cell_id, leader, 10.0)
+    return marked(cell_id)
+
+
+def _wait_gone(cell_id: str, leader: int, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if leader:
+            _reap(leader)
+        if not marked(cell_id) and not (leader and is_alive(leader)):
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.1)
+
+
+def _reap(pid: int) -> None:
+    """Collects the leader when it is a child of this process."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    # A recycled id must not be hit: the leader of a session leads a group of its own id.
+    try:
+        if leader and os.getpgid(leader) == leader:
+            os.killpg(leader, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,97 @@
+"""Is a process there? One gRPC health check at a time over a channel of its own, and the announcement to a coordinator.
+
+A refused connection is death within a tick; silence on an open connection is judged by how long it has lasted.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from deploy.topology import Role
+from dspark.client.errors import read_error
+from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.wire.v1 import control_pb2, control_pb2_grpc
+
+if TYPE_CHECKING:
+    from deploy.controller import Started
+
+LOOK_TIMEOUT_S = 2.0
+ANNOUNCE_TIMEOUT_S = 10.0
+
+_ROLES = {Role.VERIFY: control_pb2.ROLE_VERIFY, Role.DRAFT: control_pb2.ROLE_DRAFT}
+
+
+class Health(enum.Enum):
+    """What a look found."""
+
+    ANSWERS = enum.auto()
+    REFUSED = enum.auto()
+    SILENT = enum.auto()
+
+
+class Probe:
+    """Looks at one process. misses: refused looks in a row. heard: when it last answered."""
+
+    def __init__(self, endpoint: str, service: str) -> None:
+        self._channel = open_channel(endpoint)
+        self._stub = health_pb2_grpc.HealthStub(self._channel)
+        self._service = service
+        self.misses = 0
+        self.heard = time.monotonic()
+        self.serving = False
+
+    async def look(self) -> Health:
+        """Asks once. Any answer counts as life, be it "not serving"."""
+        request = health_pb2.HealthCheckRequest(service=self._service)
+        try:
+            reply = await self._stub.Check(request, timeout=LOOK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            self.serving = False
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self.misses += 1
+                return Health.REFUSED
+            self.misses = 0
+            return Health.SILENT
+        self.serving = reply.status == health_pb2.HealthCheckResponse.SERVING
+        self.misses, self.heard = 0, time.monotonic()
+        return Health.ANSWERS
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+
+class ControlAnnouncer:
+    """Announces over the coordinator's Control service, with the workers' secret."""
+
+    def __init__(self, token: str | None) -> None:
+        self._metadata = auth_metadata(token)
+        self._endpoint = ""
+        self._channel: grpc.aio.Channel | None = None
+
+    async def announce(self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]]) -> int:
+        """Replaces the coordinator's set of workers."""
+        if coordinator.endpoint != self._endpoint or self._channel is None:
+            if self._channel is not None:
+                await self._channel.close()
+            self._channel, self._endpoint = open_channel(coordinator.endpoint), coordinator.endpoint
+        stub = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        message = control_pb2.AnnounceRequest(
+            workers=[
+                control_pb2.WorkerEndpoint(
+                    role=_ROLES[role], endpoint=started.endpoint, incarnation=started.incarnation, name=name
+                )
+                for name, (role, started) in sorted(workers.items())
+            ]
+        )
+        try:
+            reply = await stub.Announce(message, timeout=ANNOUNCE_TIMEOUT_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise read_error(error, coordinator.endpoint) from None
+        return int(reply.connected)

@@ -1,0 +1,199 @@
+"""A cell without Ray: `dspark serve` as child processes with static endpoints.
+
+For one machine, for tests and for measurements. Nothing is supervised: what is killed stays dead until `restart`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from dspark.client import Client
+from dspark.errors import Unavailable
+
+START_TIMEOUT_S = 180.0
+STOP_GRACE_S = 10.0
+
+Flags = Mapping[str, object]
+
+
+@dataclass
+class Child:
+    """One running `dspark serve`."""
+
+    name: str
+    command: Sequence[str]
+    process: subprocess.Popen[bytes]
+    log: Path
+    endpoint: str
+    incarnation: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+class LocalCell:
+    """A coordinator, verifiers and drafters as children of this process; a context manager that leaves nothing behind.
+
+    Extra flags go to each role as written in its configuration, e.g. `draft={"q_entries": 16}`.
+    """
+
+    def __init__(
+        self,
+        target: str | Path,
+        drafter: str | Path,
+        *,
+        verifiers: int = 1,
+        drafters: int = 1,
+        coordinator: Flags | None = None,
+        verify: Flags | None = None,
+        draft: Flags | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._models = {"target": str(target), "drafter": str(drafter)}
+        self._counts = {"verify": verifiers, "draft": drafters}
+        self._flags: dict[str, Flags] = {
+            "coordinator": coordinator or {},
+            "verify": verify or {},
+            "draft": draft or {},
+        }
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
+        self.folder = folder or Path(self._temporary.name if self._temporary else "")
+        self.children: dict[str, Child] = {}
+
+    @property
+    def endpoint(self) -> str:
+        """Of the coordinator."""
+        return self.children["coordinator/0"].endpoint
+
+    def client(self) -> Client:
+        """A client of this cell."""
+        return Client(self.endpoint)
+
+    def start(self) -> Self:
+        """Starts everything and waits until the coordinator serves with every worker connected."""
+        try:
+            begun = []
+            for role, count in self._counts.items():
+                models = self._models if role == "verify" else {"drafter": self._models["drafter"]}
+                for index in range(count):
+                    begun.append(self._begin(role, index, {**models, **self._flags[role]}))
+            for child in begun:
+                self._await_ready(child)
+            workers = {
+                role: ",".join(c.endpoint for n, c in self.children.items() if n.startswith(f"{role}/"))
+                for role in self._counts
+            }
+            given = {"target": self._models["target"], **workers, **self._flags["coordinator"]}
+            self._await_ready(self._begin("coordinator", 0, given))
+            self._await_lanes()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal to one process; after SIGKILL it is gone on return."""
+        child = self.children[name]
+        child.process.send_signal(number)
+        if number is signal.SIGKILL:
+            child.process.wait(STOP_GRACE_S)
+
+    def restart(self, name: str) -> Child:
+        """Starts a dead process again at its old endpoint."""
+        dead = self.children[name]
+        command = [word for word in dead.command if not word.startswith("--bind=")]
+        child = self._spawn(name, [*command, f"--bind={dead.endpoint}"])
+        self._await_ready(child)
+        return child
+
+    def stop(self) -> None:
+        """Ends everything, the coordinator first."""
+        order = sorted(self.children.values(), key=lambda child: not child.name.startswith("coordinator/"))
+        for child in order:
+            if child.process.poll() is None:
+                child.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_GRACE_S
+        for child in order:
+            try:
+                child.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait(STOP_GRACE_S)
+            if child.process.stdout:
+                child.process.stdout.close()
+        self.children.clear()
+        if self._temporary:
+            self._temporary.cleanup()
+
+    def _begin(self, role: str, index: int, flags: Flags) -> Child:
+        words = [f"--{key.replace('_', '-')}={value}" for key, value in flags.items() if value not in (None, "")]
+        name = f"{role}/{index}"
+        start = [sys.executable, "-m", "dspark.cli.main", "serve", role, f"--name={name}", "--ready-json"]
+        return self._spawn(name, [*start, "--bind=127.0.0.1:0", *words])
+
+    def _spawn(self, name: str, command: Sequence[str]) -> Child:
+        log = self.folder / f"{name.replace('/', '-')}.log"
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        with log.open("ab") as errors:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment)
+        child = Child(name, command, process, log, "", 0)
+        self.children[name] = child
+        return child
+
+    def _await_ready(self, child: Child) -> None:
+        assert child.process.stdout is not None
+        line = _read_line(child.process.stdout, START_TIMEOUT_S)
+        if not line:
+            child.process.poll()
+            said = child.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise Unavailable(f"{child.name} did not start: {said[-1] if said else 'it said nothing'}")
+        ready = json.loads(line)
+        child.endpoint, child.incarnation = ready["endpoint"], int(ready["incarnation"])
+
+    def _await_lanes(self) -> None:
+        wanted = sum(self._counts.values())
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with self.client() as client:
+            while True:
+                states = [process.state for process in client.status().processes]
+                if states.count("serving") >= wanted + 1:
+                    return
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"the coordinator did not connect to all {wanted} workers: {states}")
+                time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _read_line(pipe: IO[bytes], timeout_s: float) -> bytes:
+    """One line, or what came until the pipe closed or the time ran out."""
+    deadline = time.monotonic() + timeout_s
+    line = b""
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            return b""
+        byte = os.read(pipe.fileno(), 1)
+        if not byte:
+            return b""
+        line += byte
+    return line

@@ -1,0 +1,97 @@
+"""Desired against actual: which processes to start and which to stop. Pure: facts and a clock reading in, actions out.
+
+A replica that was lost after serving is started again at once. One that keeps failing waits longer each time, so a
+broken checkpoint or a full machine is not hammered; one that served for a while is forgiven.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 30.0
+FORGIVEN_AFTER_S = 60.0
+
+
+class Phase(enum.StrEnum):
+    """Where one replica stands."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DOWN = "down"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is known of one replica.
+
+    since: when it entered the phase. failures: starts or lives in a row that ended badly. reason: of the last one.
+    fatal: the replica itself said it can never start as configured. starts: how often it was started.
+    """
+
+    phase: Phase
+    since: float
+    failures: int = 0
+    reason: str = ""
+    fatal: bool = False
+    starts: int = 0
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a replica."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop a replica nobody wants any more."""
+
+    name: str
+
+
+Action = Start | Stop
+
+
+def plan(desired: Set[str], observed: Mapping[str, Observed], now: float) -> list[Action]:
+    """What to do now, in a stable order. A replica in transition is left alone."""
+    actions: list[Action] = [
+        Start(name)
+        for name in sorted(desired)
+        if (seen := observed.get(name)) is None or (seen.phase is Phase.DOWN and now >= seen.since + delay_s(seen))
+    ]
+    actions += [
+        Stop(name)
+        for name, seen in sorted(observed.items())
+        if name not in desired and seen.phase in (Phase.SERVING, Phase.STARTING)
+    ]
+    return actions
+
+
+def delay_s(seen: Observed) -> float:
+    """How long to wait before the next start: nothing after the first failure, then doubling up to a bound."""
+    if seen.failures <= 1 and not seen.fatal:
+        return 0.0
+    return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(max(seen.failures - 2, 0), 16)))
+
+
+def starting(seen: Observed | None, now: float) -> Observed:
+    """After a start was begun."""
+    before = seen or Observed(Phase.DOWN, now)
+    return replace(before, phase=Phase.STARTING, since=now, starts=before.starts + 1, fatal=False)
+
+
+def serving(seen: Observed, now: float) -> Observed:
+    """After it said it serves."""
+    return replace(seen, phase=Phase.SERVING, since=now, reason="")
+
+
+def down(seen: Observed, now: float, reason: str, *, fatal: bool = False) -> Observed:
+    """After it failed to start, or was lost."""
+    lived = now - seen.since if seen.phase is Phase.SERVING else 0.0
+    failures = 1 if lived >= FORGIVEN_AFTER_S else seen.failures + 1
+    return replace(seen, phase=Phase.DOWN, since=now, failures=failures, reason=reason, fatal=fatal)

@@ -1,0 +1,59 @@
+"""The one table that says where each room's configuration and entry point are.
+
+Everything is imported when it is needed: configurations are light, `process` may load torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.topology import Role
+from dspark.runtime.config import load_config
+from dspark.runtime.process import Process
+
+
+@dataclass(frozen=True)
+class Room:
+    """A room that runs as a process. service: full name of the gRPC service whose health tells that it serves."""
+
+    package: str
+    config: str
+    section: str
+    service: str
+
+
+ROOMS = {
+    Role.COORDINATOR: Room("coordinator", "CoordinatorConfig", "coordinator", "dspark.wire.v1.Generation"),
+    Role.VERIFY: Room("verify_service", "VerifyConfig", "verify", "dspark.wire.v1.Verify"),
+    Role.DRAFT: Room("draft_service", "DraftConfig", "draft", "dspark.wire.v1.Draft"),
+}
+
+
+def config_class(role: Role) -> type[Any]:
+    """The room's frozen configuration class."""
+    room = ROOMS[role]
+    found: type[Any] = getattr(importlib.import_module(f"{room.package}.config"), room.config)
+    return found
+
+
+def load_settings(
+    role: Role, *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> dict[str, Any]:
+    """The room's resolved configuration as plain values. Flags the room has no key for are left out."""
+    cls = config_class(role)
+    known = {field.name for field in dataclasses.fields(cls)}
+    mine = {key: value for key, value in flags.items() if key in known}
+    config = load_config(cls, section=ROOMS[role].section, file=file, environ=environ, flags=mine)
+    return {name: getattr(config, name) for name in known}
+
+
+async def start_room(role: Role, settings: Mapping[str, Any], *, name: str) -> Process:
+    """Runs the room in this process, on the running event loop."""
+    process = importlib.import_module(f"{ROOMS[role].package}.process")
+    started: Process = await process.start(config_class(role)(**settings), name=name)
+    return started

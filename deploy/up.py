@@ -1,0 +1,222 @@
+"""Bringing a cell up: returns when it serves, or says in one sentence why it does not and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.config import ClusterConfig
+from deploy.head import Head, free_ports, start_head, stop_head
+from deploy.marks import new_cell_id
+from deploy.rooms import load_settings
+from deploy.topology import Role, Topology, desired
+from dspark.client import Client, NoCell, find_cell
+from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
+from dspark.errors import ConfigError, DsparkError, Unavailable
+from dspark.runtime.config import load_config
+from dspark.runtime.identity import state_dir, write_token
+
+Say = Callable[[str], None]
+Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
+
+POLL_S = 0.25
+REMIND_EVERY_S = 10.0
+GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
+
+
+def read_config(
+    *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object], pair: Pair
+) -> ClusterConfig:
+    """The cell that is asked for. `pair` completes target and drafter where nothing names them."""
+    missing: dict[str, object] = {"target": "", "drafter": ""}
+    given = load_config(
+        ClusterConfig, section="cluster", file=file, environ={**_as_environ(missing), **environ}, flags=flags
+    )
+    models = pair(given.target or None, given.drafter or None)
+    for name, model in models.items():
+        if not model:
+            raise ConfigError(f"cluster.{name}: required; say --{name} PATH_OR_ID")
+        _check_model(name, model)
+    return load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags={**flags, **models})
+
+
+def plan_topology(
+    config: ClusterConfig, *, file: str | Path | None, environ: Mapping[str, str], port: int, token_file: Path
+) -> Topology:
+    """Every process with its resolved settings; a wrong key or value is found here, before anything starts."""
+    shared: dict[str, object] = {
+        "target": config.target,
+        "drafter": config.drafter,
+        "target_revision": config.revision,
+        "drafter_revision": config.revision,
+        "token_file": str(token_file),
+        "insecure": config.insecure,
+        "device": config.device,
+        "policy": config.policy,
+    }
+    binds = {Role.COORDINATOR: f"{config.bind}:{port}"}
+    settings = {
+        role: load_settings(
+            role, file=file, environ=environ, flags={**shared, "bind": binds.get(role, f"{config.bind}:0")}
+        )
+        for role in Role
+    }
+    return desired(config, settings)
+
+
+def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping[str, str], say: Say) -> Cell:
+    """Starts or joins Ray, starts the cell, waits until it serves, writes the state file."""
+    _refuse_second(say)
+    token_file = state_dir() / "worker_token"
+    token = write_token(token_file)
+    (port,) = [config.port] if config.port else free_ports(1)
+    topology = plan_topology(config, file=file, environ=environ, port=port, token_file=token_file)
+    deadline = time.monotonic() + config.start_timeout_s
+    cell_id = new_cell_id()
+    head: Head | None = None
+    if config.address is None:
+        say("ray: starting a local cluster")
+        head = start_head(state_dir() / "ray_token", cell_id, os.environ)
+    cell = Cell(
+        endpoint=f"{_reachable(config.bind)}:{port}",
+        cell_id=cell_id,
+        token_file=str(token_file),
+        ray_address=head.address if head else str(config.address),
+        ray_pid=head.pid if head else 0,
+        ray_dir=str(head.folder) if head else "",
+        target=config.target,
+        drafter=config.drafter,
+    )
+    try:
+        write_cell(cell)  # from now on `dspark down` can clear up, whatever happens here
+        return _serve(cell, topology, token, config, head, deadline, say)
+    except BaseException:
+        _undo(cell, head, say)
+        raise
+
+
+def _serve(
+    cell: Cell, topology: Topology, token: str, config: ClusterConfig, head: Head | None, deadline: float, say: Say
+) -> Cell:
+    from deploy import cluster
+
+    cluster.connect(cell.ray_address, local=head is not None)
+    try:
+        say(f"ray: {'started' if head else 'joined'} at {cell.ray_address}")
+        cluster.start_controller(topology, token=token, start_timeout_s=config.start_timeout_s)
+        rows = _await_replicas(cluster.report, deadline, say)
+        served = next(row["endpoint"] for row in rows if row["name"] == topology.coordinator.name)
+        if served != cell.endpoint:  # it runs on another node of the cluster
+            cell = Cell(**{**cell.__dict__, "endpoint": served})
+            write_cell(cell)
+        _await_lanes(cell, topology, deadline, say)
+    finally:
+        cluster.disconnect()
+    say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
+    return cell
+
+
+def _await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say) -> list[dict[str, Any]]:
+    """Waits until every replica serves; says every change, and now and then what is still pending."""
+    shown: dict[str, str] = {}
+    reminded = time.monotonic()
+    while True:
+        rows = report()
+        for row in rows:
+            if row["fatal"] or row["failures"] >= GIVE_UP_AFTER_FAILURES:
+                raise Unavailable(f"{row['name']} cannot start: {row['reason']}")
+            where = f" at {row['endpoint']} (pid {row['pid']})" if row["endpoint"] else ""
+            line = f"{row['name']}: {row['phase']}{where}" + (f", {row['reason']}" if row["reason"] else "")
+            if shown.get(row["name"]) != line:
+                shown[row["name"]] = line
+                if row["phase"] != "down" or row["reason"]:
+                    say(line)
+        pending = [row["name"] for row in rows if row["phase"] != "serving"]
+        if not pending:
+            return rows
+        if time.monotonic() > deadline:
+            reasons = "; ".join(shown[name] for name in pending)
+            raise Unavailable(f"not serving in time: {reasons}")
+        if time.monotonic() - reminded > REMIND_EVERY_S:
+            reminded = time.monotonic()
+            say(f"still waiting for {', '.join(pending)}")
+        time.sleep(POLL_S)
+
+
+def _await_lanes(cell: Cell, topology: Topology, deadline: float, say: Say) -> None:
+    """Waits until the coordinator is connected to every worker and has a lane for every verifier."""
+    verifiers = sum(replica.role is Role.VERIFY for replica in topology.replicas)
+    drafters = sum(replica.role is Role.DRAFT for replica in topology.replicas)
+    reminded = time.monotonic()
+    with Client(cell.endpoint, token=cell.token()) as client:
+        while True:
+            try:
+                reply = client.status()
+                states = {process.name: process.state for process in reply.processes}
+                connected = sum(state == "serving" for name, state in states.items() if "coordinator" not in name)
+                fed = {name for lane in reply.lanes for name in lane.drafters}
+                if connected >= verifiers + drafters and len(reply.lanes) >= verifiers and len(fed) >= drafters:
+                    return
+                waiting = ", ".join(
+                    f"{process.name} is {process.state}" + (f" ({process.detail})" if process.detail else "")
+                    for process in reply.processes
+                    if process.state != "serving"
+                )
+                pending = waiting or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
+            except DsparkError as error:
+                pending = str(error)
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the coordinator is up but not connected in time: {pending}")
+            if time.monotonic() - reminded > REMIND_EVERY_S:
+                reminded = time.monotonic()
+                say(f"still waiting for the coordinator: {pending}")
+            time.sleep(POLL_S)
+
+
+def _undo(cell: Cell, head: Head | None, say: Say) -> None:
+    say("taking down what was started")
+    if head is not None:
+        left = stop_head(head)
+        if left:
+            say(f"processes {left} would not end")
+            return  # the state file stays, so that `dspark down` can try again
+    else:
+        from deploy.down import close_remote
+
+        close_remote(cell, say)
+    remove_cell()
+
+
+def _refuse_second(say: Say) -> None:
+    try:
+        cell = find_cell()
+    except NoCell:
+        if cell_file().exists():
+            raise
+        return
+    if cell.ray_pid and not is_alive(cell.ray_pid):
+        say(f"clearing the state of a cluster that is gone (process {cell.ray_pid} has ended)")
+        from deploy.down import take_down
+
+        take_down(lambda _: None)
+        return
+    raise DsparkError(f"a cluster is already up at {cell.endpoint}; `dspark down` ends it")
+
+
+def _check_model(name: str, model: str) -> None:
+    """A path that is not there is a typing error, told at once; anything else may be a hub id."""
+    path = Path(model)
+    looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
+    if looks_local and not (path / "config.json").is_file():
+        raise ConfigError(f"cluster.{name}: {model} is not a folder with a config.json")
+
+
+def _reachable(bind: str) -> str:
+    return "127.0.0.1" if bind in ("0.0.0.0", "::") else bind
+
+
+def _as_environ(values: Mapping[str, object]) -> dict[str, str]:
+    return {f"DSPARK_CLUSTER__{key.upper()}": str(value) for key, value in values.items()}

@@ -1,0 +1,81 @@
+"""`dspark up` and `dspark down`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = {"target": ROOT / "models" / "demo-target", "drafter": ROOT / "models" / "demo-dspark"}
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `up` and `down`."""
+    up = commands.add_parser(
+        "up",
+        parents=[shared],
+        help="start a cluster, or join a running Ray cluster; returns when it serves",
+        description="Options override the environment (DSPARK_CLUSTER__<KEY>), which overrides section `cluster` of "
+        "the file. Sections `coordinator`, `verify` and `draft` of the file configure the processes.",
+    )
+    up.add_argument("--target", metavar="PATH_OR_ID", help="target model (default: the shipped demo pair)")
+    up.add_argument("--drafter", metavar="PATH_OR_ID", help="drafter for it")
+    up.add_argument("--revision", help="revision of both when they are hub ids")
+    up.add_argument("--verifiers", type=int, metavar="N", help="verifier processes (1)")
+    up.add_argument("--drafters", type=int, metavar="N", help="drafter processes (1)")
+    up.add_argument("--policy", help="default policy: off, fixed:k, threshold:t or greedy")
+    up.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration")
+    up.add_argument("--address", metavar="HOST:PORT", help="running Ray cluster; no head is started or stopped then")
+    up.add_argument("--bind", metavar="HOST", help="address every server listens on (127.0.0.1)")
+    up.add_argument("--port", type=int, help="port of the coordinator (a free one)")
+    up.add_argument("--insecure", action="store_true", default=None, help="listen beyond this machine without a token")
+    up.add_argument("--device", help="device of both pools (what is there)")
+    up.add_argument("--verifier-gpus", type=float, metavar="N", help="GPUs Ray reserves for each verifier (0)")
+    up.add_argument("--drafter-gpus", type=float, metavar="N", help="GPUs Ray reserves for each drafter (0)")
+    up.add_argument("--start-timeout-s", type=float, metavar="S", help="longest wait for the cell to serve (600)")
+    up.set_defaults(run=_up)
+    down = commands.add_parser("down", parents=[shared], help="stop the cluster and everything it started")
+    down.set_defaults(run=_down)
+
+
+def say(line: str) -> None:
+    """One line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:
+    """The pair to serve: what is given, else the shipped one when it is there."""
+    if target is None and drafter is None:
+        missing = [str(path) for path in SHIPPED.values() if not (path / "config.json").is_file()]
+        if missing:
+            raise ConfigError(
+                f"no model was named and the shipped pair is not there ({', '.join(missing)}); "
+                "say --target PATH_OR_ID --drafter PATH_OR_ID"
+            )
+        return {name: str(path) for name, path in SHIPPED.items()}
+    return {"target": target, "drafter": drafter}
+
+
+def _up(args: argparse.Namespace) -> int:
+    from deploy.up import bring_up, read_config
+
+    names = ("revision", "verifiers", "drafters", "policy", "address", "bind", "port", "insecure", "device")
+    more = ("verifier_gpus", "drafter_gpus", "start_timeout_s")
+    flags: dict[str, object] = {name: getattr(args, name) for name in (*names, *more)}
+    flags |= {"target": args.target, "drafter": args.drafter}
+    config = read_config(file=args.config, environ=os.environ, flags=flags, pair=pair)
+    cell = bring_up(config, file=args.config, environ=os.environ, say=say)
+    print(cell.endpoint)
+    return 0
+
+
+def _down(args: argparse.Namespace) -> int:
+    from deploy.down import take_down
+
+    take_down(say)
+    return 0

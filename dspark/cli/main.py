@@ -1,0 +1,81 @@
+"""The `dspark` command: words in, an exit code out.
+
+Parsing imports nothing heavy; each command imports what it needs when it runs. `dspark generate` works with grpcio and
+protobuf alone.
+
+Exit codes: 0 done, 1 it failed (one sentence on stderr says why), 2 the command line is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from dspark.cli import generate, lifecycle, passed_on, serve, status
+from dspark.errors import DsparkError
+
+EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
+Commands find the cluster through the state folder; DSPARK_HOME names another folder: one folder, one cluster."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--debug", action="store_true", help="print the traceback of a failure")
+    parser = argparse.ArgumentParser(
+        prog="dspark",
+        description="DSpark speculative decoding served from two pools of gRPC services.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (lifecycle, status, generate, serve, passed_on):
+        module.add_commands(commands, shared)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    # What belongs to another program is not parsed here: its options are its own.
+    words, rest = passed_on.split(words)
+    args = argparse.Namespace(debug=False)
+    try:
+        args = parser.parse_args(words)
+        args.rest = rest
+        run: Callable[[argparse.Namespace], int] = args.run
+        return run(args)
+    except SystemExit as stop:  # how argparse ends, after it has said why
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        print("dspark: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left; nobody is there to complain to
+        return 0
+    except DsparkError as error:
+        if args.debug:
+            raise
+        print(f"dspark: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if args.debug:
+            raise
+        print(f"dspark: {_missing(error.name or str(error))}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if args.debug:
+            raise
+        print(f"dspark: internal error: {type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        return 1
+
+
+def _missing(module: str) -> str:
+    extra = "ray" if module.split(".")[0] == "ray" else "serve"
+    return f"this command needs the module {module!r}; install it with `pip install 'dspark-serving[{extra}]'`"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

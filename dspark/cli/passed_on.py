@@ -1,0 +1,50 @@
+"""`dspark train` and `dspark conformance`: commands whose work lives elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_OWN_OPTIONS = {"train": 1, "serve": 2}  # command -> words of it that are parsed here
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `train` and `conformance`."""
+    train = commands.add_parser(
+        "train",
+        parents=[shared],
+        add_help=False,
+        help="train, calibrate and evaluate drafters (dspark train --help lists its stages)",
+    )
+    train.set_defaults(run=_train)
+    conformance = commands.add_parser(
+        "conformance",
+        parents=[shared],
+        help="check a folder of reference checkpoints and outputs",
+        description="Runs every case found in DIR, prints one line per case file, exits 1 if any failed.",
+    )
+    conformance.add_argument("directory", metavar="DIR", type=Path, help="targets beside drafters")
+    conformance.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    conformance.set_defaults(run=_conformance)
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """(words parsed here, words of the other program)."""
+    kept = _OWN_OPTIONS.get(words[0]) if words else None
+    if kept is None or len(words) <= kept or words[kept - 1].startswith("-"):
+        return words, []
+    return words[:kept], words[kept:]
+
+
+def _train(args: argparse.Namespace) -> int:
+    from training.__main__ import main
+
+    main(args.rest)
+    return 0
+
+
+def _conformance(args: argparse.Namespace) -> int:
+    from dspark.cli.conformance import run
+
+    return int(run(args.directory, args.json))

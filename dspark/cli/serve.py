@@ -1,0 +1,77 @@
+"""`dspark serve coordinator|verify|draft`: one process by hand, with static endpoints, without Ray.
+
+Options are the keys of the room's configuration: `--page-size 32` sets `page_size`. They override the environment
+(`DSPARK_<SECTION>__<KEY>`), which overrides the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import typing
+from typing import Any
+
+ROLES = ("coordinator", "verify", "draft")
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `serve`."""
+    parser = commands.add_parser(
+        "serve",
+        parents=[shared],
+        help="run one process by hand, without Ray",
+        description="dspark serve ROLE --help lists the options of that role.",
+    )
+    parser.add_argument("role", choices=ROLES, help="which process")
+    parser.set_defaults(run=_serve)
+
+
+def room_parser(role: str) -> argparse.ArgumentParser:
+    """Options of one room, read from its configuration class."""
+    from deploy.rooms import config_class
+    from deploy.topology import Role
+
+    cls = config_class(Role(role))
+    parser = argparse.ArgumentParser(prog=f"dspark serve {role}", description=(cls.__doc__ or "").strip())
+    parser.add_argument("--debug", action="store_true", help="print the traceback of a failure")
+    parser.add_argument("--config", metavar="FILE", help="YAML file with a section for this role")
+    parser.add_argument("--name", default=f"{role}/0", help="replica name for people")
+    parser.add_argument("--ready-json", action="store_true", help="print one JSON line on stdout when serving")
+    parser.add_argument("--log-format", default="auto", choices=["auto", "json", "console"], help="lines on stderr")
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        option = "--" + field.name.replace("_", "-")
+        text = str(field.metadata.get("doc", "")).replace("%", "%%")
+        if hints[field.name] is bool:
+            parser.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            parser.add_argument(option, metavar="VALUE", default=None, help=text)
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> int:
+    given = room_parser(args.role).parse_args(args.rest)
+    args.debug = args.debug or given.debug
+    from deploy.rooms import config_class, load_settings, start_room
+    from deploy.topology import Role
+    from dspark.runtime.process import Process, run_until_signal
+    from dspark.runtime.telemetry import configure_logging
+
+    role = Role(args.role)
+    known = {field.name for field in dataclasses.fields(config_class(role))}
+    flags = {key: value for key, value in vars(given).items() if key in known}
+    settings = load_settings(role, file=given.config, environ=os.environ, flags=flags)
+    configure_logging(role=args.role, name=given.name, fmt=given.log_format)
+
+    def ready(process: Process) -> None:
+        if given.ready_json:
+            line = {"endpoint": process.endpoint, "pid": os.getpid(), "incarnation": process.incarnation}
+            print(json.dumps(line), flush=True)
+        else:
+            print(f"{given.name} serves at {process.endpoint}", flush=True)
+
+    asyncio.run(run_until_signal(lambda: start_room(role, settings, name=given.name), ready=ready))
+    return 0

@@ -1,0 +1,47 @@
+"""Desired replicas from a configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.config import ClusterConfig
+from deploy.topology import Role, desired
+from dspark.errors import ConfigError
+
+
+def test_a_cell_is_one_coordinator_and_two_pools_of_their_own_size() -> None:
+    topology = desired(ClusterConfig(target="t", drafter="d", verifiers=2, drafters=3), {})
+    assert [replica.name for replica in topology.replicas] == [
+        "coordinator/0",
+        "verify/0",
+        "verify/1",
+        "draft/0",
+        "draft/1",
+        "draft/2",
+    ]
+    assert topology.coordinator.name == "coordinator/0"
+
+
+def test_each_replica_carries_the_settings_and_resources_of_its_room() -> None:
+    config = ClusterConfig(target="t", drafter="d", verifier_gpus=1.0, drafter_gpus=0.25)
+    topology = desired(config, {Role.VERIFY: {"target": "t"}, Role.DRAFT: {"drafter": "d"}})
+    verify, draft = topology.named("verify/0"), topology.named("draft/0")
+    assert verify is not None
+    assert draft is not None
+    assert (verify.settings, verify.gpus) == ({"target": "t"}, 1.0)
+    assert (draft.settings, draft.gpus) == ({"drafter": "d"}, 0.25)
+    assert topology.coordinator.gpus == 0
+
+
+def test_a_cell_without_drafters_is_plain_decoding() -> None:
+    assert desired(ClusterConfig(target="t", drafter="d", drafters=0), {}).names == {"coordinator/0", "verify/0"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("verifiers", 0), ("drafters", -1), ("port", 70_000), ("verifier_gpus", -0.5), ("start_timeout_s", 0.0)],
+)
+def test_a_senseless_value_is_refused_by_name(key: str, value: float) -> None:
+    given: dict[str, object] = {"target": "t", "drafter": "d", key: value}
+    with pytest.raises(ConfigError, match=key):
+        ClusterConfig(**given)  # type: ignore[arg-type]
