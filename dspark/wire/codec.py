@@ -112,7 +112,7 @@ def read_verdict(message: verify_pb2.Verdict) -> Verdict:
 
 def write_refusal(refusal: Refusal) -> types_pb2.Refusal:
     return types_pb2.Refusal(
-        reason=types_pb2.Refusal.Reason.ValueType(int(refusal.reason)),
+        reason=types_pb2.Refusal.Reason.Name(int(refusal.reason)),
         message=refusal.message,
         committed_len=refusal.committed_len,
     )
