@@ -84,7 +84,8 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     """
     mass = probs.cumsum(dim=-1)
     ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True).clamp_(max=probs.shape[-1] - 1)
-    if not bool((probs.gather(-1, ids) > 0).all()):
+    # A mass that is not a number fails the comparison too.
+    if not bool(((probs.gather(-1, ids) > 0) & (mass[:, -1:] < torch.inf)).all()):
         ids = _nearest_possible(probs, ids)
     return ids.squeeze(-1)
 
@@ -171,7 +172,7 @@ def _nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:
     Needed when a parallel cumulative sum is not monotone to the last bit, and when u * sum rounds up to the sum.
     """
     possible = probs > 0
-    if not bool(possible.any(dim=-1).all()):
+    if not bool((possible.any(dim=-1) & torch.isfinite(probs).all(dim=-1)).all()):
         raise FloatingPointError("a distribution has no mass or is not numbers")
     columns = torch.arange(probs.shape[-1], device=probs.device)
     after = torch.where(possible & (columns >= ids), columns, probs.shape[-1]).min(dim=-1, keepdim=True).values

@@ -1,0 +1,236 @@
+"""What a law means, against a plain reading of its definition; and that no draw leaves the support."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.decoding import sampling
+from dspark.decoding.philox import Purpose, uniforms
+from dspark.decoding.sampling import (
+    LawColumns,
+    best,
+    distribution,
+    draft_distribution,
+    draft_uniforms,
+    draw,
+    draw_sparse,
+)
+from dspark.types import Cursor, Law
+
+LAST = 1.0 - 2.0**-53  # the largest draw there is
+LAWS = [
+    Law(1.0),
+    Law(0.0),
+    Law(0.7, top_p=0.8, top_k=20),
+    Law(1.3, top_k=1),
+    Law(0.5, top_k=10_000),
+    Law(1.0, top_p=0.3),
+    Law(1.0, top_p=1.0, top_k=3),
+    Law(2e-5),
+    Law(9e-6),
+    Law(3.0, top_p=1e-9),
+]
+
+
+def plain_law(logits: list[float], law: Law) -> list[float]:
+    """The definition, token by token: sort by probability then id, keep, renormalise."""
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if law.greedy:
+        return [float(token == order[0]) for token in range(len(logits))]
+    top = logits[order[0]]
+    weight = [math.exp((value - top) / law.temperature) for value in logits]
+    if 0 < law.top_k < len(logits):
+        order = order[: law.top_k]
+    if law.top_p < 1.0:
+        whole, reached, nucleus = math.fsum(weight[token] for token in order), 0.0, []
+        for token in order:
+            nucleus.append(token)
+            reached += weight[token] / whole
+            if reached >= law.top_p:
+                break
+        order = nucleus
+    kept = math.fsum(weight[token] for token in order)
+    return [weight[token] / kept if token in order else 0.0 for token in range(len(logits))]
+
+
+def rows(count: int, vocab: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_a_row_follows_the_definition_of_its_law(law: Law) -> None:
+    logits = rows(6, 41, 1)
+    got = distribution(logits, LawColumns.of([law] * 6))
+    assert got.dtype == torch.float64
+    want = torch.tensor([plain_law(row, law) for row in logits.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-15)
+    assert ((got > 0) == (want > 0)).all()
+
+
+def test_rows_of_a_batch_do_not_touch_each_other() -> None:
+    logits = rows(len(LAWS), 300, 2)
+    together = distribution(logits, LawColumns.of(LAWS))
+    for row, law in enumerate(LAWS):
+        alone = distribution(logits[row : row + 1], LawColumns.of([law]))
+        torch.testing.assert_close(together[row], alone[0], rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_ties_go_to_the_lowest_id(law: Law) -> None:
+    rng = random.Random(3)
+    logits = torch.tensor([[float(rng.randrange(3)) for _ in range(24)] for _ in range(8)])
+    got = distribution(logits, LawColumns.of([law]))
+    want = torch.tensor([plain_law(row, law) for row in logits.tolist()], dtype=torch.float64)
+    if law.top_p == 1.0:  # at a nucleus bound that ties exactly, the last bit of a sum may decide
+        assert ((got > 0) == (want > 0)).all()
+    for row, probs in zip(logits.tolist(), got.tolist(), strict=True):
+        for level in set(row):
+            inside = [probs[token] > 0 for token in range(24) if row[token] == level]
+            assert inside == sorted(inside, reverse=True), "an id is in while a lower one of equal logit is out"
+
+
+def test_greedy_takes_the_first_of_equal_maxima_wherever_it_stands() -> None:
+    for vocab in (2, 3, 17, 64, 1000, 4096):
+        for first in {0, 1, vocab // 2, vocab - 1}:
+            logits = torch.zeros(2, vocab)
+            logits[:, first:] = 1.0
+            assert best(logits).tolist() == [first, first]
+
+
+def test_top_k_beyond_the_vocabulary_and_top_p_of_one_keep_everything() -> None:
+    logits = rows(4, 50, 4)
+    logits[:, 0] = -60.0  # so unlikely that a running sum reaches 1 before it
+    plain = distribution(logits, LawColumns.of([Law(1.0)]))
+    for law in (Law(1.0, top_k=50), Law(1.0, top_k=51), Law(1.0, top_k=2**31), Law(1.0, top_p=1.0, top_k=60)):
+        got = distribution(logits, LawColumns.of([law]))
+        torch.testing.assert_close(got, plain, rtol=1e-14, atol=0.0)
+        assert (got > 0).all()
+
+
+def test_tiny_temperatures_stay_finite() -> None:
+    logits = torch.tensor([[3.0e4, 2.9e4, -1e4], [5.0, 5.0, 4.0]])
+    got = distribution(logits, LawColumns.of([Law(1.1e-5)]))
+    assert got.tolist() == [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+
+
+def test_the_input_is_left_alone() -> None:
+    logits = rows(2, 9, 5).double()
+    before = logits.clone()
+    distribution(logits, LawColumns.of([Law(0.5, top_k=3)]))
+    draft_distribution(logits, LawColumns.of([Law(0.5, top_p=0.5)]), 4)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_numbers_are_an_error(bad: float, temperature: float) -> None:
+    logits = rows(2, 9, 6)
+    logits[1, 4] = bad
+    with pytest.raises(FloatingPointError):
+        draw(distribution(logits, LawColumns.of([Law(temperature)])), torch.tensor([0.5, 0.5], dtype=torch.float64))
+
+
+def test_a_draw_inverts_the_cumulative_sum() -> None:
+    probs = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], dtype=torch.float64)
+    grid = torch.arange(64, dtype=torch.float64) / 64
+    ids = draw(probs.expand(64, -1), grid).tolist()
+    assert ids == [1] * 16 + [3] * 32 + [4] * 16
+
+
+@pytest.mark.parametrize("u", [0.0, 2.0**-53, 0.5, LAST])
+def test_no_draw_returns_a_token_of_probability_zero(u: float) -> None:
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(200):
+        weights = torch.rand(16, 30, dtype=torch.float64, generator=generator) ** 40
+        weights[torch.rand(16, 30, generator=generator) < 0.6] = 0.0
+        weights[:, 11] += 1e-300
+        ids = draw(weights, torch.full((16,), u, dtype=torch.float64))
+        assert (weights.gather(-1, ids[:, None]) > 0).all()
+
+
+def test_a_sum_that_is_not_monotone_cannot_push_a_draw_off_the_support() -> None:
+    # Parallel sums on a device may err in the last bit: whatever id comes out, it moves to a possible one.
+    probs = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]] * 5, dtype=torch.float64)
+    ids = torch.arange(5).unsqueeze(-1)
+    assert sampling._nearest_possible(probs, ids).squeeze(-1).tolist() == [1, 1, 3, 3, 3]
+
+
+def test_a_distribution_without_mass_is_an_error() -> None:
+    for row in ([0.0, 0.0], [math.nan, 1.0]):
+        with pytest.raises(FloatingPointError):
+            draw(torch.tensor([row], dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64))
+
+
+def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
+    logits = rows(3, 200, 8)
+    ids, probs = draft_distribution(logits, LawColumns.of([Law(0.8)]), 16)
+    assert ids.shape == probs.shape == (3, 16)
+    assert probs.dtype == torch.float32
+    full = torch.softmax(logits.double() / 0.8, -1)
+    want_ids = full.argsort(dim=-1, descending=True)[:, :16]
+    assert torch.equal(ids, want_ids)
+    want = full.gather(-1, want_ids)
+    torch.testing.assert_close(probs, (want / want.sum(-1, keepdim=True)).float(), rtol=1e-6, atol=0.0)
+
+
+def test_a_draft_imitates_the_truncation_of_the_law() -> None:
+    logits = rows(5, 60, 9)
+    for law in (Law(1.0, top_k=4), Law(0.7, top_p=0.5), Law(0.9, top_p=0.6, top_k=7), Law(1.0, top_p=0.9, top_k=40)):
+        target = distribution(logits, LawColumns.of([law]))
+        ids, probs = draft_distribution(logits, LawColumns.of([law]), 60)
+        draft = torch.zeros_like(target).scatter_(-1, ids, probs.double())
+        torch.testing.assert_close(draft, target, rtol=1e-5, atol=1e-7)
+
+
+def test_a_nucleus_is_measured_on_the_whole_row_not_on_the_entries_kept() -> None:
+    logits = torch.zeros(1, 100)  # 10 entries hold a tenth of the mass, far from the nucleus' bound
+    _, probs = draft_distribution(logits, LawColumns.of([Law(1.0, top_p=0.5)]), 10)
+    assert (probs > 0).all()
+    _, probs = draft_distribution(logits, LawColumns.of([Law(1.0, top_p=0.045)]), 10)
+    assert (probs > 0).sum() == 5
+
+
+def test_entries_of_a_draft_are_distinct_also_in_mixed_cohorts_with_ties() -> None:
+    logits = torch.zeros(4, 30)
+    logits[1, 10:] = 1.0
+    logits[2, 29] = 2.0
+    laws = LawColumns.of([Law(0.0), Law(0.0), Law(0.0), Law(1.0)])
+    ids, probs = draft_distribution(logits, laws, 5)
+    assert ids[:3, 0].tolist() == [0, 10, 29]
+    assert probs[:3].tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]] * 3
+    assert all(len(set(row)) == 5 for row in ids.tolist())
+
+
+def test_greedy_drafts_have_one_entry_and_entries_never_exceed_the_vocabulary() -> None:
+    logits = rows(3, 8, 10)
+    ids, probs = draft_distribution(logits, LawColumns.of([Law(0.0)]), 64)
+    assert ids[:, 0].tolist() == best(logits).tolist()
+    assert probs.tolist() == [[1.0]] * 3
+    assert draft_distribution(logits, LawColumns.of([Law(1.0)]), 64)[0].shape == (3, 8)
+
+
+def test_a_draft_is_drawn_from_the_very_numbers_that_are_sent() -> None:
+    ids = torch.tensor([[7, 3, 5, 1]])
+    probs = torch.tensor([[0.5, 0.25, 0.0, 0.15]])  # sums to 0.9: both sides divide by the sum
+    total = float(probs.double().sum())
+    edges = [0.0, 0.5 / total, 0.75 / total, 1.0]
+    for (low, high), token in zip(zip(edges, edges[1:], strict=False), (7, 3, 1), strict=True):
+        for u in (low + 1e-12, (low + high) / 2, high - 1e-12):
+            assert draw_sparse(ids, probs, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
+    for u, token in ((0.0, 7), (LAST, 1)):
+        assert draw_sparse(ids, probs, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
+
+
+def test_draft_draws_of_a_cohort_are_those_of_each_sequence() -> None:
+    laws = [Law(1.0, seed=5), Law(0.5, seed=2**64 - 1, choice=3)]
+    cursors = [Cursor(1, 1, 4, 90), Cursor(2, 7, 0, 12)]
+    together = draft_uniforms(laws, cursors, 7)
+    for row, (law, cursor) in enumerate(zip(laws, cursors, strict=True)):
+        position = cursor.committed_len - 1
+        alone = uniforms(law.seed, law.choice, law.rule, Purpose.DRAFT, cursor.epoch, position, np.arange(1, 8))
+        assert together[row].tolist() == alone.tolist()
