@@ -162,6 +162,8 @@ def load_target(
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            # Reported instead of raised, so that the refusal below can name them.
+            ignore_mismatched_sizes=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"{folder}: {error}") from error

@@ -1,0 +1,85 @@
+"""Slot temperatures: applied as sigmoid(z / T), read by schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dspark.errors import CheckpointError
+from dspark.model.calibration import (
+    IDENTITY,
+    Calibration,
+    calibration_to_json,
+    load_calibration,
+    parse_calibration,
+)
+
+RAW: dict[str, Any] = {
+    "version": 1,
+    "rule": "token",
+    "top_k_cut": 64,
+    "buckets": {"greedy": [1.0, 2.0, 0.5], "sampled": [1.5, 1.5, 1.5]},
+}
+
+
+def test_each_slot_has_its_own_temperature() -> None:
+    calibration = parse_calibration(RAW, block_size=3)
+    logits = np.array([[0.5, -2.0, 3.0]])
+    expected = 1 / (1 + np.exp(-logits / np.array([1.0, 2.0, 0.5])))
+    found = calibration.apply(logits, "greedy")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+    np.testing.assert_allclose(calibration.apply(logits[:, :2], "greedy"), expected[:, :2], atol=1e-7)
+
+
+def test_a_bucket_that_was_never_fitted_is_the_raw_sigmoid() -> None:
+    only_greedy = parse_calibration(RAW | {"buckets": {"greedy": [9.0] * 3}}, block_size=3)
+    logits = [0.0, 1.0, -1.0]
+    np.testing.assert_allclose(only_greedy.apply(logits, "sampled"), IDENTITY.apply(logits, "sampled"))
+    np.testing.assert_allclose(IDENTITY.apply([0.0], "greedy"), [0.5])
+
+
+def test_extreme_logits_stay_inside_zero_and_one() -> None:
+    found = IDENTITY.apply([-1e6, 1e6, float("-inf")], "greedy")
+    np.testing.assert_array_equal(found, [0.0, 1.0, 0.0])
+
+
+def test_no_file_means_the_identity(tmp_path: Path) -> None:
+    assert load_calibration(tmp_path, block_size=3) == IDENTITY
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    wanted = Calibration("block", 16, {"sampled": (1.0, 2.0)})
+    (tmp_path / "calibration.json").write_text(json.dumps(calibration_to_json(wanted)))
+    assert load_calibration(tmp_path, block_size=2) == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"version": 2}, "version: expected 1, found 2"),
+        ({"version": True}, "version"),
+        ({"rule": "tree"}, "rule"),
+        ({"top_k_cut": 0}, "top_k_cut"),
+        ({"buckets": []}, "buckets: expected an object"),
+        ({"buckets": {"warm": [1.0] * 3}}, r"buckets\.warm"),
+        ({"buckets": {"greedy": [1.0]}}, r"buckets\.greedy: expected 3 temperatures, found 1"),
+        ({"buckets": {"greedy": [1.0, 0.0, 1.0]}}, r"buckets\.greedy\[1\]"),
+        ({"buckets": {"greedy": [1.0, 1.0, float("nan")]}}, r"buckets\.greedy\[2\]"),
+        ({"buckets": {"sampled": [1.0, "1", 1.0]}}, r"buckets\.sampled\[1\]"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    (tmp_path / "calibration.json").write_text(json.dumps(RAW | change))
+    with pytest.raises(CheckpointError, match=f"calibration.json: {named}"):
+        load_calibration(tmp_path, block_size=3)
+
+
+def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "calibration.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not readable as JSON"):
+        load_calibration(tmp_path, block_size=3)

@@ -1,0 +1,278 @@
+"""A drafter folder is exactly what its config calls for, or it is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.checkpoint import fingerprint, load_drafter, load_projection, save_drafter
+from dspark.model.config import config_to_json, parse_drafter_config
+from tests.unit.model.golden import DATA
+from tests.unit.model.tiny import tiny_drafter
+
+GOOD = DATA / "dspark_vanilla"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOOD, tmp_path / "drafter"))
+
+
+def _drop(tensors: Tensors) -> None:
+    del tensors["layers.1.self_attn.q_norm.weight"]
+
+
+def _add(tensors: Tensors) -> None:
+    tensors["layers.2.mlp.up_proj.weight"] = torch.zeros(2)
+
+
+def _reshape(tensors: Tensors) -> None:
+    tensors["markov_head.markov_w2.weight"] = torch.zeros(128, 23)
+
+
+def _transpose(tensors: Tensors) -> None:
+    tensors["fc.weight"] = tensors["fc.weight"].t().contiguous()
+
+
+def _nan(tensors: Tensors) -> None:
+    tensors["norm.weight"][3] = float("nan")
+
+
+def _infinite(tensors: Tensors) -> None:
+    tensors["fc.weight"][0, 0] = float("-inf")
+
+
+def _integers(tensors: Tensors) -> None:
+    tensors["hidden_norm.weight"] = torch.ones(64, dtype=torch.int64)
+
+
+def _empty(tensors: Tensors) -> None:
+    tensors |= {f"empty.{i}": torch.empty(0) for i in range(1000)}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_drop, r"missing: layers\.1\.self_attn\.q_norm\.weight"),
+        (_add, r"unexpected: layers\.2\.mlp\.up_proj\.weight"),
+        (_reshape, r"wrong shape: markov_head\.markov_w2\.weight \[128, 23\] instead of \[128, 24\]"),
+        (_transpose, r"wrong shape: fc\.weight"),
+        (_nan, r"norm\.weight holds NaN"),
+        (_infinite, r"fc\.weight holds NaN or infinite"),
+        (_integers, r"wrong dtype: hidden_norm\.weight I64"),
+        (_empty, r"unexpected: empty\.0, .* and 992 more"),
+    ],
+)
+def test_a_wrong_tensor_is_named(folder: Path, change: Callable[[Tensors], None], named: str) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(CheckpointError, match=named):
+        load_drafter(folder)
+
+
+def test_a_name_that_appears_twice_in_a_header_is_refused(folder: Path) -> None:
+    _rewrite_header(folder / WEIGHTS, lambda text: text.replace('"lm_head.weight"', '"norm.weight"'))
+    with pytest.raises(CheckpointError, match=r"duplicate name norm\.weight"):
+        load_drafter(folder)
+
+
+def test_a_name_in_two_shards_is_refused(folder: Path) -> None:
+    _shard(folder)
+    second = load_file(folder / "b.safetensors")
+    save_file(second | {"fc.weight": torch.zeros(64, 320)}, folder / "b.safetensors")
+    with pytest.raises(CheckpointError, match=r"fc\.weight is also in a\.safetensors"):
+        load_drafter(folder)
+
+
+def test_a_flood_of_names_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspark.model.weights_file.MAX_ENTRIES", 10)
+    with pytest.raises(CheckpointError, match="more than 10"):
+        load_drafter(folder)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x01\x02",
+        struct.pack("<Q", 1 << 62) + b"{}",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 20) + b'{"a":{"dtype":"F32"}',
+        struct.pack("<Q", 200_000) + b"[" * 200_000,
+        struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc",
+    ],
+    ids=["nothing", "short", "endless", "list", "no shape", "deep", "not text"],
+)
+def test_a_broken_header_is_an_ordinary_refusal(folder: Path, raw: bytes) -> None:
+    (folder / WEIGHTS).write_bytes(raw)
+    with pytest.raises(CheckpointError, match=WEIGHTS):
+        load_drafter(folder)
+
+
+def test_truncated_weights_are_refused(folder: Path) -> None:
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[:-100])
+    with pytest.raises(CheckpointError, match=WEIGHTS):
+        load_drafter(folder)
+
+
+def test_shards_load_like_one_file(folder: Path) -> None:
+    whole = load_drafter(folder).state_dict()
+    _shard(folder)
+    for name, tensor in load_drafter(folder).state_dict().items():
+        assert torch.equal(tensor, whole[name])
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "a.bin"])
+def test_an_index_may_not_leave_the_folder_nor_name_a_pickle(folder: Path, name: str) -> None:
+    shutil.copy(folder / WEIGHTS, folder.parent / "outside.safetensors")
+    (folder / WEIGHTS).unlink()
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"fc.weight": name}}))
+    with pytest.raises(CheckpointError, match=r"leaves the folder|not a safetensors file"):
+        load_drafter(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth"])
+def test_pickles_are_refused_by_name(folder: Path, name: str) -> None:
+    (folder / WEIGHTS).rename(folder / name)
+    with pytest.raises(CheckpointError, match=f"pickled weights are refused.*{name}"):
+        load_drafter(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_size": None}, "hidden_size: missing"),
+        ({"hidden_size": "64"}, 'hidden_size: .*found "64"'),
+        ({"block_size": 0}, "block_size: .*found 0"),
+        ({"block_size": True}, "block_size: .*found true"),
+        ({"mask_token_id": 128}, "mask_token_id: .*found 128"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: .*found 1000000000"),
+        ({"num_attention_heads": 3}, "num_attention_heads: 3 is not a multiple"),
+        ({"head_dim": 15}, "head_dim: 15 is odd"),
+        ({"target_layer_ids": [1, 1]}, r"target_layer_ids: .*found \[1, 1\]"),
+        ({"target_layer_ids": [0, 6]}, r"target_layer_ids: .*found \[0, 6\]"),
+        ({"target_layer_ids": []}, "target_layer_ids"),
+        ({"markov_head_type": "tree"}, 'markov_head_type: .*found "tree"'),
+        ({"markov_rank": 0}, "confidence_head_with_markov: true needs"),
+        ({"enable_confidence_head": 1}, "enable_confidence_head: .*found 1"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, 'rope_parameters.rope_type: "yarn"'),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_theta"),
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        ({"attention_bias": True}, "attention_bias: expected false"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"dtype": "int8"}, "dtype"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(folder: Path, change: dict[str, Any], named: str) -> None:
+    _set(folder, change)
+    with pytest.raises(CheckpointError, match=named):
+        load_drafter(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"dspark_block_size": 5, "model_type": "deepseek_v4"}, "DeepSeek-V4"),
+        ({"model_type": "deepseek_v4"}, "DeepSeek-V4"),
+        ({"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7}, "Eagle3"),
+        ({"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"}, "Gemma4"),
+    ],
+)
+def test_families_that_are_not_built_are_refused_by_name(folder: Path, change: dict[str, Any], named: str) -> None:
+    _set(folder, change)
+    for load in (load_drafter, load_projection):
+        with pytest.raises(UnsupportedFamily, match=named):
+            load(folder)
+
+
+def test_rope_theta_may_stand_alone() -> None:
+    raw = json.loads((GOOD / "config.json").read_text())
+    modern = parse_drafter_config(raw)
+    legacy = {key: value for key, value in raw.items() if key != "rope_parameters"} | {"rope_theta": 10000}
+    assert parse_drafter_config(legacy) == modern
+
+
+@pytest.mark.parametrize("head", ["none", "vanilla", "gated", "rnn"])
+def test_saved_drafters_load_again_bit_for_bit(tmp_path: Path, head: Any) -> None:
+    drafter = tiny_drafter(head)
+    save_drafter(drafter, tmp_path / "saved")
+    again = load_drafter(tmp_path / "saved")
+    assert again.config == drafter.config
+    assert parse_drafter_config(config_to_json(again.config)) == again.config
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+
+
+def test_a_fingerprint_follows_settings_and_weights(folder: Path) -> None:
+    before = fingerprint(folder)
+    assert before == fingerprint(GOOD)
+    tensors = load_file(folder / WEIGHTS)
+    tensors["norm.weight"][0] += 1
+    save_file(tensors, folder / WEIGHTS)
+    after = fingerprint(folder)
+    _set(folder, {"num_anchors": 9})
+    assert len({before, after, fingerprint(folder)}) == 3
+
+
+def test_a_projection_is_named_by_its_two_tensors_and_its_taps(folder: Path) -> None:
+    projection, drafter = load_projection(GOOD), load_drafter(GOOD)
+    assert projection.fingerprint == drafter.fingerprint
+    features = torch.randn(3, drafter.config.feature_size)
+    assert torch.equal(projection(features), drafter.project(features))
+    tensors = load_file(folder / WEIGHTS)
+    tensors["lm_head.weight"][0] += 1
+    save_file(tensors, folder / WEIGHTS)
+    assert load_projection(folder).fingerprint == projection.fingerprint
+    tensors["fc.weight"][0, 0] += 1
+    save_file(tensors, folder / WEIGHTS)
+    assert load_projection(folder).fingerprint != projection.fingerprint
+    shutil.copy(GOOD / WEIGHTS, folder / WEIGHTS)
+    _set(folder, {"target_layer_ids": [0, 1, 2, 3, 5]})
+    assert load_projection(folder).fingerprint != projection.fingerprint
+
+
+def test_a_name_that_is_no_folder_and_no_hub_id_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="nowhere/at/all"):
+        load_drafter("nowhere/at/all")
+    with pytest.raises(CheckpointError, match="neither a folder nor"):
+        load_drafter("example/not-in-the-cache")
+
+
+def _set(folder: Path, change: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def _shard(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    parts["a.safetensors"].append("fc.weight") if "fc.weight" not in parts["a.safetensors"] else None
+    parts["b.safetensors"] = [n for n in parts["b.safetensors"] if n != "fc.weight"]
+    for file, inside in parts.items():
+        save_file({name: tensors[name] for name in inside}, folder / file)
+    (folder / WEIGHTS).unlink()
+    weight_map = {name: file for file, inside in parts.items() for name in inside}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _rewrite_header(file: Path, change: Callable[[str], str]) -> None:
+    raw = file.read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    header = change(raw[8 : 8 + size].decode()).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + raw[8 + size :])

@@ -1,0 +1,108 @@
+"""Targets are loaded exactly or refused, and taps are the raw outputs of decoder layers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dspark.errors import CheckpointError
+from dspark.model.checkpoint import load_target
+from dspark.model.target import TargetTaps
+from tests.unit.model.golden import TARGET
+
+IDS = torch.tensor([[5, 9, 2, 77, 30]])
+
+
+@torch.inference_mode()
+def test_taps_equal_the_library_s_hidden_states() -> None:
+    model = load_target(TARGET).model
+    with TargetTaps(model, (-1, 0, 2, 4)) as taps:
+        states = model(input_ids=IDS, output_hidden_states=True).hidden_states
+        features = taps.collect()
+    assert torch.equal(features, torch.cat([states[i + 1] for i in (-1, 0, 2, 4)], dim=-1))
+
+
+@torch.inference_mode()
+def test_the_last_layer_is_tapped_before_the_final_norm() -> None:
+    model = load_target(TARGET).model
+    with TargetTaps(model, (5,)) as taps:
+        normed = model(input_ids=IDS, output_hidden_states=True).hidden_states[-1]
+        features = taps.collect()
+    assert not torch.allclose(features, normed)
+    assert torch.equal(model.model.norm(features), normed)
+
+
+@torch.inference_mode()
+def test_chosen_rows_only() -> None:
+    model = load_target(TARGET).model
+    with TargetTaps(model, (1, 3)) as taps:
+        model(input_ids=IDS)
+        whole = taps.collect()
+        model(input_ids=IDS)
+        assert torch.equal(taps.collect(torch.tensor([4, 1])), whole[:, [4, 1]])
+
+
+@torch.inference_mode()
+def test_features_are_handed_out_once_and_never_after_detaching() -> None:
+    model = load_target(TARGET).model
+    taps = TargetTaps(model, (1,)).attach().attach()
+    model(input_ids=IDS)
+    taps.collect()
+    with pytest.raises(RuntimeError, match="tapped layers"):
+        taps.collect()
+    taps.detach()
+    model(input_ids=IDS)
+    with pytest.raises(RuntimeError, match="tapped layers"):
+        taps.collect()
+
+
+@pytest.mark.parametrize("ids", [(6,), (-2,), (3, 1), (1, 1)])
+def test_taps_that_do_not_fit_are_refused(ids: tuple[int, ...]) -> None:
+    with pytest.raises(CheckpointError, match="target_layer_ids"):
+        TargetTaps(load_target(TARGET).model, ids)
+
+
+def test_what_a_server_needs_to_know() -> None:
+    target = load_target(TARGET)
+    assert (target.stop_ids, target.context_length, target.vocab_size) == ((1,), 512, 128)
+    assert (target.hidden_size, target.num_layers) == (64, 6)
+    assert not any(parameter.requires_grad for parameter in target.model.parameters())
+
+
+def test_several_stop_ids(tmp_path: Path) -> None:
+    folder = _copy(tmp_path)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [1, 7]}))
+    assert load_target(folder).stop_ids == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("missing", "model.layers.3.mlp.up_proj.weight"),
+        ("unexpected", "model.layers.3.extra.weight"),
+        ("misshapen", "model.norm.weight"),
+        ("nan", "model.layers.0.self_attn.k_proj.weight"),
+    ],
+)
+def test_a_wrong_tensor_is_named(tmp_path: Path, change: str, named: str) -> None:
+    folder = _copy(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    if change == "missing":
+        del tensors[named]
+    elif change == "nan":
+        tensors[named][0, 0] = float("nan")
+    else:
+        tensors[named] = torch.zeros(3)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=named.replace(".", r"\.")):
+        load_target(folder)
+
+
+def _copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TARGET, tmp_path / "target"))
