@@ -1,0 +1,71 @@
+"""Measured cost curves between process starts: one JSON file per (what was measured, on what, with what).
+
+A curve that another machine, device, number format or library version measured is another curve; the key says all of
+it. A file that cannot be read is as good as none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.runtime.identity import state_dir
+
+FOLDER = "cost"
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Median seconds of one step."""
+
+    tokens: npt.NDArray[np.int64]  # [t], or sequences for a drafter; ascending
+    contexts: npt.NDArray[np.int64]  # [c] ascending
+    seconds: npt.NDArray[np.float64]  # [t, c]
+    source: str  # "measured" or "stored"
+
+
+def load_curve(key: Mapping[str, object]) -> Curve | None:
+    """The curve an earlier process stored under the same key."""
+    try:
+        raw = json.loads(_path(key).read_bytes())
+        tokens = np.array(raw["tokens"], dtype=np.int64)
+        contexts = np.array(raw["contexts"], dtype=np.int64)
+        seconds = np.array(raw["seconds"], dtype=np.float64).reshape(tokens.size, contexts.size)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    sound = tokens.size and contexts.size and (np.diff(tokens) > 0).all() and (np.diff(contexts) > 0).all()
+    if not sound or not (np.isfinite(seconds) & (seconds > 0)).all():
+        return None
+    return Curve(tokens, contexts, seconds, "stored")
+
+
+def store_curve(key: Mapping[str, object], curve: Curve) -> Path:
+    """Writes the curve for later processes; replaced whole, so a reader never sees half of it."""
+    path = _path(key)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = json.dumps(
+        {
+            "key": dict(key),
+            "tokens": curve.tokens.tolist(),
+            "contexts": curve.contexts.tolist(),
+            "seconds": curve.seconds.tolist(),
+        },
+        indent=1,
+        default=str,
+    )
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text + "\n", encoding="utf-8")
+    draft.replace(path)
+    return path
+
+
+def _path(key: Mapping[str, object]) -> Path:
+    text = json.dumps(dict(key), sort_keys=True, default=str)
+    return state_dir() / FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"

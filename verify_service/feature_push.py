@@ -1,0 +1,196 @@
+"""Feature rows on their way to drafters, straight from the verifier.
+
+Per drafter two streams: one for the rows of running rounds, one in bulk for prompts and resends, so that a long prompt
+never delays a round. Queues are bounded and nobody waits for them: what does not fit, and what a broken stream leaves
+behind, is dropped and counted, and the coordinator, who sees the drafter's watermark stand still, orders a resend.
+A broken drafter is tried again after a pause, by then usually under a new incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.telemetry import Metrics
+from dspark.wire import tensors
+from dspark.wire.v1 import features_pb2, features_pb2_grpc
+from verify_service.feature_store import FeatureRows
+
+log = structlog.get_logger("dspark.feature_push")
+
+PAUSE_S = 1.0  # after a broken stream, before the same drafter is tried again
+IDLE_S = 300.0  # a drafter nobody names any more is let go
+BULK_ROWS = 512  # rows of one bulk message
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """A drafter process."""
+
+    endpoint: str
+    incarnation: int
+
+
+class FeaturePush:
+    """All drafters this verifier feeds. Lives on the event loop."""
+
+    def __init__(
+        self, *, incarnation: int, projection: str, token: str | None, queue_rows: int, metrics: Metrics
+    ) -> None:
+        self._incarnation = incarnation
+        self._projection = projection
+        self._token = token
+        self._queue_rows = queue_rows
+        self._metrics = metrics
+        self._links: dict[Sink, _Link] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def push(self, sink: Sink, features: FeatureRows, *, bulk: bool) -> int:
+        """Hands rows to the sender at once; returns how many it took."""
+        link = self._link(sink)
+        if link is None:
+            self._drop(len(features.token_ids), "broken")
+            return 0
+        taken = 0
+        step = BULK_ROWS if bulk else max(len(features.token_ids), 1)
+        for first in range(0, len(features.token_ids), step):
+            ids = features.token_ids[first : first + step]
+            chunk = features_pb2.FeatureChunk(
+                sink_incarnation=sink.incarnation,
+                source_incarnation=self._incarnation,
+                sequence=features.sequence,
+                epoch=features.epoch,
+                start_position=features.start + first,
+                token_ids=ids,
+                rows=tensors.write_tensor(features.rows[first : first + step]),
+                projection=self._projection,
+            )
+            if link.offer(chunk, bulk=bulk):
+                taken += len(ids)
+            else:
+                self._drop(len(ids), "queue_full")
+        return taken
+
+    async def close(self) -> None:
+        """Ends every stream; what still waits is dropped and counted."""
+        links, self._links = list(self._links.values()), {}
+        await asyncio.gather(*(link.close() for link in links), *self._closing)
+
+    def _link(self, sink: Sink) -> _Link | None:
+        now = time.monotonic()
+        link = self._links.get(sink)
+        if link is not None and link.broken_at is not None:
+            if now - link.broken_at < PAUSE_S:
+                return None
+            self._let_go(sink)
+            link = None
+        if link is None:
+            for other, idle in [(s, now - each.used_at) for s, each in self._links.items()]:
+                if idle > IDLE_S:
+                    self._let_go(other)
+            link = self._links[sink] = _Link(sink, self._token, self._queue_rows, self._metrics)
+        link.used_at = now
+        return link
+
+    def _let_go(self, sink: Sink) -> None:
+        task = asyncio.create_task(self._links.pop(sink).close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _drop(self, rows: int, reason: str) -> None:
+        self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(rows)
+
+
+class _Link:
+    """The two streams to one drafter."""
+
+    def __init__(self, sink: Sink, token: str | None, queue_rows: int, metrics: Metrics) -> None:
+        self.used_at = time.monotonic()
+        self.broken_at: float | None = None
+        self._sink = sink
+        self._metadata = auth_metadata(token)
+        self._metrics = metrics
+        self._channel = open_channel(sink.endpoint)
+        self._queue_rows = queue_rows
+        self._queues = {name: _Queue() for name in ("rounds", "bulk")}
+        self._tasks = [asyncio.create_task(self._stream(name, queue)) for name, queue in self._queues.items()]
+
+    def offer(self, chunk: features_pb2.FeatureChunk, *, bulk: bool) -> bool:
+        """Queues a chunk if there is room."""
+        queue = self._queues["bulk" if bulk else "rounds"]
+        if self.broken_at is not None or queue.rows + len(chunk.token_ids) > self._queue_rows:
+            return False
+        queue.put(chunk)
+        return True
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._drop_queued("closed")
+        await self._channel.close()
+
+    async def _stream(self, name: str, queue: _Queue) -> None:
+        stub = features_pb2_grpc.FeaturesStub(self._channel)  # type: ignore[no-untyped-call]
+
+        async def chunks() -> AsyncIterator[features_pb2.FeatureChunk]:
+            while True:
+                chunk = await queue.get()
+                rows = len(chunk.token_ids)
+                self._metrics.feature_rows.labels(direction="sent").inc(rows)
+                self._metrics.bytes.labels(direction="sent", kind="features").inc(len(chunk.rows.data))
+                yield chunk
+
+        try:
+            await queue.first()  # no stream before there is something to send
+            async for ack in stub.Push(chunks(), metadata=self._metadata, wait_for_ready=False):
+                if ack.HasField("refusal"):
+                    self._metrics.dropped.labels(kind="feature_chunks", reason="refused_by_sink").inc()
+            raise ConnectionError("the drafter ended the stream")
+        except (grpc.aio.AioRpcError, ConnectionError) as error:
+            reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            if self.broken_at is None:
+                self.broken_at = time.monotonic()
+                log.warning("feature_push.broken", sink=self._sink.endpoint, stream=name, reason=reason)
+            self._drop_queued("broken")
+
+    def _drop_queued(self, reason: str) -> None:
+        rows = sum(queue.clear() for queue in self._queues.values())
+        if rows:
+            self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(rows)
+
+
+class _Queue:
+    """Chunks in order, with a count of the rows that wait."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._chunks: asyncio.Queue[features_pb2.FeatureChunk] = asyncio.Queue()
+        self._begun = asyncio.Event()
+
+    def put(self, chunk: features_pb2.FeatureChunk) -> None:
+        self.rows += len(chunk.token_ids)
+        self._chunks.put_nowait(chunk)
+        self._begun.set()
+
+    async def first(self) -> None:
+        await self._begun.wait()
+
+    async def get(self) -> features_pb2.FeatureChunk:
+        chunk = await self._chunks.get()
+        self.rows -= len(chunk.token_ids)
+        return chunk
+
+    def clear(self) -> int:
+        rows, self.rows = self.rows, 0
+        with contextlib.suppress(asyncio.QueueEmpty):
+            while True:
+                self._chunks.get_nowait()
+        return rows

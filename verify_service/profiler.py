@@ -1,0 +1,122 @@
+"""How long one verification step takes, measured on this device: tokens in the step against context length.
+
+A step is what a round costs: the packed pass, the rule, the projection. Points are visited in turns, so that a busy
+moment of the machine spoils one sample of many points and not one point; medians are reported. The scheduler's quality
+rests on these numbers, so nothing is guessed: what was not measured is not in the curve.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+
+import numpy as np
+import structlog
+import torch
+
+from dspark.runtime.cost_store import Curve, load_curve, store_curve
+from dspark.types import NO_Q, Cursor, Law, SparseQ
+from verify_service.engine import VerifyEngine
+from verify_service.sequences import VerifyItem
+
+log = structlog.get_logger("dspark.profiler")
+
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CONTEXTS = (128, 1024)
+PER_SEQUENCE = 8  # tokens of one sequence before a step is spread over more of them
+BUDGET_S = 5.0
+MOST_SWEEPS = 15
+_LAW = Law(temperature=0.0)
+
+
+def cost_curve(engine: VerifyEngine) -> Curve | None:
+    """The stored curve of an equal process, else a fresh measurement, which is then stored."""
+    key = _key(engine)
+    curve = load_curve(key)
+    if curve is None:
+        curve = measure(engine)
+        if curve is None:
+            log.warning("cost.not_measured", reason="the pool or the context is too small")
+            return None
+        store_curve(key, curve)
+    log.info("cost.ready", source=curve.source, points=int(curve.seconds.size), one=float(curve.seconds[0, 0]))
+    return curve
+
+
+def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
+    """Times every point several times within the budget. Only while nobody is served."""
+    limit = min(engine.config.cost_max_tokens, engine.config.max_batch_tokens)
+    if engine.attention_path != "packed":
+        limit = min(limit, 32)
+    contexts = [c for c in CONTEXTS if c + PER_SEQUENCE + 1 < engine.target.context_length]
+    tokens = [t for t in TOKENS if t <= limit]
+    room = engine.held.pages_total * engine.config.page_size // 2
+    contexts = [c for c in contexts if (c + PER_SEQUENCE + 1) * 2 <= room]
+    while tokens and contexts and _sequences(tokens[-1]) * (contexts[-1] + 2 * PER_SEQUENCE) > room:
+        tokens.pop()
+    if not tokens or not contexts:
+        return None
+    samples: dict[tuple[int, int], list[float]] = {}
+    began = time.perf_counter()
+    share = budget_s / len(contexts)
+    for at, context in enumerate(contexts):
+        _open(engine, _sequences(tokens[-1]), context)
+        for sweep in range(MOST_SWEEPS + 1):
+            for count in tokens:
+                seconds = _step(engine, count, context)
+                if sweep:  # the first visit pays for memory and kernels that later ones find ready
+                    samples.setdefault((count, context), []).append(seconds)
+            if sweep >= 2 and time.perf_counter() - began > share * (at + 1):
+                break
+        engine.forget_all()
+    medians = np.array([[np.median(samples[t, c]) for c in contexts] for t in tokens])
+    return Curve(np.array(tokens), np.array(contexts), medians, "measured")
+
+
+def _sequences(tokens: int) -> int:
+    return -(-tokens // PER_SEQUENCE)
+
+
+def _open(engine: VerifyEngine, count: int, context: int) -> None:
+    for sequence in range(count):
+        cursor = Cursor(sequence, 1, 0, context)
+        problem = engine.pretend(cursor, _LAW, context + PER_SEQUENCE + 1)
+        assert problem is None, problem
+
+
+def _step(engine: VerifyEngine, tokens: int, context: int) -> float:
+    """One timed step of `tokens` tokens, spread evenly over as few sequences as hold them."""
+    count = _sequences(tokens)
+    items = []
+    for sequence in range(count):
+        draft = tokens // count + (sequence < tokens % count) - 1
+        ids = tuple(range(1, draft + 1))
+        q = SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((draft, 1), np.float32)) if draft else NO_Q
+        items.append(VerifyItem(Cursor(sequence, 1, 1, context + 1), 0, ids, q))
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)
+    began = time.perf_counter()
+    engine.judge_cohort(items)
+    seconds = time.perf_counter() - began
+    for sequence in range(count):
+        engine.rewind(sequence, context)
+    return seconds
+
+
+def _key(engine: VerifyEngine) -> dict[str, object]:
+    import transformers
+
+    return {
+        "role": "verify",
+        "model": engine.fingerprint,
+        "projection": engine.projection.fingerprint if engine.projection is not None else "",
+        "path": engine.attention_path,
+        "machine": platform.node(),
+        "processor": platform.processor() or platform.machine(),
+        "device": str(engine.device) if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device),
+        "dtype": engine.dtype,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "limit": engine.config.cost_max_tokens,
+    }
