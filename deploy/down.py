@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from deploy.head import Head, stop_head
+from deploy.marks import end_all, marked
 from dspark.client import NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, remove_cell
 from dspark.errors import DsparkError
@@ -21,11 +23,12 @@ def take_down(say: Say) -> None:
     try:
         cell = find_cell()
     except NoCell as error:
-        if cell_file().exists():
-            remove_cell()
-            say(f"cleared an unusable state file: {error}")
-        else:
+        if not cell_file().exists():
             say("nothing is up")
+            return
+        _end_unreadable()
+        remove_cell()
+        say(f"cleared an unusable state file: {error}")
         return
     if cell.ray_pid:
         left = stop_head(Head(cell.ray_address, cell.ray_pid, Path(cell.ray_dir), cell.cell_id))
@@ -35,6 +38,17 @@ def take_down(say: Say) -> None:
         close_remote(cell, say)
     remove_cell()
     say(f"down: {cell.endpoint}")
+
+
+def _end_unreadable() -> None:
+    """Ends what a state file of another version or a damaged one still names."""
+    try:
+        content = json.loads(cell_file().read_text(encoding="utf-8"))
+        cell_id, leader = str(content["cell_id"]), int(content["ray_pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    # The id of a process may have been given away since: only a leader that carries the mark is the cell's.
+    end_all(cell_id, leader if leader in marked(cell_id) else 0)
 
 
 def close_remote(cell: Cell, say: Say) -> None:

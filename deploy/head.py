@@ -84,6 +84,8 @@ def start_head(token_file: Path, cell_id: str, environ: MutableMapping[str, str]
     except BaseException:
         stop_head(head)
         raise
+    finally:
+        process.returncode = 0  # the cluster outlives this object and is not waited for through it
     return head
 
 

@@ -1,0 +1,225 @@
+"""The command line: exit codes, sentences, and what it finds in the state folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dspark.cli import lifecycle
+from dspark.cli.main import build_parser, main
+from dspark.cli.passed_on import split
+from dspark.cli.status import as_json
+from dspark.client import Cell, NoCell, find_cell
+from dspark.client.cell import cell_file, is_alive, write_cell
+from dspark.wire.v1 import control_pb2
+
+
+def _cell(**changes: object) -> Cell:
+    values: dict[str, object] = {
+        "endpoint": "127.0.0.1:9",
+        "cell_id": "ab",
+        "token_file": "",
+        "ray_address": "127.0.0.1:1",
+        "ray_pid": 0,
+        "ray_dir": "",
+        "target": "t",
+        "drafter": "d",
+    }
+    return Cell(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def _ended_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["fly"],
+        ["generate"],
+        ["generate", "hi", "--token-ids", "1"],
+        ["generate", "--token-ids", "1,x"],
+        ["generate", "hi", "--max-tokens", "many"],
+        ["generate", "hi", "--rule", "typical"],
+        ["serve"],
+        ["serve", "kitchen"],
+        ["up", "--verifiers", "two"],
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert "usage: dspark" in capsys.readouterr().err
+
+
+def test_help_is_exit_code_0_and_quick() -> None:
+    began = time.monotonic()
+    result = subprocess.run([sys.executable, "-m", "dspark.cli.main", "--help"], capture_output=True, text=True)
+    assert result.returncode == 0
+    assert "exit codes: 0 done, 1 failed, 2 wrong command line" in result.stdout
+    assert time.monotonic() - began < 5, "half a second where nothing else runs"
+
+
+@pytest.mark.parametrize("words", [["status"], ["generate", "hi"], ["status", "--json"]])
+def test_without_a_cluster_one_sentence_says_so(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("dspark: no cluster is running here")
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(NoCell):
+        main(["status", "--debug"])
+
+
+def test_nobody_at_an_endpoint_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--endpoint", "127.0.0.1:9"]) == 1
+    assert capsys.readouterr().err.startswith("dspark: the coordinator at 127.0.0.1:9 is unreachable")
+
+
+def test_status_explains_a_cluster_whose_processes_are_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    pid = _ended_pid()
+    write_cell(_cell(ray_pid=pid))
+    assert main(["status"]) == 1
+    assert f"is gone (its process {pid} has ended); `dspark down` clears" in capsys.readouterr().err
+
+
+def test_down_without_a_cluster_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["down"]) == 0
+    assert "nothing is up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "another version"),
+        ('{"version": 0}', "another version"),
+        ('{"version": 1, "endpoint": 5}', "lacks a proper 'endpoint'"),
+    ],
+)
+def test_a_broken_state_file_is_named_and_down_clears_it(
+    content: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell_file().write_text(content)
+    assert main(["status"]) == 1
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "`dspark down` clears it" in said
+    assert main(["down"]) == 0
+    assert not cell_file().exists()
+
+
+def test_the_state_file_comes_back_whole_and_private() -> None:
+    cell = _cell(ray_pid=7, ray_dir="/x")
+    write_cell(cell)
+    assert find_cell() == cell
+    assert cell_file().stat().st_mode & 0o077 == 0
+    assert [path.name for path in cell_file().parent.iterdir()] == ["cell.json"]
+
+
+def test_a_process_that_has_ended_is_not_alive() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert is_alive(process.pid)
+    process.kill()
+    deadline = time.monotonic() + 5
+    while is_alive(process.pid):  # before it is reaped, too
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.wait()
+    assert not is_alive(process.pid)
+
+
+def test_up_names_the_paths_of_a_shipped_pair_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lifecycle, "SHIPPED", {"target": tmp_path / "t", "drafter": tmp_path / "d"})
+    assert main(["up"]) == 1
+    said = capsys.readouterr().err
+    assert str(tmp_path / "t") in said
+    assert "--target PATH_OR_ID --drafter PATH_OR_ID" in said
+
+
+def test_the_shipped_pair_is_the_default_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("t", "d"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    monkeypatch.setattr(lifecycle, "SHIPPED", {"target": tmp_path / "t", "drafter": tmp_path / "d"})
+    assert lifecycle.pair(None, None) == {"target": str(tmp_path / "t"), "drafter": str(tmp_path / "d")}
+    assert lifecycle.pair("a", None) == {"target": "a", "drafter": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--target", "/nowhere/at/all", "--drafter", "b"], "/nowhere/at/all is not a folder with a config.json"),
+        (["--target", "org/model"], "cluster.drafter: required"),
+        (["--target", "org/a", "--drafter", "org/b", "--verifiers", "0"], "cluster.verifiers: 0 is too few"),
+    ],
+)
+def test_up_refuses_a_senseless_request_before_anything_starts(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", *words]) == 1
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "ray" not in said
+
+
+def test_up_refuses_an_unknown_key_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cell.yaml"
+    file.write_text("cluster:\n  verifierz: 2\n")
+    assert main(["up", "--config", str(file), "--target", "org/a", "--drafter", "org/b"]) == 1
+    assert "cluster.verifierz: unknown key" in capsys.readouterr().err
+
+
+def test_options_of_other_programs_are_left_to_them() -> None:
+    assert split(["train", "--help"]) == (["train"], ["--help"])
+    assert split(["serve", "verify", "--bind", "x"]) == (["serve", "verify"], ["--bind", "x"])
+    assert split(["serve", "--help"]) == (["serve", "--help"], [])
+    assert split(["generate", "train"]) == (["generate", "train"], [])
+
+
+def test_every_command_is_documented() -> None:
+    text = build_parser().format_help()
+    for command in ("up", "down", "status", "generate", "serve", "train", "conformance"):
+        assert f"\n    {command} " in text or f"\n    {command}\n" in text
+
+
+def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
+    reply = control_pb2.GetStatusReply(version="1", queue_limit=8)
+    reply.processes.add(role=control_pb2.ROLE_DRAFT, name="draft/0", pid=5, incarnation=2**62, state="serving")
+    lane = reply.lanes.add(verifier="verify/0", drafters=["draft/0"], policy="greedy", mean_acceptance_length=2.5)
+    lane.verify_cost.tokens.extend([1, 4])
+    lane.verify_cost.contexts.extend([64, 128])
+    lane.verify_cost.seconds.extend([0.1, 0.2, 0.3, 0.4])
+    shape = json.loads(json.dumps(as_json("h:1", reply)))
+    (process,), (found,) = shape["processes"], shape["lanes"]
+    assert (process["role"], process["name"], process["pid"], process["incarnation"]) == ("draft", "draft/0", 5, 2**62)
+    assert {"endpoint", "state", "sequences", "pages_held", "pages_total"} <= set(process)
+    assert (found["policy"], found["tau"]) == ("greedy", 2.5)
+    assert found["verify_cost"]["seconds"] == [[0.1, 0.2], [0.3, 0.4]]
+    assert found["draft_cost"] is None
+
+
+def test_serve_options_are_the_keys_of_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "verify", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--page-size" in said
+    assert "Token slots of one page." in said
+    assert main(["serve", "verify", "--no-such-key", "1"]) == 2
+
+
+def test_serve_without_its_model_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "verify"]) == 1
+    assert capsys.readouterr().err == "dspark: verify.target: required and not given\n"

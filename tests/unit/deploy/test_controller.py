@@ -1,0 +1,167 @@
+"""The controller over a fleet whose processes are real health servers in this event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2_grpc
+
+from deploy import controller as controller_module
+from deploy.config import ClusterConfig
+from deploy.controller import Controller, Started, StartFailed
+from deploy.topology import Replica, Role, desired
+from dspark.errors import Unavailable
+
+
+class HealthFleet:
+    """Every process is a gRPC health server; `broken` names refuse to start."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, grpc.aio.Server] = {}
+        self.started: list[str] = []
+        self.ended: list[str] = []
+        self.broken: dict[str, StartFailed] = {}
+        self.left: dict[str, Started] = {}
+        self._incarnations = itertools.count(1)
+
+    async def adopt(self) -> Mapping[str, Started]:
+        return self.left
+
+    async def launch(self, replica: Replica) -> Started:
+        self.started.append(replica.name)
+        if replica.name in self.broken:
+            raise self.broken[replica.name]
+        return await self.serve(replica.name)
+
+    async def serve(self, name: str) -> Started:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self.servers[name] = server
+        return Started(f"127.0.0.1:{port}", next(self._incarnations), 1)
+
+    async def end(self, name: str, grace_s: float) -> None:
+        self.ended.append(name)
+        await self.crash(name)
+
+    async def crash(self, name: str) -> None:
+        server = self.servers.pop(name, None)
+        if server is not None:
+            await server.stop(0)
+
+    def pending(self, name: str) -> str:
+        return "no node has a GPU"
+
+
+class Listener:
+    """Remembers every announcement; may be deaf."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, int]] = []
+        self.deaf = False
+
+    async def announce(self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]]) -> int:
+        if self.deaf:
+            raise Unavailable("not yet")
+        self.told.append({name: started.incarnation for name, (_, started) in workers.items()})
+        return len(workers)
+
+
+Cell = tuple[Controller, HealthFleet, Listener]
+
+
+@pytest.fixture
+async def cell(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cell]:
+    monkeypatch.setattr(controller_module, "TICK_S", 0.02)
+    monkeypatch.setattr(controller_module, "ANNOUNCE_EVERY_S", 0.3)
+    fleet, listener = HealthFleet(), Listener()
+    topology = desired(ClusterConfig(target="t", drafter="d", drafters=2), {})
+    controller = Controller(topology, fleet, listener)
+    yield controller, fleet, listener
+    await controller.close(0.0)
+    assert not fleet.servers, "close leaves nothing behind"
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110 - what is watched is another loop's state
+            await asyncio.sleep(0.01)
+
+
+def _phases(controller: Controller) -> dict[str, str]:
+    return {row["name"]: row["phase"] for row in controller.report()}
+
+
+async def _run(controller: Controller) -> asyncio.Task[None]:
+    task = asyncio.create_task(controller.run())
+    await _until(lambda: set(_phases(controller).values()) == {"serving"})
+    return task
+
+
+async def test_everything_desired_comes_up_and_the_coordinator_is_told_the_full_set(cell: Cell) -> None:
+    controller, _, listener = cell
+    task = await _run(controller)
+    await _until(lambda: bool(listener.told) and set(listener.told[-1]) == {"verify/0", "draft/0", "draft/1"})
+    task.cancel()
+
+
+async def test_a_lost_drafter_is_replaced_with_a_new_incarnation_and_announced(cell: Cell) -> None:
+    controller, fleet, listener = cell
+    task = await _run(controller)
+    await _until(lambda: bool(listener.told) and "draft/1" in listener.told[-1])
+    before = listener.told[-1]["draft/1"]
+    await fleet.crash("draft/1")
+    await _until(lambda: listener.told[-1].get("draft/1", before) != before)
+    assert fleet.started.count("draft/1") == 2
+    assert fleet.started.count("draft/0") == 1, "nobody else is touched"
+    assert "draft/1" in fleet.ended, "the dead one is put away before its successor starts"
+    task.cancel()
+
+
+async def test_a_restarted_coordinator_is_told_again(cell: Cell) -> None:
+    controller, fleet, listener = cell
+    task = await _run(controller)
+    await _until(lambda: bool(listener.told))
+    heard = len(listener.told)
+    await fleet.crash("coordinator/0")
+    await _until(lambda: fleet.started.count("coordinator/0") == 2 and len(listener.told) > heard)
+    task.cancel()
+
+
+async def test_an_announcement_that_fails_is_made_again_and_a_good_one_repeated(cell: Cell) -> None:
+    controller, _, listener = cell
+    listener.deaf = True
+    task = await _run(controller)
+    await asyncio.sleep(0.1)
+    assert not listener.told
+    listener.deaf = False
+    await _until(lambda: len(listener.told) >= 2)
+    assert listener.told[-1] == listener.told[-2]
+    task.cancel()
+
+
+async def test_a_replica_that_cannot_start_says_why_and_does_not_hold_up_the_others(cell: Cell) -> None:
+    controller, fleet, _ = cell
+    fleet.broken["draft/0"] = StartFailed("model.safetensors lacks fc.weight", fatal=True)
+    task = asyncio.create_task(controller.run())
+    await _until(lambda: sorted(_phases(controller).values()) == ["down", "serving", "serving", "serving"])
+    (row,) = [row for row in controller.report() if row["name"] == "draft/0"]
+    assert (row["reason"], row["fatal"]) == ("model.safetensors lacks fc.weight", True)
+    await asyncio.sleep(0.2)
+    assert fleet.started.count("draft/0") == 1, "a fatal start is not hammered"
+    task.cancel()
+
+
+async def test_a_new_controller_adopts_what_still_runs(cell: Cell) -> None:
+    controller, fleet, listener = cell
+    fleet.left = {"verify/0": await fleet.serve("verify/0")}
+    task = await _run(controller)
+    await _until(lambda: bool(listener.told) and "verify/0" in listener.told[-1])
+    assert "verify/0" not in fleet.started
+    assert listener.told[-1]["verify/0"] == fleet.left["verify/0"].incarnation
+    task.cancel()

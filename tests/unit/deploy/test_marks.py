@@ -1,0 +1,69 @@
+"""Ending exactly the processes of a cell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from deploy.marks import VARIABLE, end_all, marked, new_cell_id
+from dspark.client.cell import is_alive
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc"), reason="marks are read from /proc")
+
+SLEEP = "import time; print(flush=True); time.sleep(600)"
+# A child in a session of its own, as Ray's workers are, under a leader that refuses SIGTERM.
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", SLEEP], env={**os.environ, VARIABLE: "another"})
+    yield process
+    process.kill()
+    process.wait()
+
+
+def _leader(cell_id: str, code: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, VARIABLE: cell_id}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, start_new_session=True, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it has begun its work
+    process.stdout.close()
+    return process
+
+
+def test_everyone_with_the_mark_ends_and_nobody_else(bystander: subprocess.Popen[bytes]) -> None:
+    cell_id = new_cell_id()
+    leader = _leader(cell_id, STUBBORN)
+    found = marked(cell_id)
+    assert leader.pid in found
+    assert len(found) == 2, "the child in another session is found too"
+    assert end_all(cell_id, leader.pid, grace_s=0.3) == []
+    leader.wait()
+    assert not any(is_alive(pid) for pid in found)
+    assert bystander.poll() is None
+
+
+def test_a_leader_that_listens_goes_without_force() -> None:
+    cell_id = new_cell_id()
+    leader = _leader(cell_id, SLEEP)
+    assert end_all(cell_id, leader.pid, grace_s=5.0) == []
+    leader.wait()
+    assert not is_alive(leader.pid)
+
+
+def test_an_id_that_leads_no_group_is_left_alone(bystander: subprocess.Popen[bytes]) -> None:
+    assert end_all(new_cell_id(), 0, grace_s=0.1) == []
+    assert bystander.poll() is None
