@@ -107,18 +107,14 @@ class Running:
 class StepCost:
     """Time of a whole round of one lane: draft + verification + hops."""
 
-    def __init__(self) -> None:
-        self.verify: CostCurve | None = None  # None: greedy verifies everything, and the lane says so
-        self.draft: CostCurve | None = None
-        self.measured_draft = Running()  # stands in for a draft curve
+    def __init__(self, verify: CostCurve | None) -> None:
+        self.verify = verify  # None: greedy verifies everything, and the lane says so
         self.hops = Running()  # round trips less device time
 
-    def of_round(self, sequences: int, context: float, drafts: bool = True) -> StepSeconds | None:
+    def of_round(self, context: float, draft_s: float) -> StepSeconds | None:
         """Tokens in the verification -> seconds of the round, or None without a measured curve."""
         if self.verify is None:
             return None
         verify = self.verify.column(context)
-        other = self.hops.seconds
-        if drafts:
-            other += self.draft.seconds(sequences, context) if self.draft else self.measured_draft.seconds
+        other = draft_s + self.hops.seconds
         return lambda tokens: verify(tokens) + other

@@ -62,16 +62,12 @@ def test_the_correction_follows_what_steps_really_take_and_stays_bounded() -> No
 
 
 def test_a_round_costs_its_draft_its_verification_and_its_hops() -> None:
-    cost = StepCost()
-    assert cost.of_round(1, 10) is None
-    cost.verify = CostCurve([1, 10], [10], [1.0, 10.0])
-    cost.draft = CostCurve([1, 10], [10], [0.5, 0.5])
+    assert StepCost(None).of_round(10, 0.5) is None
+    cost = StepCost(CostCurve([1, 10], [10], [1.0, 10.0]))
     cost.hops.observe(0.25)
-    with_draft, without = cost.of_round(1, 10), cost.of_round(1, 10, drafts=False)
-    assert with_draft is not None
-    assert without is not None
-    assert with_draft(np.array([4.0]))[0] == pytest.approx(4.75)
-    assert without(np.array([4.0]))[0] == pytest.approx(4.25)
+    step = cost.of_round(10, 0.5)
+    assert step is not None
+    assert step(np.array([4.0]))[0] == pytest.approx(4.75)
 
 
 def test_a_running_mean_starts_at_the_first_observation() -> None:

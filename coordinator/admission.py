@@ -1,0 +1,246 @@
+"""Who is taken in, in which order, by which lane; and what becomes of sequences that lose their place.
+
+The queue is bounded and fair: first come, first served, and whoever lost a place through no fault of their own stands
+in front. The owner of every request from `submit` to its end; ends are idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.clock import Clock
+from coordinator.commit_log import End, Reason
+from coordinator.cost_curve import Running
+from coordinator.lane import Lane
+from coordinator.sequence import Effect, Event, State
+from coordinator.track import Track
+from dspark.errors import DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
+from dspark.runtime.telemetry import Metrics
+
+log = structlog.get_logger("dspark.admission")
+
+PAGES_RETRY_S = 0.5  # a lane that turned somebody away is asked again after this, or when something in it ended
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    max_running: int = 256
+    max_queued: int = 1024
+    verifier_wait_s: float = 20.0
+    max_handovers: int = 4
+
+
+class Admission:
+    """Holds every request, waiting or placed."""
+
+    def __init__(self, bounds: Bounds, clock: Clock, metrics: Metrics) -> None:
+        self._bounds, self._clock, self._metrics = bounds, clock, metrics
+        self._requests: dict[str, Track] = {}
+        self._queue: deque[Track] = deque()
+        self._homes: dict[Track, Lane] = {}
+        self._lanes: list[Lane] = []
+        self._full: set[Lane] = set()
+        self._between_ends = Running(weight=0.2)
+        self._last_end = clock.time()
+        self.draining = False
+
+    # Requests.
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        return len(self._homes)
+
+    @property
+    def queue_limit(self) -> int:
+        return self._bounds.max_queued
+
+    def waiting_for(self, lane: Lane) -> int:
+        """Sequences placed in a lane that have not joined its rounds."""
+        return sum(track.sequence.state is State.PREFILLING for track in lane.tracks)
+
+    def find(self, request_id: str) -> Track | None:
+        return self._requests.get(request_id)
+
+    def check_capacity(self) -> None:
+        """Raises when a request could not even wait. Cheap, so it comes before anything is parsed."""
+        if self.draining:
+            raise self._refuse("draining", Unavailable("the coordinator is draining; try another one"))
+        if not self._lanes:
+            raise self._refuse("no_verifier", Unavailable("no verifier is connected"))
+        if len(self._queue) >= max(self._bounds.max_queued, 1) or (
+            not self._bounds.max_queued and self.running >= self._bounds.max_running
+        ):
+            wait = min(max(self._between_ends.seconds * max(len(self._queue), 1), 0.1), 30.0)
+            raise self._refuse("queue_full", Overloaded(f"{len(self._queue)} requests wait already", wait))
+
+    def submit(self, track: Track) -> None:
+        """Takes responsibility for a request, or raises."""
+        self.check_capacity()
+        if track.request.id in self._requests:
+            raise InvalidRequest("request_id", "a running request has this id")
+        self._requests[track.request.id] = track
+        self._metrics.prompt_tokens.inc(len(track.request.prompt))
+        self._queue.append(track)
+        self._place()
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a running request in good order; what it said so far stands."""
+        track = self._requests.get(request_id)
+        if track is None:
+            return False
+        track.end = End(Reason.ABORT)
+        self.ended(track, None)
+        return True
+
+    def end_all(self, error: Exception) -> None:
+        for track in list(self._requests.values()):
+            self.ended(track, error)
+
+    # What lanes report.
+
+    def ended(self, track: Track, error: Exception | None) -> None:
+        """Frees everything the request held, at once; the first end counts."""
+        if track.sequence.finished:
+            return
+        effects = track.sequence.apply(Event.ENDED)
+        lane = self._homes.pop(track, None)
+        if lane is not None and Effect.RELEASE in effects:
+            lane.forget(track)
+            self._full.discard(lane)
+        elif track in self._queue:
+            self._queue.remove(track)
+        del self._requests[track.request.id]
+        now = self._clock.time()
+        track.tally.ended = now
+        self._between_ends.observe(now - self._last_end)
+        self._last_end = now
+        self._record(track, error)
+        track.outlet.close(error)
+        self._place()
+
+    def turned_away(self, track: Track) -> None:
+        """Waits in front until pages free; a page pool is not asked again for nothing."""
+        lane = self._homes.pop(track)
+        self._full.add(lane)
+        self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
+        self._queue.appendleft(track)
+        self._soon()
+
+    def orphaned(self, track: Track) -> None:
+        """Its verifier is gone or lost it: prompt and committed tokens go to another one, a bounded number of times."""
+        self._homes.pop(track, None)
+        self._queue.appendleft(track)
+        track.handovers += 1
+        track.drafted = None
+        log.warning(
+            "sequence.orphaned",
+            sequence=track.sequence.number,
+            epoch=track.sequence.epoch,
+            offset=track.answer.log.answered,
+        )
+        if track.handovers > self._bounds.max_handovers:
+            self.ended(track, Unavailable(f"{track.handovers} verifiers were lost; {_said(track)}"))
+        else:
+            self._soon()
+
+    # Lanes.
+
+    def lane_joined(self, lane: Lane) -> None:
+        self._lanes.append(lane)
+        self._place()
+
+    def lane_left(self, lane: Lane) -> None:
+        """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to come."""
+        if lane in self._lanes:
+            self._lanes.remove(lane)
+        self._full.discard(lane)
+        if not self._lanes:
+            for track in self._queue:
+                self._clock.call_later(self._bounds.verifier_wait_s, self._waited, track)
+
+    def _waited(self, track: Track) -> None:
+        if not self._lanes and track.sequence.state is State.WAITING:
+            wait = self._bounds.verifier_wait_s
+            self.ended(track, Unavailable(f"no verifier came back within {wait:g} s; {_said(track)}"))
+
+    # Placing.
+
+    def _place(self) -> None:
+        while self._queue and len(self._homes) < self._bounds.max_running:
+            lane = self._choose(self._queue[0])
+            if lane is None:
+                break
+            track = self._queue.popleft()
+            self._homes[track] = lane
+            if track.tally.placed is None:
+                track.tally.placed = self._clock.time()
+                self._metrics.request_queue_time.observe(track.tally.queue_s())
+            lane.take(track)
+        self._metrics.num_requests_running.set(len(self._homes))
+        self._metrics.num_requests_waiting.set(len(self._queue))
+
+    def _choose(self, track: Track) -> Lane | None:
+        """The lane with the fewest sequences that has room for this one."""
+        able = [lane for lane in self._lanes if lane not in self._full and lane.can_take(track)]
+        return min(able, key=lambda lane: len(lane.tracks), default=None)
+
+    def _retry(self, lane: Lane) -> None:
+        self._full.discard(lane)
+        self._place()
+
+    def _soon(self) -> None:
+        """After whoever reports has reported everything, so that the order of the queue is settled."""
+        asyncio.get_running_loop().call_soon(self._place)
+
+    # Numbers.
+
+    def _refuse(self, reason: str, error: DsparkError) -> DsparkError:
+        self._metrics.admission_rejections.labels(reason=reason).inc()
+        return error
+
+    def _record(self, track: Track, error: Exception | None) -> None:
+        metrics, tally = self._metrics, track.tally
+        metrics.requests.labels(outcome=_outcome(track, error)).inc()
+        metrics.e2e_request_latency.observe(tally.total_s())
+        if tally.first is not None:
+            metrics.time_to_first_token.observe(tally.first_token_s())
+        if track.answer.log.answered > 1:
+            metrics.inter_token_latency.observe(tally.per_token_s(track.answer.log.answered))
+        log.info(
+            "request.ended",
+            sequence=track.sequence.number,
+            outcome=_outcome(track, error),
+            tokens=track.answer.log.answered,
+            rounds=tally.rounds,
+        )
+
+
+class Cancelled(DsparkError):
+    """The client went away."""
+
+
+def _outcome(track: Track, error: Exception | None) -> str:
+    match error:
+        case None:
+            return track.end.reason.value if track.end is not None else "unknown"
+        case Cancelled():
+            return "cancelled"
+        case Expired():
+            return "expired"
+        case Overloaded():
+            return "slow_reader"
+        case Unavailable():
+            return "unavailable"
+    return "error"
+
+
+def _said(track: Track) -> str:
+    return f"the answer stands at offset {track.answer.log.answered}"

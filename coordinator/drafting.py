@@ -1,0 +1,150 @@
+"""Asking the drafters of a lane for the blocks of one cohort.
+
+One message per drafter, one deadline for all, one attempt per (sequence, epoch, anchor): no retry and no hedge. Who
+is late or lost leaves empty blocks, which are ordinary blocks. A drafter that still owes a reply is asked nothing
+more until it came, so a hung one costs a single deadline.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from coordinator.clock import Clock, settled
+from coordinator.cost_curve import Running
+from coordinator.feeding import Feeding
+from coordinator.ports import Drafted, DrafterPort, Lost
+from coordinator.rounds import Turn, mean_context
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Block, EmptyReason
+
+log = structlog.get_logger("dspark.drafting")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWaits:
+    """How long drafters are waited for."""
+
+    deadline_s: float = 0.5
+    patience_s: float = 5.0  # a drafter that is silent for longer is let go
+    feature_wait_us: int = 3_000  # what a drafter may wait for rows that are on their way
+
+
+class Drafting:
+    """Keeps what the lane's drafters owe, and what their passes take."""
+
+    def __init__(self, feeding: Feeding, waits: DraftWaits, clock: Clock, metrics: Metrics) -> None:
+        self._feeding, self._waits, self._clock, self._metrics = feeding, waits, clock, metrics
+        self._owed: dict[DrafterPort, Future[Drafted]] = {}  # replies that missed their deadline
+        self._measured: dict[DrafterPort, Running] = {}  # stands in for a curve
+
+    def sort(self, turns: Iterable[Turn]) -> dict[DrafterPort, list[Turn]]:
+        """Who is asked for which blocks; the other turns say why not."""
+        asked: dict[DrafterPort, list[Turn]] = {}
+        for turn in turns:
+            drafter = turn.track.drafter
+            turn.empty_because = self._why_not(turn)
+            if drafter is not None and not turn.empty_because:
+                asked.setdefault(drafter, []).append(turn)
+        return asked
+
+    def seconds(self, asked: dict[DrafterPort, list[Turn]]) -> float:
+        """What these drafts are expected to take; drafters work side by side."""
+        return max((self._expected(drafter, its) for drafter, its in asked.items()), default=0.0)
+
+    async def fill(self, asked: dict[DrafterPort, list[Turn]]) -> float:
+        """Fills in blocks; returns the seconds that were spent on the way rather than on a device."""
+        if not asked:
+            return 0.0
+        began = self._clock.time()
+        replies = {drafter: self._ask(drafter, its) for drafter, its in asked.items()}
+        self._metrics.control_round_trips.labels(kind="draft").inc()
+        await settled(replies.values(), self._waits.deadline_s, self._clock)
+        took = self._clock.time() - began
+        self._metrics.draft_rpc.observe(took)
+        drafted = [self._collect(drafter, asked[drafter], reply) for drafter, reply in replies.items()]
+        return max((took - each.forward_s for each in drafted if each is not None), default=0.0)
+
+    def _why_not(self, turn: Turn) -> str:
+        why = self._feeding.why_not(turn.track)
+        if why is None and turn.track.answer.room < 2:
+            return "last_token"  # the target's own token fills the answer
+        if why is None and turn.track.drafter in self._owed:
+            return "drafter_late"
+        return why or ""
+
+    def _ask(self, drafter: DrafterPort, its: Sequence[Turn]) -> Future[Drafted]:
+        for turn in its:
+            turn.track.drafted = (turn.cursor.epoch, turn.cursor.committed_len)
+            turn.drafter_version = drafter.facts.fingerprint
+        orders = [turn.draft_order(drafter.facts.block_size) for turn in its]
+        return drafter.draft(orders, self._waits.feature_wait_us)
+
+    def _collect(self, drafter: DrafterPort, its: Sequence[Turn], reply: Future[Drafted]) -> Drafted | None:
+        """The blocks of one drafter's cohort: all of them or none."""
+        if not reply.done():
+            self._owe(drafter, reply, len(its))
+        drafted = result_of(reply)
+        if drafted is None or len(drafted.blocks) != len(its):
+            for turn in its:
+                turn.empty_because = "drafter_lost" if reply.done() else "late"
+            return None
+        for turn, block in zip(its, drafted.blocks, strict=True):
+            self._accept(turn, block)
+        self._measured.setdefault(drafter, Running()).observe(drafted.forward_s)
+        if drafter.facts.cost is not None:
+            drafter.facts.cost.observe(len(its), mean_context(its), drafted.forward_s)
+        return drafted
+
+    def _accept(self, turn: Turn, block: Block) -> None:
+        if block.cursor != turn.cursor or turn.track.sequence.cursor != turn.cursor:
+            turn.empty_because = "stale"
+            self._drop(block, "stale")
+            return
+        turn.block = block
+        turn.track.tally.drafted += len(block.token_ids)
+        self._feeding.noted(turn.track, block)
+        if not block.token_ids:
+            turn.empty_because = EmptyReason(block.empty_reason or EmptyReason.INVALID).name.lower()
+
+    def _owe(self, drafter: DrafterPort, reply: Future[Drafted], sequences: int) -> None:
+        log.warning("draft.late", drafter=drafter.facts.name, sequences=sequences)
+        self._owed[drafter] = reply
+        timer = self._clock.call_later(
+            self._waits.patience_s, drafter.close, f"silent for more than {self._waits.patience_s:g} s"
+        )
+
+        def came(done: Future[Drafted]) -> None:
+            timer.cancel()
+            self._owed.pop(drafter, None)
+            drafted = result_of(done)
+            for block in drafted.blocks if drafted is not None else ():
+                self._drop(block, "late")  # its anchor has moved on
+
+        reply.add_done_callback(came)
+
+    def _drop(self, block: Block, reason: str) -> None:
+        self._metrics.dropped.labels(kind="block", reason=reason).inc()
+        self._metrics.draft_wasted_tokens.labels(reason=reason).inc(len(block.token_ids))
+
+    def _expected(self, drafter: DrafterPort, its: Sequence[Turn]) -> float:
+        if drafter.facts.cost is not None:
+            return drafter.facts.cost.seconds(len(its), mean_context(its))
+        return self._measured[drafter].seconds if drafter in self._measured else 0.0
+
+
+def result_of(future: Future[T]) -> T | None:
+    """The result, or None while it is missing or when the worker was lost; other errors are bugs and pass."""
+    if not future.done() or future.cancelled():
+        return None
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, Lost):
+        return None
+    raise error

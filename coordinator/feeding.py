@@ -1,0 +1,157 @@
+"""Which drafter serves a sequence, and whether its context is filled.
+
+A drafter holds soft state only: losing one costs speed, never an answer. A sequence without one goes on with empty
+blocks; a drafter that is there (again) is given room, then the rows the verifier kept, and speculation resumes
+without a second prefill. Rows are ordered between rounds only, together with the sink of the rows that follow, so
+that what is resent and what is pushed meet without a gap.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections import Counter
+from typing import Any
+
+import structlog
+
+from coordinator.clock import Clock
+from coordinator.ports import Declined, DrafterPort, Sink, VerifierPort
+from coordinator.track import Feed, Track
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Block, EmptyReason
+
+log = structlog.get_logger("dspark.feeding")
+
+MISSING_ROUNDS = 3  # rounds in a row without rows before they are asked for again
+RETRY_S = 0.5  # least time between two attempts for the same sequence
+
+
+class Feeding:
+    """The drafters of one lane and their hold on its sequences."""
+
+    def __init__(self, verifier: VerifierPort, load: Counter[DrafterPort], clock: Clock, metrics: Metrics) -> None:
+        self._verifier = verifier
+        self._load = load  # sequences per drafter, over all lanes
+        self._clock = clock
+        self._metrics = metrics
+        self._drafters: list[DrafterPort] = []
+
+    @property
+    def drafters(self) -> tuple[DrafterPort, ...]:
+        return tuple(self._drafters)
+
+    def joined(self, drafter: DrafterPort) -> None:
+        self._drafters.append(drafter)
+
+    def left(self, drafter: DrafterPort, tracks: list[Track]) -> None:
+        """Its sequences go on at once without it."""
+        if drafter in self._drafters:
+            self._drafters.remove(drafter)
+        for track in tracks:
+            if track.drafter is drafter:
+                self._detach(track)
+
+    def open(self, track: Track) -> Future[Declined | None] | None:
+        """Asks the least loaded drafter for room; None when there is nobody to ask or nothing to ask for."""
+        if not track.speculates or not self._drafters or not self._verifier.facts.projection:
+            return None
+        drafter = min(self._drafters, key=lambda each: (self._load[each], each.facts.name))
+        track.drafter, track.feed = drafter, Feed.OPENING
+        track.missing, track.watermark, track.too_long = 0, 0, False
+        track.attach_at = self._clock.time() + RETRY_S
+        self._load[drafter] += 1
+        cursor = track.sequence.cursor
+        future = drafter.open(cursor, track.request.longest)
+
+        def answered(done: Future[Any]) -> None:
+            refused = not _fine(done)
+            if track.drafter is not drafter or track.sequence.epoch != cursor.epoch or track.sequence.finished:
+                self._metrics.dropped.labels(kind="opened", reason="stale").inc()
+            elif refused:
+                self.drop(track)
+            elif track.feed is Feed.OPENING:
+                track.feed = Feed.OPENED
+
+        future.add_done_callback(answered)
+        return future
+
+    def sink(self, track: Track) -> Sink | None:
+        """Where the rows of this round go."""
+        if track.drafter is None or track.feed not in (Feed.RESENDING, Feed.FED):
+            return None
+        return track.drafter.facts.sink
+
+    def prefilling(self, track: Track) -> Sink | None:
+        """Where the prompt's rows go: the drafter that has room for them needs no resend."""
+        if track.feed is not Feed.OPENED:
+            return None
+        track.feed = Feed.FED
+        return self.sink(track)
+
+    def between_rounds(self, track: Track) -> None:
+        """The one moment at which rows may be ordered."""
+        if track.feed is Feed.NONE:
+            if self._clock.time() >= track.attach_at:
+                self.open(track)
+        elif track.feed is Feed.OPENED:
+            self._resend(track, 0, "attached")
+        elif track.feed is Feed.FED and track.missing >= MISSING_ROUNDS and self._clock.time() >= track.resend_at:
+            self._resend(track, track.watermark, "features_missing")
+
+    def why_not(self, track: Track) -> str | None:
+        """Why no draft is asked for, or None when one is."""
+        if not track.speculates:
+            return "policy_off"
+        if track.drafter is None:
+            return "no_drafter"
+        if track.feed is not Feed.FED:
+            return str(track.feed.value)
+        if track.too_long:
+            return "too_long"
+        cursor = track.sequence.cursor
+        return "drafted_before" if track.drafted == (cursor.epoch, cursor.committed_len) else None
+
+    def noted(self, track: Track, block: Block) -> None:
+        """Learns from a block what the drafter has."""
+        track.watermark = block.watermark
+        track.missing = track.missing + 1 if block.empty_reason is EmptyReason.FEATURES_MISSING else 0
+        if block.empty_reason is EmptyReason.TOO_LONG:
+            track.too_long = True
+        elif block.empty_reason is EmptyReason.UNKNOWN_SEQUENCE:
+            self._detach(track)
+
+    def drop(self, track: Track) -> None:
+        """The drafter may forget the sequence."""
+        if track.drafter is not None:
+            track.drafter.release(track.sequence.cursor)
+            self._detach(track)
+
+    def _detach(self, track: Track) -> None:
+        if track.drafter is not None:
+            self._load[track.drafter] -= 1
+            track.drafter, track.feed = None, Feed.NONE
+
+    def _resend(self, track: Track, start: int, reason: str) -> None:
+        drafter, cursor = track.drafter, track.sequence.cursor
+        assert drafter is not None
+        track.feed, track.missing = Feed.RESENDING, 0
+        track.resend_at = self._clock.time() + RETRY_S
+        self._metrics.resends.labels(reason=reason).inc()
+        log.info("sequence.resend", sequence=cursor.sequence, round=cursor.round, reason=reason, start=start)
+        future = self._verifier.resend(cursor, drafter.facts.sink, start)
+
+        def answered(done: Future[Any]) -> None:
+            fine = _fine(done)
+            if track.drafter is not drafter or track.sequence.epoch != cursor.epoch or track.sequence.finished:
+                self._metrics.dropped.labels(kind="resent", reason="stale").inc()
+                return
+            track.feed = Feed.FED
+            if not fine:  # drafts will come back empty, and after some rounds the rows are asked for again
+                track.missing, track.watermark = MISSING_ROUNDS, start
+
+        future.add_done_callback(answered)
+
+
+def _fine(done: Future[Any]) -> bool:
+    """Whether a command was carried out; retrieves its exception, so that none goes unheard."""
+    return not done.cancelled() and done.exception() is None and not isinstance(done.result(), Declined)

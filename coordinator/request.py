@@ -1,0 +1,28 @@
+"""What a client asked for, once everything malformed has been refused. Plain and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.policy import Policy
+from dspark.types import Law
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer to produce."""
+
+    id: str
+    prompt: tuple[int, ...]
+    law: Law
+    max_tokens: int
+    policy: Policy
+    stop_ids: frozenset[int] = frozenset()  # the target's own included, unless they are to be ignored
+    stops: tuple[str, ...] = ()
+    show_stop: bool = False
+    skip_special: bool = True
+
+    @property
+    def longest(self) -> int:
+        """Prompt and answer at most."""
+        return len(self.prompt) + self.max_tokens

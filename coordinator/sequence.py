@@ -1,0 +1,97 @@
+"""The life of one sequence: states, events and effects as a table. Pure; `lane` and `admission` carry effects out.
+
+An event the table does not list is an error, never a guess. Invariant 1, one cursor: `committed_len`, `epoch` and
+`round` are derived here and nowhere else. A sequence is handed to a verifier anew after a loss; that raises `epoch`,
+starts its rounds at 0 again, and makes everything older stale.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from coordinator.commit_log import CommitLog
+from dspark.types import Cursor
+
+
+class State(enum.Enum):
+    WAITING = "waiting"  # for admission, for pages or for a verifier
+    PREFILLING = "prefilling"
+    READY = "ready"  # between rounds
+    DRAFTING = "drafting"
+    VERIFYING = "verifying"
+    FINISHED = "finished"
+
+
+class Event(enum.Enum):
+    PLACED = "placed"  # a lane takes it in
+    TURNED_AWAY = "turned away"  # the verifier has no pages for it now
+    PREFILLED = "prefilled"
+    GATHERED = "gathered"  # a round begins with it
+    SCHEDULED = "scheduled"  # its block, empty or not, is cut to a prefix
+    JUDGED = "judged"
+    DECLINED = "declined"  # its draft was refused: the same anchor goes again without one
+    ORPHANED = "orphaned"  # its verifier is gone or does not know it
+    ENDED = "ended"  # by a stop, a limit, its client or a failure
+
+
+class Effect(enum.Enum):
+    PREFILL = "prefill"  # open at a drafter, then prefill at the verifier
+    COMMIT = "commit"  # append to the log, then show
+    REQUEUE = "requeue"  # back to admission, in front
+    RELEASE = "release"  # both pools forget it
+
+
+NEXT: dict[tuple[State, Event], tuple[State, tuple[Effect, ...]]] = {
+    (State.WAITING, Event.PLACED): (State.PREFILLING, (Effect.PREFILL,)),
+    (State.PREFILLING, Event.TURNED_AWAY): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
+    (State.PREFILLING, Event.PREFILLED): (State.READY, (Effect.COMMIT,)),
+    (State.READY, Event.GATHERED): (State.DRAFTING, ()),
+    (State.DRAFTING, Event.SCHEDULED): (State.VERIFYING, ()),  # an empty block is a block
+    (State.VERIFYING, Event.JUDGED): (State.READY, (Effect.COMMIT,)),
+    (State.VERIFYING, Event.DECLINED): (State.READY, ()),
+    (State.PREFILLING, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
+    (State.READY, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
+    (State.DRAFTING, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
+    (State.VERIFYING, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
+    (State.WAITING, Event.ENDED): (State.FINISHED, ()),
+    (State.PREFILLING, Event.ENDED): (State.FINISHED, (Effect.RELEASE,)),
+    (State.READY, Event.ENDED): (State.FINISHED, (Effect.RELEASE,)),
+    (State.DRAFTING, Event.ENDED): (State.FINISHED, (Effect.RELEASE,)),
+    (State.VERIFYING, Event.ENDED): (State.FINISHED, (Effect.RELEASE,)),
+}
+
+
+class UnlistedEvent(RuntimeError):
+    """A bug: an event arrived in a state that does not know it."""
+
+
+class Sequence:
+    """Where one sequence stands."""
+
+    def __init__(self, number: int, log: CommitLog) -> None:
+        self.number = number  # never used twice by one coordinator
+        self.log = log
+        self.state = State.WAITING
+        self.epoch = 0
+        self.round = 0  # rounds finished in this epoch, the prefill included
+
+    def apply(self, event: Event) -> tuple[Effect, ...]:
+        """Moves on; what the caller must do now, in order."""
+        try:
+            self.state, effects = NEXT[self.state, event]
+        except KeyError:
+            raise UnlistedEvent(f"sequence {self.number} is {self.state.value} and was {event.value}") from None
+        if event in (Event.PREFILLED, Event.JUDGED):
+            self.round += 1
+        elif event is Event.ORPHANED:
+            self.epoch += 1
+            self.round = 0
+        return effects
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self.number, self.epoch, self.round, len(self.log))
+
+    @property
+    def finished(self) -> bool:
+        return self.state is State.FINISHED

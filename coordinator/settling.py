@@ -1,0 +1,114 @@
+"""Applying the verdicts of one cohort: commit, then show, then count.
+
+Invariant 6, committed before shown: `Answer.take` appends before the outlet sees anything. A verdict for a sequence
+that has ended or moved on since is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from coordinator.answer import Piece
+from coordinator.outlet import Overfull
+from coordinator.ports import Declined
+from coordinator.rounds import Turn
+from coordinator.sequence import Event, State
+from coordinator.track import Track
+from dspark.errors import Overloaded, PeerError
+from dspark.runtime.telemetry import Metrics
+from dspark.types import RefusalReason, Verdict
+
+
+class Owner(Protocol):
+    """Whoever placed a sequence in a lane."""
+
+    def ended(self, track: Track, error: Exception | None) -> None:
+        """It is over: complete (`track.end` says how) or by an error."""
+
+    def turned_away(self, track: Track) -> None:
+        """The verifier has no pages for it now."""
+
+    def orphaned(self, track: Track) -> None:
+        """It needs a verifier that takes it in anew."""
+
+
+class Settling:
+    """The last step of a round."""
+
+    def __init__(self, owner: Owner, orphan: Callable[[Track], None], vocab_size: int, metrics: Metrics) -> None:
+        self._owner, self._orphan, self._vocab_size, self._metrics = owner, orphan, vocab_size, metrics
+
+    def settle(self, turns: Sequence[Turn], verdicts: Sequence[Verdict | Declined]) -> int:
+        """Returns the tokens committed."""
+        committed = 0
+        for turn, verdict in zip(turns, verdicts, strict=True):
+            track = turn.track
+            if track.sequence.state is not State.VERIFYING or verdict.cursor != turn.cursor:
+                self._metrics.dropped.labels(kind="verdict", reason="stale").inc()
+                self._metrics.draft_wasted_tokens.labels(reason="stale").inc(len(turn.block.token_ids))
+                if track.sequence.state is State.VERIFYING:
+                    self._orphan(track)  # the verifier speaks of another moment
+            elif isinstance(verdict, Declined):
+                self._declined(turn, verdict)
+            elif verdict.accepted > turn.prefix or verdict.next_token >= self._vocab_size:
+                self._owner.ended(track, PeerError("the verifier sent a verdict that fits no prefix"))
+            else:
+                committed += self._judged(turn, verdict)
+        return committed
+
+    def show(self, track: Track, piece: Piece) -> None:
+        """Hands a commit to the client; whoever does not read is cut."""
+        self._metrics.generation_tokens.inc(len(piece.tokens))
+        track.end = piece.end
+        try:
+            track.outlet.push(piece)
+        except Overfull:
+            self._metrics.slow_readers_cut.inc()
+            track.end = None
+            self._owner.ended(track, Overloaded("the client reads too slowly", retry_after_s=1.0))
+            return
+        if piece.end is not None:
+            self._owner.ended(track, None)
+
+    def _judged(self, turn: Turn, verdict: Verdict) -> int:
+        track = turn.track
+        track.sequence.apply(Event.JUDGED)
+        piece = track.answer.take((*turn.block.token_ids[: verdict.accepted], verdict.next_token))
+        accepted = min(verdict.accepted, len(piece.tokens))
+        track.tally.round(verified=turn.prefix, accepted=accepted, committed=len(piece.tokens))
+        self._count(turn, verdict.accepted, accepted)
+        self.show(track, piece)
+        return len(piece.tokens)
+
+    def _declined(self, turn: Turn, declined: Declined) -> None:
+        self._metrics.refusals.labels(reason=declined.why.name.lower()).inc()
+        self._metrics.draft_wasted_tokens.labels(reason="declined").inc(len(turn.block.token_ids))
+        if declined.why is RefusalReason.INVALID and turn.prefix:
+            turn.track.sequence.apply(Event.DECLINED)  # a bad draft; the anchor goes again without one
+        elif declined.why is RefusalReason.INVALID:
+            self._owner.ended(turn.track, PeerError(f"the verifier refused a sequence: {declined.message}"))
+        else:
+            self._orphan(turn.track)
+
+    def _count(self, turn: Turn, judged: int, accepted: int) -> None:
+        metrics, drafted = self._metrics, len(turn.block.token_ids)
+        metrics.rounds.inc()
+        metrics.scheduled_verify_length.observe(turn.prefix)
+        if not drafted:
+            metrics.empty_blocks.labels(reason=turn.empty_because or "unspecified").inc()
+            return
+        metrics.num_drafts.inc()
+        metrics.num_draft_tokens.inc(drafted)
+        metrics.num_verified_tokens.inc(turn.prefix)
+        metrics.num_accepted_tokens.inc(accepted)
+        for slot in range(accepted):
+            metrics.num_accepted_per_pos.labels(position=str(slot)).inc()
+        wasted = (
+            ("not_verified", drafted - turn.prefix),
+            ("rejected", turn.prefix - judged),
+            ("cut", judged - accepted),
+        )
+        for reason, count in wasted:
+            if count:
+                metrics.draft_wasted_tokens.labels(reason=reason).inc(count)

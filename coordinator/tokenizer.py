@@ -1,0 +1,77 @@
+"""Text to ids and back, incremental and safe where a character takes several tokens. On `tokenizers` alone.
+
+Without a tokenizer there is no text: ids in, ids out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import DecodeStream
+
+from dspark.errors import ConfigError
+
+_FILE = "tokenizer.json"
+_WINDOW = 4  # prompt tokens the stream needs to know how the answer's first piece joins on
+
+
+class Tokenizer:
+    """A checkpoint's own tokenizer."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+
+    @staticmethod
+    def load(folder: str | Path) -> Tokenizer | None:
+        """The tokenizer in a checkpoint's folder; None when it has none."""
+        path = Path(folder) / _FILE
+        if not path.is_file():
+            return None
+        try:
+            return Tokenizer(Backend.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError(f"target: {path} is not a tokenizer: {error}") from error
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._backend.encode(text).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def stream(self, prompt: Sequence[int], *, skip_special: bool) -> TextStream:
+        return TextStream(self, self._backend, prompt[-_WINDOW:], skip_special)
+
+
+class TextStream:
+    """The text of one answer as its ids arrive."""
+
+    def __init__(self, tokenizer: Tokenizer, backend: Any, prefix: Sequence[int], skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._backend = backend
+        self._skip_special = skip_special
+        self._stream: Any = DecodeStream(list(prefix), skip_special)
+        self._before = list(prefix)  # ids of the newest complete piece
+        self._pending: list[int] = []  # ids since then
+
+    def push(self, token: int) -> str:
+        """Text that became complete with this token; often empty in the middle of a character."""
+        self._pending.append(token)
+        piece: str | None = self._stream.step(self._backend, token)
+        if not piece:
+            return ""
+        self._before, self._pending = self._pending, []
+        return piece
+
+    def flush(self) -> str:
+        """What dangles at the end, replacement characters included: a stream never gives it by itself."""
+        if not self._pending:
+            return ""
+        before = self._tokenizer.decode(self._before, skip_special=self._skip_special)
+        whole = self._tokenizer.decode([*self._before, *self._pending], skip_special=self._skip_special)
+        self._pending = []
+        return whole[len(before) :]

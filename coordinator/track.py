@@ -1,0 +1,50 @@
+"""Everything the coordinator holds about one running request. A plain record; its parts keep their own invariants."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from coordinator.answer import Answer
+from coordinator.commit_log import End
+from coordinator.outlet import Outlet
+from coordinator.policy import Off
+from coordinator.ports import DrafterPort
+from coordinator.request import Request
+from coordinator.sequence import Sequence
+from coordinator.tally import Tally
+
+
+class Feed(enum.Enum):
+    """How far a drafter is from drafting for a sequence."""
+
+    NONE = "none"  # it has no drafter
+    OPENING = "opening"  # room was asked for
+    OPENED = "opened"  # room is there, the rows are not: a resend is due between rounds
+    RESENDING = "resending"  # kept rows are on their way
+    FED = "fed"  # rows flow: drafts are asked for
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    request: Request
+    sequence: Sequence
+    answer: Answer
+    tally: Tally
+    outlet: Outlet
+    end: End | None = None  # set when the answer is complete
+
+    drafter: DrafterPort | None = None
+    feed: Feed = Feed.NONE
+    attach_at: float = 0.0  # clock time before which no drafter is asked again
+    missing: int = 0  # rounds in a row whose rows did not arrive
+    watermark: int = 0  # rows the drafter said it holds
+    resend_at: float = 0.0  # clock time before which rows are not asked for again
+    too_long: bool = False  # past what the drafter was trained for
+    drafted: tuple[int, int] | None = None  # (epoch, committed_len) of the one draft attempt at this anchor
+
+    handovers: int = 0  # verifiers lost under it
+
+    @property
+    def speculates(self) -> bool:
+        return not isinstance(self.request.policy, Off)

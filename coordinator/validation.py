@@ -1,0 +1,167 @@
+"""The one check every request passes, whichever way it came in. Errors name the field.
+
+What is understood and not built is refused by name, never ignored. Nothing is allocated for a refused request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.policy import Policy, parse_policy
+from coordinator.request import Request
+from dspark.errors import InvalidRequest, Unsupported
+from dspark.types import Law, Rule
+from dspark.wire.v1 import generate_pb2, types_pb2
+
+MAX_ID = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_IDS = 64
+DEFAULT_MAX_TOKENS = 256
+
+_PARAMS = "sampling_params"
+# Fields that are not built, with the one value that asks for nothing.
+_NEUTRAL: dict[str, float | None] = {
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "n": 1,
+    "logprobs": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the target and the deployment allow."""
+
+    vocab_size: int
+    context_length: int
+    capacity: int  # tokens a verifier's page pool holds; 0 when unknown
+    stop_token_ids: tuple[int, ...]
+    has_tokenizer: bool
+    policy: Policy
+
+
+def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> None:
+    """Everything that can be refused before the prompt is looked at."""
+    if len(message.request_id) > MAX_ID:
+        raise InvalidRequest("request_id", f"{len(message.request_id)} characters, at most {MAX_ID} are allowed")
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequest("input", "give text or tokenized.input_ids")
+    if kind == "text" and not has_tokenizer:
+        raise InvalidRequest("text", "the target has no tokenizer; send tokenized.input_ids")
+    _check_unsupported(message.sampling_params)
+    if message.speculation.rule in (types_pb2.RULE_BLOCK, types_pb2.RULE_COUPLED):
+        raise Unsupported("speculation.rule", "only the token rule is supported yet")
+    if message.speculation.rule not in (types_pb2.RULE_UNSPECIFIED, types_pb2.RULE_TOKEN):
+        raise InvalidRequest("speculation.rule", f"{message.speculation.rule} is not a rule")
+
+
+def read_request(
+    message: generate_pb2.GenerateRequest,
+    prompt: tuple[int, ...],
+    limits: Limits,
+    *,
+    make_id: Callable[[], str],
+    draw_seed: Callable[[], int],
+) -> Request:
+    """A request that can be served, or an error that names the field."""
+    check_head(message, limits.has_tokenizer)
+    field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
+    _check_prompt(prompt, field, limits)
+    params = message.sampling_params
+    policy = parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
+    law = _read_law(params, draw_seed)
+    stops = _read_stops(params, limits.has_tokenizer)
+    stop_ids = _read_stop_ids(params, limits)
+    return Request(
+        id=message.request_id or make_id(),
+        prompt=prompt,
+        law=law,
+        max_tokens=_read_max_tokens(params, len(prompt), limits),
+        policy=policy,
+        stop_ids=stop_ids,
+        stops=stops,
+        show_stop=params.include_stop_str_in_output,
+        skip_special=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
+    )
+
+
+def _check_unsupported(params: generate_pb2.SamplingParams) -> None:
+    for name, neutral in _NEUTRAL.items():
+        if params.HasField(name) and getattr(params, name) != neutral:
+            raise Unsupported(f"{_PARAMS}.{name}", "not supported yet")
+    if params.logit_bias:
+        raise Unsupported(f"{_PARAMS}.logit_bias", "not supported yet")
+
+
+def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:
+    if not prompt:
+        raise InvalidRequest(field, "the prompt is empty")
+    if len(prompt) >= limits.context_length:
+        raise InvalidRequest(
+            field, f"{len(prompt)} tokens leave no room for an answer in a context of {limits.context_length}"
+        )
+    if limits.capacity and len(prompt) >= limits.capacity:
+        raise InvalidRequest(field, f"{len(prompt)} tokens can never fit into {limits.capacity} cache slots")
+    if max(prompt) >= limits.vocab_size:
+        raise InvalidRequest(field, f"token id {max(prompt)} is not below the vocabulary size {limits.vocab_size}")
+
+
+def _read_law(params: generate_pb2.SamplingParams, draw_seed: Callable[[], int]) -> Law:
+    temperature = params.temperature if params.HasField("temperature") else 1.0
+    if not (math.isfinite(temperature) and temperature >= 0.0):
+        raise InvalidRequest(f"{_PARAMS}.temperature", f"must be finite and not negative, got {temperature}")
+    top_p = params.top_p if params.HasField("top_p") else 1.0
+    if not 0.0 < top_p <= 1.0:  # refuses NaN too
+        raise InvalidRequest(f"{_PARAMS}.top_p", f"must be in (0, 1], got {top_p}")
+    # The token rule keys its draws by the seed, so a seed fixes the answer's draws under this rule as well.
+    seed = params.seed if params.HasField("seed") else draw_seed()
+    return Law(temperature=temperature, top_p=top_p, top_k=params.top_k, seed=seed, rule=Rule.TOKEN)
+
+
+def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tuple[str, ...]:
+    field = f"{_PARAMS}.stop"
+    if len(params.stop) > MAX_STOPS:
+        raise InvalidRequest(field, f"{len(params.stop)} strings, at most {MAX_STOPS} are allowed")
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in params.stop):
+        raise InvalidRequest(field, f"a string is longer than {MAX_STOP_CHARACTERS} characters")
+    if any(not stop for stop in params.stop):
+        raise InvalidRequest(field, "a string is empty")
+    if params.stop and not has_tokenizer:
+        raise InvalidRequest(field, "the target has no tokenizer, so there is no text to look at")
+    return tuple(params.stop)
+
+
+def _read_stop_ids(params: generate_pb2.SamplingParams, limits: Limits) -> frozenset[int]:
+    field = f"{_PARAMS}.stop_token_ids"
+    if len(params.stop_token_ids) > MAX_STOP_IDS:
+        raise InvalidRequest(field, f"{len(params.stop_token_ids)} ids, at most {MAX_STOP_IDS} are allowed")
+    given = frozenset(params.stop_token_ids)
+    if given and max(given) >= limits.vocab_size:
+        raise InvalidRequest(field, f"token id {max(given)} is not below the vocabulary size {limits.vocab_size}")
+    return given if params.ignore_eos else given | frozenset(limits.stop_token_ids)
+
+
+def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, limits: Limits) -> int:
+    field = f"{_PARAMS}.max_tokens"
+    room = limits.context_length - prompt_len
+    if not params.HasField("max_tokens"):
+        return min(DEFAULT_MAX_TOKENS, room, *([limits.capacity - prompt_len] if limits.capacity else []))
+    if params.max_tokens < 1:
+        raise InvalidRequest(field, "must be at least 1")
+    if params.max_tokens > room:
+        raise InvalidRequest(
+            field,
+            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the context of {limits.context_length}",
+        )
+    if limits.capacity and prompt_len + params.max_tokens > limits.capacity:
+        raise InvalidRequest(
+            field, f"{prompt_len} prompt tokens and {params.max_tokens} more never fit into {limits.capacity} slots"
+        )
+    return params.max_tokens

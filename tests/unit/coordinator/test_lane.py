@@ -1,0 +1,439 @@
+"""The round loop against arithmetic workers: no ports, no sleeps, a clock turned by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+from fakes import VOCAB, FakeVerifier, ToyCell, answer_of, calm, read
+
+from coordinator.admission import Bounds, Cancelled
+from coordinator.commit_log import End, Reason
+from coordinator.cost_curve import CostCurve
+from coordinator.drafting import DraftWaits
+from coordinator.lane import Waits
+from coordinator.ports import Declined
+from dspark.errors import Overloaded, PeerError, Unavailable
+from dspark.types import Cursor, RefusalReason, Verdict
+
+MakeCell = Callable[..., ToyCell]
+
+
+@pytest_asyncio.fixture
+async def make_cell() -> AsyncIterator[MakeCell]:
+    cells: list[ToyCell] = []
+
+    def make(**settings: object) -> ToyCell:
+        cells.append(ToyCell(**settings))
+        return cells[-1]
+
+    yield make
+    for cell in cells:
+        await cell.close()
+
+
+@pytest.mark.parametrize("policy", ["greedy", "fixed:1", "fixed:3", "threshold:0.5", "off"])
+async def test_the_answer_is_what_plain_decoding_gives_under_every_policy(make_cell: MakeCell, policy: str) -> None:
+    cell = make_cell()
+    track = cell.ask(max_tokens=23, policy=policy)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 23)
+    assert track.end == End(Reason.LENGTH)
+    await calm()
+    assert cell.clean()
+
+
+async def test_speculation_takes_fewer_rounds_than_tokens(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    plain, fast = cell.ask(max_tokens=40, policy="off"), cell.ask(max_tokens=40)
+    await cell.finish(plain, fast)
+    assert plain.tally.rounds == 39
+    assert fast.tally.rounds < 20
+
+
+async def test_policy_off_never_speaks_to_a_drafter(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    track = cell.ask(policy="off")
+    await cell.finish(track)
+    assert not [line for line in cell.talk.lines if line.startswith("draft/")]
+    assert not [line for line in cell.talk.lines if "rows->" in line or " keep" in line]
+
+
+async def test_a_round_takes_at_most_two_control_round_trips(make_cell: MakeCell) -> None:
+    cell = make_cell(drafters=2)
+    tracks = [cell.ask((seed, 7), max_tokens=30) for seed in range(6)]
+    await cell.finish(*tracks)
+    trips = sum(cell.metrics.value("control_round_trips_total", kind=kind) for kind in ("draft", "verify"))
+    assert trips <= 2 * cell.metrics.value("cohorts_total")
+    assert {track.request.id for track in tracks} == {f"r{n}" for n in range(1, 7)}
+
+
+async def test_sequences_join_and_leave_between_rounds(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("verify")
+    first = cell.ask((5, 6), max_tokens=30)
+    await calm()
+    second = cell.ask((8, 9), max_tokens=3)  # arrives in the middle of a round
+    await calm()
+    cell.verifier.let_go("verify")
+    await cell.finish(first, second)
+    assert await read(first) == answer_of((5, 6), 30)
+    assert await read(second) == answer_of((8, 9), 3)
+    cohorts = [line for line in cell.talk.lines if "<- verify" in line]
+    assert ["s2" in cohort for cohort in cohorts[:3]] == [False, True, False]
+
+
+async def test_rounds_of_others_go_on_while_a_long_prompt_prefills(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    quick = cell.ask((5, 6), max_tokens=4)
+    await calm(4)
+    cell.verifier.holding.add("prefill")
+    slow = cell.ask(tuple(range(60)), max_tokens=4)
+    await cell.finish(quick)
+    assert not slow.sequence.finished
+    cell.verifier.let_go("prefill")
+    await cell.finish(slow)
+    assert await read(slow) == answer_of(tuple(range(60)), 4)
+
+
+async def test_a_lost_drafter_only_slows_the_answer(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.drafters[0].holding.add("draft")
+    track = cell.ask(max_tokens=20)
+    await calm()
+    cell.lose_drafter(cell.drafters[0])  # with a draft in flight
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 20)
+    assert track.tally.rounds == 19
+    assert cell.metrics.value("empty_blocks_total", reason="drafter_lost") == 1
+    assert cell.metrics.value("empty_blocks_total", reason="no_drafter") == 18
+
+
+async def test_a_drafter_that_comes_back_is_filled_without_a_second_prefill(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("verify")
+    track = cell.ask(max_tokens=60)
+    await calm()
+    cell.lose_drafter(cell.drafters[0])
+    await cell.clock.advance(1.0)
+    back = cell.new_drafter(incarnation=99)
+    cell.verifier.let_go("verify")
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 60)
+    assert cell.verifier.prefills == 1
+    assert cell.metrics.value("resends_total", reason="attached") == 1
+    assert cell.metrics.value("spec_decode_num_accepted_tokens_total") > 20
+    assert not back.rows
+
+
+async def test_a_late_draft_is_dropped_and_counted(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Waits(draft=DraftWaits(deadline_s=0.1, patience_s=9.0)))
+    drafter = cell.drafters[0]
+    drafter.holding.add("draft")
+    track = cell.ask(max_tokens=5)
+    await calm()
+    assert track.tally.rounds == 0
+    await cell.clock.advance(0.2)  # the deadline passes; the sequence finishes by plain decoding
+    assert await read(track) == answer_of((5, 6), 5)
+    drafter.let_go("draft")
+    await calm()
+    assert cell.metrics.value("empty_blocks_total", reason="late") == 1
+    assert cell.metrics.value("empty_blocks_total", reason="drafter_late") == 2  # and the last token needs no draft
+    assert cell.metrics.value("dropped_total", kind="block", reason="late") == 1
+
+
+async def test_a_drafter_that_stays_silent_is_let_go(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Waits(draft=DraftWaits(deadline_s=0.1, patience_s=3.0)))
+    cell.drafters[0].holding.add("draft")
+    cell.ask(max_tokens=5)
+    await calm()
+    await cell.clock.advance(3.5)
+    assert cell.drafters[0].closed_because == "silent for more than 3 s"
+
+
+async def test_one_draft_attempt_per_anchor(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.decline = Declined(Cursor(0, 0, 0, 0), RefusalReason.INVALID, "q_probs: not a number")
+    track = cell.ask(max_tokens=10)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 10)
+    drafts = [line.split("anchor=")[0] for line in cell.talk.lines if "<- draft" in line]
+    assert len(drafts) == len(set(drafts))
+    assert cell.metrics.value("empty_blocks_total", reason="drafted_before") == 1
+    assert cell.metrics.value("refusals_total", reason="invalid") == 1
+
+
+async def test_missing_rows_are_asked_for_again_after_three_rounds(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("verify")
+    track = cell.ask(max_tokens=60)
+    await calm()
+    del cell.drafters[0].rows[track.sequence.number][1]  # a row is lost on its way
+    await cell.clock.advance(1.0)
+    cell.verifier.let_go("verify")
+    await cell.finish(track)
+    assert cell.metrics.value("empty_blocks_total", reason="features_missing") == 3
+    assert cell.metrics.value("resends_total", reason="features_missing") == 1
+    assert [line for line in cell.talk.lines if "resend" in line and "from=1" in line]
+    assert cell.metrics.value("spec_decode_num_accepted_tokens_total") > 20
+
+
+async def test_a_cancelled_request_is_freed_in_both_pools_at_once(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("verify")
+    track = cell.ask(max_tokens=50)
+    await calm()
+    assert not cell.clean()
+    cell.admission.ended(track, Cancelled("the client went away"))
+    assert cell.clean()
+    cell.verifier.let_go("verify")
+    await calm()
+    assert cell.metrics.value("dropped_total", kind="verdict", reason="stale") == 1
+    assert cell.metrics.value("requests_total", outcome="cancelled") == 1
+    with pytest.raises(Cancelled):
+        await read(track)
+
+
+@pytest.mark.parametrize("stage", ["open", "prefill", "draft"])
+async def test_cancelling_at_any_stage_leaves_nothing_behind(make_cell: MakeCell, stage: str) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add(stage)
+    cell.drafters[0].holding.add(stage)
+    track = cell.ask(max_tokens=50)
+    await calm()
+    cell.admission.ended(track, Cancelled("the client went away"))
+    cell.verifier.let_go(stage)
+    cell.drafters[0].let_go(stage)
+    await calm()
+    assert cell.clean()
+    assert cell.admission.running == cell.admission.queued == 0
+
+
+async def test_a_stop_token_inside_an_accepted_prefix_ends_the_answer_there(make_cell: MakeCell) -> None:
+    whole = answer_of((5, 6), 12)
+    cell = make_cell()
+    track = cell.ask(max_tokens=12, stop_ids=frozenset({whole[3]}))
+    await cell.finish(track)
+    assert await read(track) == whole[: whole.index(whole[3]) + 1]
+    assert track.end == End(Reason.STOP, token_id=whole[3])
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+async def test_histograms_agree_with_the_counters_for_every_length(make_cell: MakeCell, max_tokens: int) -> None:
+    cell = make_cell()
+    track = cell.ask(max_tokens=max_tokens)
+    await cell.finish(track)
+    tokens, tally = await read(track), track.tally
+    assert len(tokens) == max_tokens
+    assert sum(tally.acceptance_histogram) == sum(tally.verified_histogram) == tally.rounds
+    assert tally.accepted <= tally.verified <= tally.drafted
+    assert tally.committed_by_rounds == max_tokens - 1
+    assert tally.accepted == cell.metrics.value("spec_decode_num_accepted_tokens_total")
+    wasted = sum(
+        cell.metrics.value("draft_wasted_tokens_total", reason=why) for why in ("not_verified", "rejected", "cut")
+    )
+    assert tally.drafted == tally.accepted + wasted
+
+
+async def test_no_draft_reaches_past_the_answer_s_end(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.drafters[0].wrong_every = 1000
+    track = cell.ask(max_tokens=4)
+    await cell.finish(track)
+    assert track.tally.rounds == 1
+    assert [line for line in cell.talk.lines if "slots=2" in line]
+
+
+async def test_a_verifier_that_dies_is_replaced_and_nothing_said_changes(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("verify")
+    tracks = [cell.ask((seed, 3), max_tokens=20) for seed in range(3)]
+    await calm()
+    cell.lose_verifier()
+    assert cell.admission.queued == 3
+    cell.verifier = FakeVerifier(cell.talk, cell.drafters, "verify/1", incarnation=22)
+    cell.lane = cell.add_lane(cell.verifier)
+    await cell.finish(*tracks)
+    assert [await read(track) for track in tracks] == [answer_of((seed, 3), 20) for seed in range(3)]
+    assert {track.sequence.epoch for track in tracks} == {1}
+    assert cell.metrics.value("prefills_total", reason="handover") == 3
+    await calm()
+    assert cell.clean()
+
+
+async def test_without_another_verifier_the_client_hears_where_the_answer_stands(make_cell: MakeCell) -> None:
+    cell = make_cell(bounds=Bounds(verifier_wait_s=20.0))
+    cell.verifier.holding.add("verify")
+    track = cell.ask(max_tokens=9)
+    await calm()
+    cell.lose_verifier()
+    await cell.clock.advance(19.0)
+    assert not track.sequence.finished
+    await cell.clock.advance(2.0)
+    with pytest.raises(Unavailable, match="within 20 s; the answer stands at offset 1"):
+        await read(track)
+
+
+async def test_handovers_are_bounded(make_cell: MakeCell) -> None:
+    cell = make_cell(bounds=Bounds(max_handovers=2))
+    track = cell.ask(max_tokens=30)
+    for number in range(3):
+        cell.verifier.holding.add("verify")
+        await calm()
+        cell.lose_verifier()
+        cell.verifier = FakeVerifier(cell.talk, cell.drafters, f"verify/{number + 1}", incarnation=30 + number)
+        cell.lane = cell.add_lane(cell.verifier)
+    with pytest.raises(Unavailable, match="3 verifiers were lost"):
+        await read(track)
+
+
+async def test_a_verifier_without_verdict_is_let_go_after_its_deadline(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Waits(verify_s=2.0))
+    cell.verifier.holding.add("verify")
+    track = cell.ask(max_tokens=9)
+    await calm()
+    await cell.clock.advance(2.1)
+    assert cell.verifier.closed_because == "no verdict for 2 s"
+    assert track.sequence.epoch == 1
+
+
+async def test_a_sequence_the_verifier_does_not_know_is_prefilled_again(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.decline = Declined(Cursor(0, 0, 0, 0), RefusalReason.UNKNOWN_SEQUENCE)
+    track = cell.ask(max_tokens=15)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 15)
+    assert track.handovers == 1
+    assert cell.verifier.prefills == 2
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [lambda v: Verdict(v.cursor, 9, v.next_token, 0), lambda v: Verdict(v.cursor, v.accepted, VOCAB, 0)],
+)
+async def test_a_verdict_that_fits_no_prefix_ends_the_request_as_the_verifier_s_fault(make_cell, tamper) -> None:
+    cell = make_cell()
+    cell.verifier.tampers = tamper
+    track = cell.ask()
+    await cell.finish(track)
+    with pytest.raises(PeerError):
+        await read(track)
+    await calm()
+    assert cell.clean()
+
+
+async def test_a_stale_verdict_is_dropped_counted_and_the_sequence_taken_in_anew(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    stale = Verdict(Cursor(1, 0, 7, 7), 0, 1, 0)
+    cell.verifier.tampers = lambda verdict: (
+        stale if verdict.cursor.round == 2 and verdict.cursor.epoch == 0 else verdict
+    )
+    track = cell.ask(max_tokens=15)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 15)
+    assert cell.metrics.value("dropped_total", kind="verdict", reason="stale") == 1
+
+
+async def test_a_full_page_pool_keeps_sequences_in_line_until_pages_free(make_cell: MakeCell) -> None:
+    cell = make_cell(pages=2)  # 32 token slots
+    tracks = [cell.ask((seed, 3), max_tokens=25) for seed in range(4)]  # two pages each
+    assert cell.admission.running == 1
+    assert cell.admission.queued == 3
+    await cell.finish(*tracks)
+    assert [await read(track) for track in tracks] == [answer_of((seed, 3), 25) for seed in range(4)]
+    assert [track.tally.ended is not None for track in tracks] == [True] * 4
+
+
+async def test_a_verifier_that_has_no_pages_is_asked_again_later(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.no_pages = True
+    track = cell.ask(max_tokens=5)
+    await calm()
+    assert cell.admission.queued == 1
+    assert cell.clean()
+    cell.verifier.no_pages = False
+    await cell.clock.advance(0.6)
+    assert await read(track) == answer_of((5, 6), 5)
+    assert track.sequence.epoch == 0
+
+
+async def test_the_queue_is_bounded_and_says_when_to_come_back(make_cell: MakeCell) -> None:
+    cell = make_cell(bounds=Bounds(max_running=1, max_queued=2))
+    cell.verifier.holding.add("verify")
+    for _ in range(3):
+        cell.ask()
+    with pytest.raises(Overloaded) as refused:
+        cell.ask()
+    assert refused.value.retry_after_s > 0
+    assert cell.metrics.value("admission_rejections_total", reason="queue_full") == 1
+
+
+async def test_without_a_verifier_requests_are_refused(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.lose_verifier()
+    with pytest.raises(Unavailable, match="no verifier"):
+        cell.ask()
+
+
+async def test_a_client_that_does_not_read_is_cut_and_counted(make_cell: MakeCell) -> None:
+    cell = make_cell(outlet=3)
+    track = cell.ask(max_tokens=50, policy="off")
+    await cell.finish(track)
+    assert cell.metrics.value("slow_readers_cut_total") == 1
+    with pytest.raises(Overloaded, match="reads too slowly"):
+        await read(track)
+    await calm()
+    assert cell.clean()
+
+
+async def test_abort_ends_an_answer_in_good_order(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("verify")
+    track = cell.ask(max_tokens=50)
+    await calm()
+    assert cell.admission.abort(track.request.id)
+    assert not cell.admission.abort(track.request.id)
+    assert await read(track) == answer_of((5, 6), 1)
+    assert track.end == End(Reason.ABORT)
+
+
+async def test_new_sequences_go_to_the_least_loaded_drafter(make_cell: MakeCell) -> None:
+    cell = make_cell(drafters=2)
+    cell.verifier.holding.add("verify")
+    for _ in range(4):
+        cell.ask(max_tokens=50)
+    await calm()
+    assert [len(drafter.rows) for drafter in cell.drafters] == [2, 2]
+
+
+async def test_an_expensive_step_makes_greedy_verify_less(make_cell: MakeCell) -> None:
+    steep = CostCurve([1, 2, 8], [64], [0.001, 1.0, 7.0])
+    cell = make_cell(cost=steep)
+    track = cell.ask(max_tokens=12)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 12)
+    assert track.tally.verified == 0
+    assert cell.metrics.value("cost_curve_in_force", lane="verify/0") == 1
+
+
+async def test_without_a_cost_curve_a_gauge_says_so(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    track = cell.ask(max_tokens=12)
+    await cell.finish(track)
+    assert track.tally.verified == track.tally.drafted > 0
+    assert cell.metrics.value("cost_curve_in_force", lane="verify/0") == 0
+
+
+async def test_a_lane_lives_through_a_storm_of_arrivals_and_cancellations(make_cell: MakeCell) -> None:
+    cell = make_cell(drafters=2, bounds=Bounds(max_running=8))
+    tracks = [cell.ask((seed % 90, 1), max_tokens=3 + seed % 17) for seed in range(60)]
+    for victim in tracks[::7]:
+        await asyncio.sleep(0)
+        cell.admission.ended(victim, Cancelled("gone"))
+    await cell.finish(*tracks)
+    for seed, track in enumerate(tracks):
+        if seed % 7:
+            assert await read(track) == answer_of((seed % 90, 1), 3 + seed % 17)
+    await calm()
+    assert cell.clean()
+    assert cell.admission.running == cell.admission.queued == 0
