@@ -34,11 +34,8 @@ def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], words: tu
 
 def test_plain_integers_and_arrays_draw_the_same_numbers() -> None:
     rng = random.Random(0)
-    names = [
-        (rng.getrandbits(64), rng.getrandbits(32), rng.randrange(1, 4), rng.randrange(1, 4))
-        + (rng.getrandbits(32), rng.getrandbits(32), rng.getrandbits(16))
-        for _ in range(4 * FEW)
-    ]
+    widths = (64, 32, 8, 8, 32, 32, 16)
+    names = [tuple(rng.getrandbits(width) for width in widths) for _ in range(4 * FEW)]
     one_by_one = [uniforms(*name).item() for name in names]
     columns = [np.array(column, np.uint64) for column in zip(*names, strict=True)]
     assert uniforms(*columns).tolist() == one_by_one

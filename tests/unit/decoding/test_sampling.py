@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -219,7 +220,7 @@ def test_a_draft_is_drawn_from_the_very_numbers_that_are_sent() -> None:
     probs = torch.tensor([[0.5, 0.25, 0.0, 0.15]])  # sums to 0.9: both sides divide by the sum
     total = float(probs.double().sum())
     edges = [0.0, 0.5 / total, 0.75 / total, 1.0]
-    for (low, high), token in zip(zip(edges, edges[1:], strict=False), (7, 3, 1), strict=True):
+    for (low, high), token in zip(itertools.pairwise(edges), (7, 3, 1), strict=True):
         for u in (low + 1e-12, (low + high) / 2, high - 1e-12):
             assert draw_sparse(ids, probs, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
     for u, token in ((0.0, 7), (LAST, 1)):

@@ -1,0 +1,276 @@
+"""The exact law of what several rounds emit, with the coins integrated instead of drawn.
+
+A `World` is a toy target and a toy drafter over a tiny vocabulary: one target row per committed prefix, one draft row
+and one confidence per (committed prefix, drafted prefix). `emitted` walks every block a drafter could draw, asks the
+scheduler for the prefix it would verify, and adds up the probabilities that the acceptance code gives to each
+outcome, round after round, until `horizon` tokens are committed. A `Machine` names the parts of that loop, so that a
+test can put a broken one in the place of a real one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from coordinator.cost_curve import CostCurve
+from coordinator.policy import Policy
+from coordinator.prefix_scheduler import StepSeconds, schedule
+from dspark.decoding.acceptance import accept_probability, residual
+from dspark.decoding.sampling import LawColumns, distribution, draft_distribution
+from dspark.types import Law
+
+Floats = npt.NDArray[np.float64]
+Tokens = tuple[int, ...]
+Prefix = Callable[[Tokens, Tokens, tuple[float, ...]], int]  # (committed, block, confidences) -> slots verified
+
+
+@dataclass(frozen=True)
+class World:
+    """Target and drafter as tables; q rows are the float32 numbers sent, divided by their float64 sum."""
+
+    vocab: int
+    block: int
+    horizon: int
+    target: dict[Tokens, int]  # committed tokens -> row of p
+    draft: dict[tuple[Tokens, Tokens], int]  # (committed, drafted before the slot) -> row of q
+    p: Floats  # [contexts, V]
+    q: Floats  # [slots, V]
+    confidence: Floats  # [slots], of the slot that the row of q is drawn for
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The parts of a round. The defaults are the real ones."""
+
+    prefix: Prefix
+    accept: Callable[[Floats, Floats], Floats] = accept_probability
+    residual: Callable[[Tensor, Tensor], Tensor] = residual
+    q_seen: Callable[[World], Floats] = lambda world: world.q  # what the verifier believes q to be
+    draft: Callable[[World], Floats] = lambda world: world.q  # what the drafter really draws from
+    bonus: Callable[[World, Tokens, Tokens], int] = lambda world, committed, kept: world.target[committed + kept]
+
+
+def build(vocab: int, block: int, horizon: int, rows: Callable[[int, int], tuple[Floats, Floats, Floats]]) -> World:
+    """`rows(contexts, slots)` gives p [contexts, V], q [slots, V] and confidences [slots]."""
+    words = [word for size in range(max(horizon, block)) for word in itertools.product(range(vocab), repeat=size)]
+    target = {word: row for row, word in enumerate(word for word in words if len(word) < horizon)}
+    slots = [(committed, drafted) for committed in target for drafted in words if len(drafted) < block]
+    p, q, confidence = rows(len(target), len(slots))
+    return World(vocab, block, horizon, target, {slot: row for row, slot in enumerate(slots)}, p, q, confidence)
+
+
+def sent(weights: npt.NDArray[np.floating]) -> Floats:
+    """What both sides make of float32 weights."""
+    exact = weights.astype(np.float32).astype(np.float64)
+    return exact / exact.sum(axis=-1, keepdims=True)
+
+
+class Rounds:
+    """Every block that a drafter of `world` could draw and everything that `machine` could make of it."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        self.world, self.machine = world, machine
+        judged = [(c + d, row) for (c, d), row in world.draft.items() if len(c + d) < world.horizon]
+        q = machine.q_seen(world)[[row for _, row in judged]]
+        p = world.p[[world.target[context] for context, _ in judged]]
+        self._place = {row: number for number, (_, row) in enumerate(judged)}
+        self._accept = machine.accept(p, q).tolist()
+        self._after = machine.residual(torch.from_numpy(p), torch.from_numpy(q)).tolist()
+        self._drawn = machine.draft(world).tolist()
+        self._p = world.p.tolist()
+        self._confidence = world.confidence.tolist()
+
+    def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, tuple[float, ...]]]:
+        """(block, its probability, its confidences)."""
+        world = self.world
+        for block in itertools.product(range(world.vocab), repeat=world.block):
+            slots = [world.draft[committed, block[:k]] for k in range(world.block)]
+            chance = 1.0
+            for slot, token in zip(slots, block, strict=True):
+                chance *= self._drawn[slot][token]
+            if chance > 0.0:
+                yield block, chance, tuple(self._confidence[slot] for slot in slots)
+
+    def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
+        """(tokens committed by this round, their probability); tokens past the horizon are not looked at."""
+        world, alive = self.world, 1.0
+        for k, token in enumerate(prefix):
+            if len(committed) + k >= world.horizon:
+                yield prefix[:k], alive
+                return
+            slot = self._place[world.draft[committed, prefix[:k]]]
+            kept = self._accept[slot][token]
+            if kept < 1.0:
+                for other, share in enumerate(self._after[slot]):
+                    yield (*prefix[:k], other), alive * (1.0 - kept) * share
+            alive *= kept
+            if alive == 0.0:
+                return
+        if len(committed) + len(prefix) >= world.horizon:
+            yield prefix, alive
+            return
+        for token, share in enumerate(self._p[self.machine.bonus(world, committed, prefix)]):
+            yield (*prefix, token), alive * share
+
+
+def emitted(world: World, machine: Machine) -> dict[Tokens, float]:
+    """Probability of each sequence of `horizon` tokens."""
+    rounds = Rounds(world, machine)
+    mass: dict[Tokens, float] = {(): 1.0}
+    for committed in sorted(world.target, key=len):
+        here = mass.pop(committed, 0.0)
+        if here == 0.0:
+            continue
+        for block, chance, confidence in rounds.blocks(committed):
+            verified = machine.prefix(committed, block, confidence)
+            for tokens, share in rounds.outcomes(committed, block[:verified]):
+                ended = (committed + tokens)[: world.horizon]
+                mass[ended] = mass.get(ended, 0.0) + here * chance * share
+    return mass
+
+
+def exact(world: World) -> dict[Tokens, float]:
+    """The target's own law of the first `horizon` tokens."""
+    law: dict[Tokens, float] = {}
+    for word in itertools.product(range(world.vocab), repeat=world.horizon):
+        chance = 1.0
+        for k, token in enumerate(word):
+            chance *= world.p[world.target[word[:k]], token]
+        law[word] = float(chance)
+    return law
+
+
+def variation(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
+    """Total variation between two laws."""
+    return 0.5 * sum(abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys())
+
+
+def random_curve(rng: np.random.Generator) -> StepSeconds:
+    """A measured curve of random base, slope and stairs, as the coordinator smooths it."""
+    grid = np.arange(1, 20)
+    seconds = rng.uniform(0.5, 4.0) + np.cumsum(rng.uniform(0.0, 1.0, len(grid)) ** rng.integers(1, 5))
+    return CostCurve(grid.tolist(), [1], seconds.tolist()).column(1)
+
+
+def real_scheduler(policy: Policy, world: World, rng: np.random.Generator) -> Prefix:
+    """`schedule` of the coordinator, over a random curve and, half the time, beside a busy neighbour."""
+    curve = random_curve(rng)
+    beside = rng.random((rng.integers(0, 2), world.block))
+    lengths = np.full(1 + len(beside), world.block, np.int64)
+    policies = [policy] * len(lengths)
+    base_tokens = int(rng.integers(0, 3))
+
+    @cache
+    def admitted(confidence: tuple[float, ...]) -> int:
+        rows = np.vstack([np.array([confidence], np.float64), beside])
+        return int(schedule(rows, lengths, policies, curve, base_tokens)[0])
+
+    return lambda _, __, confidence: admitted(confidence)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------
+
+
+def random_world(kind: str, seed: int) -> World:
+    """One of `KINDS`. Confidences depend on the drafted prefix and have nothing to do with p and q."""
+    rng = np.random.default_rng(seed)
+    vocab, block, horizon = [(3, 3, 4), (3, 3, 4), (3, 2, 5), (4, 3, 4)][rng.integers(0, 4)]
+
+    def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
+        p, q = KINDS[kind](rng, contexts, slots, vocab)
+        return p, q, _confidences(rng, slots)
+
+    return build(vocab, block, horizon, rows)
+
+
+def _confidences(rng: np.random.Generator, slots: int) -> Floats:
+    match rng.integers(0, 3):
+        case 0:
+            return rng.random(slots)
+        case 1:
+            return rng.choice([0.0, 0.5, 1.0], slots)  # saturated: ties in survival, and candidates that vanish
+        case _:
+            return rng.choice(rng.uniform(0.6, 1.0, 3), slots)
+
+
+def _dirichlet(rng: np.random.Generator, rows: int, vocab: int, peak: float) -> Floats:
+    weights: Floats = rng.gamma(peak, size=(rows, vocab)) + 1e-12
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _holes(rng: np.random.Generator, probs: Floats) -> Floats:
+    """About half of the entries become zeros; never a whole row."""
+    holes = rng.random(probs.shape) < 0.5
+    holes[np.arange(len(probs)), rng.integers(0, probs.shape[1], len(probs))] = False
+    probs = np.where(holes, 0.0, probs)
+    return probs / probs.sum(axis=1, keepdims=True)
+
+
+def _of_logits(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+    """Both sides through the product's own code: a random law, a draft cut to fewer entries than the vocabulary."""
+    law = Law(
+        temperature=float(rng.choice([2e-5, 0.5, 1.0, 3.0, 6.0])),
+        top_p=float(rng.choice([1.0, 1.0, 0.8, 0.5])),
+        top_k=int(rng.choice([0, 0, 2, 9])),
+    )
+    columns = LawColumns.of([law])
+    p = distribution(torch.from_numpy(rng.normal(0, 2, (contexts, vocab)).astype(np.float32)), columns)
+    logits = torch.from_numpy(rng.normal(0, 2, (slots, vocab)).astype(np.float32))
+    ids, probs = draft_distribution(logits, columns, int(rng.integers(1, vocab + 1)))
+    q = torch.zeros(slots, vocab).scatter_(-1, ids, probs)
+    return p.numpy(), sent(q.numpy())
+
+
+def _zeros(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+    return _holes(rng, _dirichlet(rng, contexts, vocab, 1.0)), sent(_holes(rng, _dirichlet(rng, slots, vocab, 1.0)))
+
+
+def _disjoint(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+    """Target and draft share no token."""
+    side = np.arange(vocab) < rng.integers(1, vocab)
+    p = np.where(side, _dirichlet(rng, contexts, vocab, 1.0), 0.0)
+    q = np.where(side, 0.0, _dirichlet(rng, slots, vocab, 1.0))
+    return p / p.sum(axis=1, keepdims=True), sent(q)
+
+
+def _ties(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+    """Multiples of 1/8 on both sides: many p = q, many zeros."""
+    return tuple(rng.multinomial(8, [1 / vocab] * vocab, size=rows) / 8.0 for rows in (contexts, slots))  # type: ignore[return-value]
+
+
+def _certain(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+    """Greedy drafts of one entry against a target that is greedy too, or is not."""
+    eye = np.eye(vocab)
+    greedy = rng.random() < 0.5
+    p = eye[rng.integers(0, vocab, contexts)] if greedy else _dirichlet(rng, contexts, vocab, 1.0)
+    return p, eye[rng.integers(0, vocab, slots)]
+
+
+def _extreme(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+    """Probabilities over thirty orders of magnitude."""
+    p, q = (10.0 ** -rng.uniform(0, 30, (rows, vocab)) for rows in (contexts, slots))
+    return p / p.sum(axis=1, keepdims=True), sent(q)
+
+
+def _loose(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+    """Float32 draft numbers that miss a sum of 1, by far more than rounding."""
+    q = _dirichlet(rng, slots, vocab, 1.0) * rng.uniform(0.9995, 1.0005, (slots, 1))
+    return _dirichlet(rng, contexts, vocab, 1.0), sent(q)
+
+
+KINDS = {
+    "logits": _of_logits,
+    "zeros": _zeros,
+    "disjoint": _disjoint,
+    "ties": _ties,
+    "certain": _certain,
+    "extreme": _extreme,
+    "loose": _loose,
+}

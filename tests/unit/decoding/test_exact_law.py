@@ -1,0 +1,130 @@
+"""Whatever is drafted and however little of it is verified, the emitted tokens follow the target's law exactly.
+
+No sampling: `enumeration` integrates the coins of the real acceptance code, with the real scheduler deciding how much
+of every block it sees.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from enumeration import (
+    KINDS,
+    Machine,
+    Rounds,
+    Tokens,
+    build,
+    emitted,
+    exact,
+    random_curve,
+    random_world,
+    real_scheduler,
+    variation,
+)
+
+from coordinator.policy import Fixed, Greedy, Policy, Threshold
+from coordinator.prefix_scheduler import schedule
+
+TABLES_PER_CELL = 30
+BOUND = 1e-9
+
+
+def policy_of(name: str, rng: np.random.Generator) -> Policy:
+    match name:
+        case "fixed":
+            return Fixed(int(rng.integers(1, 4)))
+        case "threshold":
+            return Threshold(float(rng.choice([0.3, 0.5, 0.9])))
+        case _:
+            return Greedy()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("policy", ["fixed", "greedy", "threshold"])
+def test_output_distribution_equals_target(policy: str, kind: str) -> None:
+    lengths: Counter[int] = Counter()
+    worst = 0.0
+    for seed in range(TABLES_PER_CELL):
+        world = random_world(kind, seed)
+        rng = np.random.default_rng((seed, 1))
+        prefix = real_scheduler(policy_of(policy, rng), world, rng)
+
+        def counted(committed, block, confidence, prefix=prefix):  # type: ignore[no-untyped-def]
+            lengths[verified := prefix(committed, block, confidence)] += 1
+            return verified
+
+        law = emitted(world, Machine(counted))
+        assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
+        worst = max(worst, variation(law, exact(world)))
+    assert worst <= BOUND
+    if policy != "fixed":
+        assert {0, 1, 2, 3} <= set(lengths), "the tables must make the scheduler use every length"
+
+
+def test_there_are_at_least_five_hundred_tables() -> None:
+    assert 3 * len(KINDS) * TABLES_PER_CELL >= 500
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_token_the_target_excludes_is_never_emitted(kind: str) -> None:
+    for seed in range(10):
+        world = random_world(kind, seed)
+        possible = {word for word, chance in exact(world).items() if chance > 0}
+        law = emitted(world, Machine(lambda *_, full=world.block: full))
+        assert {word for word, chance in law.items() if chance > 0} <= possible
+
+
+def test_a_length_that_depends_on_earlier_drafted_tokens_alone_is_harmless() -> None:
+    # Stronger than any confidence: slot k is verified by decree of x_<k.
+    for kind, seed in itertools.product(sorted(KINDS), range(5)):
+        world = random_world(kind, seed)
+
+        def prefix(_, block, __, size=world.block):  # type: ignore[no-untyped-def]
+            return next((k for k in range(size) if sum(block[:k]) % 3 == 2), size)
+
+        assert variation(emitted(world, Machine(prefix)), exact(world)) <= BOUND
+
+
+def test_two_sequences_that_compete_for_one_budget_keep_their_joint_law() -> None:
+    # Each row's length depends on what the other drafted; the joint law must still be the product.
+    for seed in range(20):
+        rng = np.random.default_rng((seed, 2))
+        kind = sorted(KINDS)[seed % len(KINDS)]
+
+        def rows(contexts: int, slots: int, rng: np.random.Generator = rng, kind: str = kind):  # type: ignore[no-untyped-def]
+            return *KINDS[kind](rng, contexts, slots, 2), rng.random(slots)
+
+        worlds = [build(2, 2, 3, rows) for _ in range(2)]
+        rounds = [Rounds(world, Machine(lambda *_: 0)) for world in worlds]
+        curve = random_curve(rng)
+        mass: dict[tuple[Tokens, Tokens], float] = {((), ()): 1.0}
+        ended: dict[Tokens, float] = {}
+        while mass:
+            pair = min(mass, key=lambda pair: len(pair[0]) + len(pair[1]))
+            here = mass.pop(pair)
+            running = [row for row in (0, 1) if len(pair[row]) < 3]
+            if not running:
+                ended[pair[0] + pair[1]] = here
+                continue
+            for drafts in itertools.product(*(rounds[row].blocks(pair[row]) for row in running)):
+                confidence = np.array([draft[2] for draft in drafts])
+                full = np.full(len(running), 2, np.int64)
+                verified = schedule(confidence, full, [Greedy()] * len(running), curve)
+                results = [
+                    rounds[row].outcomes(pair[row], draft[0][:count])
+                    for row, draft, count in zip(running, drafts, verified, strict=True)
+                ]
+                for outcome in itertools.product(*results):
+                    after, chance = list(pair), here
+                    for row, draft, (tokens, share) in zip(running, drafts, outcome, strict=True):
+                        after[row] = (pair[row] + tokens)[:3]
+                        chance *= draft[1] * share
+                    if chance > 0.0:
+                        key = (after[0], after[1])
+                        mass[key] = mass.get(key, 0.0) + chance
+        first, second = (exact(world) for world in worlds)
+        product = {a + b: pa * pb for (a, pa), (b, pb) in itertools.product(first.items(), second.items())}
+        assert variation(ended, product) <= BOUND
