@@ -99,6 +99,17 @@ def read_tensors(entries: Mapping[str, Entry], names: Iterable[str]) -> Iterator
             raise CheckpointError(f"{file}: {error}") from error
 
 
+def tensor_names(file: Path) -> list[str]:
+    """Names in one file's header."""
+    return list(_read_header(file))
+
+
+def read_file(file: Path) -> dict[str, Tensor]:
+    """All tensors of one file, under the same checks as weights."""
+    entries = _read_header(file)
+    return dict(read_tensors(entries, sorted(entries)))
+
+
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinities without a temporary of the tensor's size."""
     if not tensor.numel() or not tensor.is_floating_point():

@@ -1,0 +1,151 @@
+"""`dspark conformance DIR`: does this installation reproduce a folder of reference cases?
+
+DIR holds targets beside drafters; a drafter folder may bring `block_cases.safetensors`,
+`loss_case.safetensors` and `decode_cases.json`. Every case counts one. Families that are not
+built are counted as skipped, by name; anything that is broken counts as failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import CheckpointError, DsparkError, UnsupportedFamily
+
+BLOCK_FILE, LOSS_FILE, DECODE_FILE = "block_cases.safetensors", "loss_case.safetensors", "decode_cases.json"
+CASE_FILES = (BLOCK_FILE, LOSS_FILE, DECODE_FILE)
+
+
+@dataclasses.dataclass
+class FileResult:
+    """What became of one case file."""
+
+    file: str  # relative to DIR
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+    def line(self) -> str:
+        state = "FAIL" if self.failed else "skip" if self.skipped else "ok  "
+        counts = [f"{n} {what}" for what, n in self._counts() if n]
+        tail = f": {self.problems[0]}" if self.problems else ""
+        return f"{state} {self.file} ({', '.join(counts) or 'no cases'}){tail}"
+
+    def count(self, problems: list[str | None]) -> None:
+        """Adds one case per entry; None is a case that passed."""
+        for number, problem in enumerate(problems):
+            if problem is None:
+                self.passed += 1
+            else:
+                self.failed += 1
+                self.problems.append(f"case {number}: {problem}")
+
+    def _counts(self) -> list[tuple[str, int]]:
+        return [("passed", self.passed), ("failed", self.failed), ("skipped", self.skipped)]
+
+
+def run(directory: Path, as_json: bool = False) -> int:
+    """Prints what was found; 0 only if something was, and nothing failed."""
+    from dspark.cli.conformance_model import forget_targets
+
+    results: list[FileResult] = []
+    for folder in _folders(Path(directory)):
+        for result in check_folder(folder, Path(directory)):
+            results.append(result)
+            if not as_json:
+                print(result.line(), flush=True)
+    forget_targets()
+    passed, failed, skipped = (sum(getattr(r, name) for r in results) for name in ("passed", "failed", "skipped"))
+    if as_json:
+        files = [dataclasses.asdict(result) for result in results]
+        print(json.dumps({"passed": passed, "failed": failed, "skipped": skipped, "files": files}))
+    else:
+        if not results:
+            print(f"no case files in {directory} or its folders")
+        print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed or not results else 0
+
+
+def check_folder(folder: Path, root: Path) -> list[FileResult]:
+    """All case files of one drafter folder."""
+    from dspark.cli.conformance_decode import decode_cases
+    from dspark.cli.conformance_model import block_cases, loss_case
+    from dspark.model.checkpoint import load_drafter
+
+    files = [name for name in CASE_FILES if (folder / name).is_file()]
+    results = {name: FileResult(str((folder / name).relative_to(root))) for name in files}
+    try:
+        drafter = load_drafter(folder)
+    except CheckpointError as error:
+        for name, result in results.items():
+            count = _count_cases(folder / name)
+            if isinstance(error, UnsupportedFamily):
+                result.skipped += count
+            else:
+                result.failed += count
+            result.problems.append(str(error))
+        return list(results.values())
+    checks: dict[str, Callable[..., list[str | None]]] = {
+        BLOCK_FILE: block_cases,
+        LOSS_FILE: loss_case,
+        DECODE_FILE: decode_cases,
+    }
+    for name, result in results.items():
+        try:
+            result.count(
+                checks[name](folder / name, drafter=drafter, target_folder=_target_for(folder, drafter.config))
+            )
+        except Exception as error:  # a case file may be broken in any way; the others still count
+            told = str(error) if isinstance(error, DsparkError) else f"{type(error).__name__}: {error}"
+            result.failed += _count_cases(folder / name)
+            result.problems.append(told)
+    return list(results.values())
+
+
+def _folders(directory: Path) -> list[Path]:
+    """Folders with case files: DIR itself or its children, in name order."""
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: not a folder")
+    around = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]
+    return [folder for folder in around if any((folder / name).is_file() for name in CASE_FILES)]
+
+
+def _target_for(folder: Path, config: Any) -> Path | None:
+    """The target beside a drafter that has its vocabulary, width and depth; None if there is none."""
+    from dspark.model.config import CONFIG_NAME
+
+    fitting = []
+    for other in sorted(path for path in folder.parent.iterdir() if path.is_dir()):
+        try:
+            raw = json.loads((other / CONFIG_NAME).read_bytes())
+            same = (raw["vocab_size"], raw["hidden_size"], raw["num_hidden_layers"], raw["model_type"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if "target_layer_ids" not in raw and same == (
+            config.vocab_size,
+            config.hidden_size,
+            config.num_target_layers,
+            "qwen3",
+        ):
+            fitting.append(other)
+    if len(fitting) > 1:
+        raise CheckpointError(f"{folder}: several targets fit: {', '.join(path.name for path in fitting)}")
+    return fitting[0] if fitting else None
+
+
+def _count_cases(file: Path) -> int:
+    """How many cases a file holds, without running them; 1 if that cannot be told."""
+    from dspark.model.weights_file import tensor_names
+
+    try:
+        if file.name == DECODE_FILE:
+            return max(len(json.loads(file.read_bytes())), 1)
+        if file.name == BLOCK_FILE:
+            return max(len({name.partition(".")[0] for name in tensor_names(file)}), 1)
+    except (OSError, ValueError, TypeError, RecursionError, CheckpointError):
+        pass
+    return 1

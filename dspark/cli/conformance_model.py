@@ -1,0 +1,199 @@
+"""Block and loss cases: the drafter's own numbers against the reference's.
+
+Inputs are checked as well where a target is at hand: stored features must be what the target
+computes from the stored ids, or a changed input would pass unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dspark.errors import CheckpointError
+from dspark.model.checkpoint import LoadedTarget, load_target
+from dspark.model.drafter import BlockDrafter
+from dspark.model.target import TargetTaps
+from dspark.model.weights_file import read_file
+
+ABSOLUTE = 1e-4
+RELATIVE = 1e-4
+
+
+def block_cases(file: Path, *, drafter: BlockDrafter, target_folder: Path | None) -> list[str | None]:
+    """One entry per case: None, or what differs."""
+    cases: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in read_file(file).items():
+        case, _, field = name.partition(".")
+        cases.setdefault(case, {})[field] = tensor
+    target = _target(target_folder)
+    shared = None if target is None else _copies_differ(drafter, target)
+    return [shared or _block_problem(cases[name], drafter, target) for name in sorted(cases)]
+
+
+def loss_case(file: Path, *, drafter: BlockDrafter, target_folder: Path | None) -> list[str | None]:
+    """A single entry: None, or what differs."""
+    case, target = read_file(file), _target(target_folder)
+    if target is not None:
+        features, last = _run_target(target, case["input_ids"], drafter.target_layer_ids)
+        problem = (
+            _copies_differ(drafter, target)
+            or _far("target_hidden_states", features, case)
+            or _far("target_last_hidden_states", last, case)
+        )
+        if problem:
+            return [problem]
+    return [_loss_problem(case, drafter)]
+
+
+@torch.inference_mode()
+def _block_problem(case: Mapping[str, Tensor], drafter: BlockDrafter, target: LoadedTarget | None) -> str | None:
+    features, anchor = case["context_features"], case["anchor_id"]
+    if target is not None:
+        computed, last = _run_target(target, case["prompt_ids"], drafter.target_layer_ids)
+        if problem := _far("context_features", computed, case):
+            return problem
+        if (wanted := int(target.model.lm_head(last[0, -1]).argmax())) != int(anchor[0]):
+            return f"anchor_id: the target says {wanted}, the case {int(anchor[0])}"
+    length = torch.tensor([features.shape[1]])
+    keys, values = drafter.context_kv(drafter.project(features[0]), torch.arange(int(length)))
+    hidden = drafter.block_hidden(
+        anchor_ids=anchor,
+        anchor_positions=length,
+        context_k=keys[:, None],
+        context_v=values[:, None],
+        context_len=length,
+    )
+    base = drafter.base_logits(hidden)
+    corrected, ids = _greedy_walk(drafter, anchor, hidden, base)
+    previous = torch.cat((anchor[:, None], ids[:, :-1]), dim=1)
+    found = {"block_hidden": hidden, "base_logits": base, "corrected_logits": corrected}
+    if (confidence := drafter.confidence_logits(hidden, previous)) is not None:
+        found["confidence_logits"] = confidence
+    inputs = {"prompt_ids", "context_features", "anchor_id", "draft_token_ids"}
+    if (fields := set(case)) != found.keys() | inputs:
+        return f"fields are {sorted(fields)}"
+    if not torch.equal(ids, case["draft_token_ids"]):
+        return f"draft_token_ids: {ids.tolist()} instead of {case['draft_token_ids'].tolist()}"
+    return next((told for name in found if (told := _far(name, found[name], case))), None)
+
+
+def _greedy_walk(drafter: BlockDrafter, anchor: Tensor, hidden: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """(corrected logits [1, k, V], ids [1, k]) of the most likely token after the most likely token."""
+    state, previous = drafter.markov_head.initial_state(1, hidden), anchor
+    corrected, ids = [], []
+    for slot in range(drafter.config.block_size):
+        bias, state = drafter.markov_head.bias(state, previous, hidden[:, slot])
+        logits = base[:, slot] if bias is None else base[:, slot] + bias
+        previous = logits.argmax(dim=-1)
+        corrected.append(logits)
+        ids.append(previous)
+    return torch.stack(corrected, dim=1), torch.stack(ids, dim=1)
+
+
+def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | None:
+    from training.anchors import Anchors, label_blocks
+    from training.loss import LossWeights, block_loss, figures, mix, target_slot_logits
+
+    anchors = Anchors(case["anchor_positions"], case["block_keep_mask"])
+    size = drafter.config.block_size
+    labels = label_blocks(input_ids=case["input_ids"], loss_mask=case["loss_mask"], anchors=anchors, block_size=size)
+    for name, found in (("eval_mask", labels.eval_mask), ("target_ids", labels.target_ids)):
+        if not torch.equal(found, case[name]):
+            return f"{name} differs"
+    drafter.zero_grad(set_to_none=True)
+    out = drafter.forward_blocks(
+        features=case["target_hidden_states"],
+        input_ids=case["input_ids"],
+        anchor_positions=anchors.positions,
+        block_keep_mask=anchors.keep,
+    )
+    kept = anchors.keep  # what a dummy block yields means nothing
+    if problem := _far("draft_logits", out.corrected_logits.detach()[kept], case, kept):
+        return problem
+    confident = out.confidence_logits is not None
+    if out.confidence_logits is not None and (
+        problem := _far("confidence_logits", out.confidence_logits.detach()[kept], case, kept)
+    ):
+        return problem
+    weights = LossWeights(confidence=1.0 if confident else 0.0)
+    sums = block_loss(
+        corrected_logits=out.corrected_logits,
+        confidence_logits=out.confidence_logits,
+        target_logits=target_slot_logits(
+            last_hidden=case["target_last_hidden_states"],
+            anchor_positions=anchors.positions,
+            block_size=size,
+            lm_head=drafter.base_logits,  # a verbatim copy of the target's
+        ),
+        target_ids=labels.target_ids,
+        eval_mask=labels.eval_mask,
+        decay=weights.decay,
+    )
+    loss = mix(sums, weights)
+    loss.backward()  # type: ignore[no-untyped-call]
+    values = figures(sums) | {"loss": float(loss.detach())}
+    for name in ("loss", "ce_loss", "l1_loss", *(("confidence_loss",) if confident else ())):
+        if not abs(values[name] - (wanted := float(case[name]))) <= RELATIVE * abs(wanted):
+            return f"{name}: {values[name]:.6g} instead of {wanted:.6g}"
+    return _gradient_problem(case, drafter)
+
+
+def _gradient_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | None:
+    parameters = dict(drafter.named_parameters())
+    for name, wanted in case.items():
+        if not name.startswith("grad."):
+            continue
+        parameter = parameters.get(name.removeprefix("grad."))
+        if parameter is None or parameter.grad is None or parameter.grad.shape != wanted.shape:
+            return f"{name}: no such gradient"
+        gap = (parameter.grad - wanted).abs().max()
+        if not gap <= RELATIVE * wanted.abs().max():
+            return f"{name}: off by {float(gap):.3g}"
+    return None
+
+
+def _far(name: str, found: Tensor, case: Mapping[str, Tensor], where: Tensor | None = None) -> str | None:
+    """None if a field is as stored within the absolute tolerance."""
+    if name not in case:
+        return f"{name}: missing"
+    wanted = case[name] if where is None else case[name][where]
+    if found.shape != wanted.shape:
+        return f"{name}: shape {list(found.shape)} instead of {list(wanted.shape)}"
+    gap = float((found - wanted).abs().max()) if wanted.numel() else 0.0
+    return None if gap <= ABSOLUTE else f"{name}: off by {gap:.3g}"  # NaN is far
+
+
+def _copies_differ(drafter: BlockDrafter, target: LoadedTarget) -> str | None:
+    pairs = (
+        ("embed_tokens.weight", drafter.embed_tokens.weight, target.model.get_input_embeddings().weight),
+        ("lm_head.weight", drafter.lm_head.weight, target.model.get_output_embeddings().weight),
+    )
+    return next((f"{name} is not the target's" for name, mine, its in pairs if not torch.equal(mine, its)), None)
+
+
+@torch.inference_mode()
+def _run_target(target: LoadedTarget, ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """ids [B, T] -> (features [B, T, m*H], final-normed hidden states [B, T, H])."""
+    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
+        raise CheckpointError(f"an id is not below the vocabulary size {target.vocab_size}")
+    with TargetTaps(target.model, layer_ids) as taps:
+        last = target.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        return taps.collect(), last
+
+
+def _target(folder: Path | None) -> LoadedTarget | None:
+    return None if folder is None else _load_once(folder)
+
+
+def forget_targets() -> None:
+    """Frees the targets that were kept between case files."""
+    _load_once.cache_clear()
+
+
+@lru_cache(maxsize=2)
+def _load_once(folder: Path) -> LoadedTarget:
+    return load_target(folder)
