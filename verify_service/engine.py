@@ -7,6 +7,7 @@ reserved when it is opened: ask, then act.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from dspark.errors import DsparkError
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import ContextProjection
 from dspark.pages import PageTable
-from dspark.types import Cursor, Law, Refusal, RefusalReason, Verdict
+from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import ROW_DTYPE, FeatureRows, FeatureStore
 from verify_service.loading import load_parts
@@ -136,6 +137,7 @@ class VerifyEngine:
             vocab_size=self.target.vocab_size,
             context_length=self.target.context_length,
         )
+        problem = problem or _rule_problem(law)
         if problem is not None:
             return problem
         if state is not None:
@@ -177,6 +179,14 @@ class VerifyEngine:
             self._last_logits[sequence] = result.logits[-1]
         made = self._features([(state, start, list(token_ids), 0)], result)
         return made[0]
+
+    def timed_chunk(
+        self, sequence: int, token_ids: Sequence[int], epoch: int
+    ) -> tuple[FeatureRows | Refusal | None, int]:
+        """`prefill_chunk` and its nanoseconds on the device thread."""
+        began = time.perf_counter_ns()
+        made = self.prefill_chunk(sequence, token_ids, epoch=epoch)
+        return made, time.perf_counter_ns() - began
 
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal:
         """Draws the anchor that follows a finished prefill."""
@@ -368,6 +378,16 @@ class VerifyEngine:
         self._last_logits.pop(state.sequence, None)
         self._pages.release(state.sequence)
         self._runner.release(state.sequence)
+
+
+def _rule_problem(law: Law) -> Refusal | None:
+    """Whether the rule of this law can be judged, asked of the rule itself on one greedy row, which draws nothing."""
+    row = torch.zeros(1, 2)
+    try:
+        judge(row, [Case(Cursor(0, 0, 0, 1), dataclasses.replace(law, temperature=0.0), 0, (), NO_Q)])
+    except DsparkError as error:
+        return invalid(f"law.{error}")
+    return None
 
 
 def _judge_each(logits: Tensor, cases: list[Case]) -> list[tuple[int, int] | Refusal]:

@@ -1,0 +1,123 @@
+"""A verifier process, from configuration to SERVING and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from dspark.errors import ConfigError
+from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.identity import new_incarnation, read_token
+from dspark.runtime.security import Access, split_endpoint
+from dspark.runtime.server import GrpcServer
+from dspark.runtime.telemetry import Metrics, MetricsServer, serve_metrics
+from dspark.wire.v1 import verify_pb2_grpc
+from verify_service import profiler
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+from verify_service.feature_push import FeaturePush
+from verify_service.service import NAME, VerifyService
+
+log = structlog.get_logger("dspark.verify")
+
+
+@dataclass
+class VerifyProcess:
+    """A serving verifier."""
+
+    endpoint: str
+    incarnation: int
+    metrics: Metrics
+    metrics_port: int | None
+    engine: VerifyEngine
+    _server: GrpcServer = field(repr=False)
+    _service: VerifyService = field(repr=False)
+    _device: DeviceWorker = field(repr=False)
+    _push: FeaturePush = field(repr=False)
+    _metrics_server: MetricsServer | None = field(repr=False)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Takes no new sequences, lets running calls end within the grace, frees everything."""
+        self._service.drain()
+        await self._server.drain(grace_s)
+        await self._push.close()
+        self._device.close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+            self._metrics_server = None
+
+
+async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProcess:
+    """Loads, tests and measures the target on the device thread, then serves."""
+    check(config)
+    token = read_token(config.token_file)
+    incarnation = new_incarnation()
+    metrics = Metrics()
+    device = DeviceWorker(name)
+    metrics_server = None
+    try:
+        # Loading may take minutes and must not hold up whoever else runs on this loop.
+        engine = await device.run(VerifyEngine.load, config)
+        cost = await device.run(profiler.cost_curve, engine) if config.measure_cost else None
+        push = FeaturePush(
+            incarnation=incarnation,
+            projection=engine.projection.fingerprint if engine.projection is not None else "",
+            token=token,
+            queue_rows=config.push_queue_rows,
+            metrics=metrics,
+        )
+        service = VerifyService(
+            engine=engine, device=device, push=push, metrics=metrics, incarnation=incarnation, cost=cost
+        )
+        server = GrpcServer(bind=config.bind, access=Access(token=token), insecure=config.insecure)
+        server.add(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME)
+        port = await server.start()
+        metrics.pages_total.set(engine.held.pages_total)
+        if config.metrics_port is not None:
+            metrics_server = serve_metrics(metrics, split_endpoint(config.bind)[0], config.metrics_port)
+        await server.set_serving(True)
+    except BaseException:
+        device.close()
+        raise
+    endpoint = server.endpoint(port)
+    log.info(
+        "verify.serving",
+        name=name,
+        endpoint=endpoint,
+        model=config.target,
+        attention_path=engine.attention_path,
+        device=str(engine.device),
+        dtype=engine.dtype,
+        pages=engine.held.pages_total,
+        projection=engine.projection.fingerprint if engine.projection is not None else None,
+    )
+    return VerifyProcess(
+        endpoint=endpoint,
+        incarnation=incarnation,
+        metrics=metrics,
+        metrics_port=metrics_server.port if metrics_server is not None else None,
+        engine=engine,
+        _server=server,
+        _service=service,
+        _device=device,
+        _push=push,
+        _metrics_server=metrics_server,
+    )
+
+
+def check(config: VerifyConfig) -> None:
+    """Refuses numbers that cannot work, by name, before anything is loaded."""
+    bounds = {
+        "threads": (1, 1024),
+        "page_size": (1, 4096),
+        "prefill_chunk": (1, 1 << 20),
+        "max_sequences": (1, 1 << 20),
+    }
+    for key, (least, most) in bounds.items():
+        if not least <= getattr(config, key) <= most:
+            raise ConfigError(f"verify.{key}: {getattr(config, key)} is not in {least}..{most}")
+    if config.kv_tokens < config.page_size:
+        raise ConfigError(f"verify.kv_tokens: {config.kv_tokens} does not hold one page of {config.page_size}")
+    if config.max_batch_tokens < 1:
+        raise ConfigError(f"verify.max_batch_tokens: {config.max_batch_tokens} is less than 1")

@@ -1,0 +1,93 @@
+"""The Verify servicer: what this verifier is, and one session per coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import grpc
+
+from dspark.runtime.cost_store import Curve
+from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.telemetry import Metrics
+from dspark.wire import codec
+from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.engine import VerifyEngine
+from verify_service.feature_push import FeaturePush
+from verify_service.session import VerifySession
+
+NAME = "dspark.wire.v1.Verify"
+
+
+class VerifyService(verify_pb2_grpc.VerifyServicer):
+    """Answers Describe and Session."""
+
+    def __init__(
+        self,
+        *,
+        engine: VerifyEngine,
+        device: DeviceWorker,
+        push: FeaturePush,
+        metrics: Metrics,
+        incarnation: int,
+        cost: Curve | None,
+    ) -> None:
+        self._engine = engine
+        self._device = device
+        self._push = push
+        self._metrics = metrics
+        self._incarnation = incarnation
+        self._cost = cost
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """Takes no new sequences from now on."""
+        self._draining.set()
+
+    async def Describe(
+        self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> verify_pb2.VerifierDescription:
+        engine, held = self._engine, self._engine.held
+        projection = engine.projection
+        cost = self._cost
+        return verify_pb2.VerifierDescription(
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+            model=engine.config.target,
+            fingerprint=engine.fingerprint,
+            vocab_size=engine.target.vocab_size,
+            context_length=engine.target.context_length,
+            hidden_size=engine.feature_width,
+            projection=projection.fingerprint if projection is not None else "",
+            page_size=engine.config.page_size,
+            attention_path=engine.attention_path,
+            device=str(engine.device),
+            dtype=engine.dtype,
+            cost=codec.write_cost(cost.tokens, cost.contexts, cost.seconds, cost.source) if cost else None,
+            load=types_pb2.Load(
+                sequences=held.sequences,
+                pages_held=held.pages_held,
+                pages_total=held.pages_total,
+                queued=self._device.queued,
+            ),
+            feature_dtype="bfloat16" if projection is not None else "",
+            stop_token_ids=engine.target.stop_ids,
+            draining=self._draining.is_set(),
+        )
+
+    async def Session(
+        self, request_iterator: AsyncIterator[verify_pb2.VerifyCommand], context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[verify_pb2.VerifyEvent, None]:
+        session = VerifySession(
+            engine=self._engine,
+            device=self._device,
+            push=self._push,
+            metrics=self._metrics,
+            incarnation=self._incarnation,
+            draining=self._draining,
+        )
+        async with contextlib.aclosing(session.run(request_iterator)) as events:
+            async for event in events:
+                yield event

@@ -1,0 +1,221 @@
+"""One coordinator's stream: commands in, events out, and everything it opened freed when it ends.
+
+Commands start in the order they came and answer when they are done; a long prefill gives way to rounds between its
+chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import structlog
+
+from dspark.errors import Overloaded, Unavailable
+from dspark.runtime.command_stream import CommandStream
+from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Refusal, RefusalReason
+from dspark.wire import codec
+from dspark.wire.v1 import verify_pb2
+from verify_service import commands
+from verify_service.commands import cursor_of, read_item, read_law, read_sink, refuse_all, write_outcome
+from verify_service.engine import VerifyEngine
+from verify_service.feature_push import FeaturePush
+from verify_service.feature_store import FeatureRows
+from verify_service.sequences import VerifyItem, invalid
+
+log = structlog.get_logger("dspark.verify")
+
+_owners = itertools.count(1)
+
+
+class VerifySession:
+    """Commands of one stream."""
+
+    def __init__(
+        self,
+        *,
+        engine: VerifyEngine,
+        device: DeviceWorker,
+        push: FeaturePush,
+        metrics: Metrics,
+        incarnation: int,
+        draining: asyncio.Event,
+    ) -> None:
+        self._engine = engine
+        self._device = device
+        self._push = push
+        self._metrics = metrics
+        self._incarnation = incarnation
+        self._draining = draining
+        self._owner = next(_owners)
+
+    async def run(
+        self, requests: AsyncIterator[verify_pb2.VerifyCommand]
+    ) -> AsyncGenerator[verify_pb2.VerifyEvent, None]:
+        """Events until the coordinator ends the stream."""
+        stream = CommandStream(self._answer, self._metrics)
+        try:
+            async with contextlib.aclosing(stream.run(requests)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            await self._free()
+
+    async def _free(self) -> None:
+        try:
+            freed = await self._device.run(self._engine.release_owner, self._owner, urgent=True)
+        except Unavailable:  # the process is ending, and its memory with it
+            return
+        self._note_load()
+        log.info("session.ended", sequences=freed)
+
+    async def _answer(self, command: verify_pb2.VerifyCommand) -> verify_pb2.VerifyEvent | None:
+        kind = command.WhichOneof("command")
+        if kind is None:
+            self._metrics.dropped.labels(kind="command", reason="empty").inc()
+            return None
+        if command.incarnation not in (0, self._incarnation):
+            self._refused(RefusalReason.WRONG_INCARNATION)
+            event = refuse_all(command, commands.wrong_incarnation(command.incarnation))
+        else:
+            event = await self._carry_out(kind, command)
+        event.tag = command.tag
+        event.incarnation = self._incarnation
+        return event
+
+    async def _carry_out(self, kind: str, command: verify_pb2.VerifyCommand) -> verify_pb2.VerifyEvent:
+        try:
+            if kind == "verify":
+                return verify_pb2.VerifyEvent(verdicts=await self._verify(command.verify))
+            if kind == "prefill":
+                return verify_pb2.VerifyEvent(prefilled=await self._prefill(command.prefill))
+            if kind == "resend":
+                return verify_pb2.VerifyEvent(resent=await self._resend(command.resend))
+            return verify_pb2.VerifyEvent(released=await self._release(command.release))
+        except (Overloaded, Unavailable) as error:
+            return refuse_all(command, self._refused(RefusalReason.NO_PAGES, str(error)))
+        except Exception as error:
+            log.error("command.failed", kind=kind, exc_info=error)
+            return refuse_all(command, self._refused(RefusalReason.INTERNAL, "a bug; see the verifier's log"))
+
+    # -- the four commands ------------------------------------------------------------------
+
+    async def _verify(self, cohort: verify_pb2.VerifyCohort) -> verify_pb2.Verdicts:
+        messages = list(cohort.items)
+        read = [read_item(message) for message in messages]
+        fit = [(index, item) for index, item in enumerate(read) if isinstance(item, VerifyItem)]
+        judged = await self._device.run(self._engine.judge_cohort, [item for _, item in fit], urgent=True)
+        outcomes: list[Any] = list(read)
+        for (index, _), outcome, features in zip(fit, judged.outcomes, judged.features, strict=True):
+            outcomes[index] = outcome
+            # Rows leave before the verdict is written: the next draft waits for them, and nobody waits here.
+            if features is not None and messages[index].HasField("sink"):
+                self._send(messages[index].sink, features, bulk=False)
+        for outcome in outcomes:
+            if isinstance(outcome, Refusal):
+                self._refused(outcome.reason)
+        self._metrics.replayed_verdicts.inc(judged.replayed)
+        if judged.tokens:
+            self._metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
+            self._metrics.verify_batch_tokens.observe(judged.tokens)
+        return verify_pb2.Verdicts(
+            items=[write_outcome(message, outcome) for message, outcome in zip(messages, outcomes, strict=True)],
+            forward_ns=judged.forward_ns,
+            tokens=judged.tokens,
+        )
+
+    async def _prefill(self, command: verify_pb2.Prefill) -> verify_pb2.Prefilled:
+        cursor = cursor_of(command.cursor)
+        law = read_law(command.law)
+        if self._draining.is_set():
+            law = Refusal(RefusalReason.NO_PAGES, "the verifier is draining")
+        if isinstance(law, Refusal):
+            return self._not_taken(command, law)
+        ids = list(command.token_ids)
+        refusal = await self._device.run(
+            lambda: self._engine.open(
+                cursor, law, command.reserve_tokens, command.keep_features, owner=self._owner, token_ids=ids
+            ),
+            urgent=True,
+        )
+        if refusal is not None:
+            return self._not_taken(command, refusal)
+        self._note_load()
+        spent_ns = 0
+        size = self._engine.config.prefill_chunk
+        for first in range(0, len(ids), size):
+            made, nanoseconds = await self._device.run(
+                self._engine.timed_chunk, cursor.sequence, ids[first : first + size], cursor.epoch
+            )
+            spent_ns += nanoseconds
+            self._metrics.forward_seconds.labels(kind="prefill").observe(nanoseconds * 1e-9)
+            if isinstance(made, Refusal):
+                return self._not_taken(command, made)
+            if made is not None and command.HasField("sink"):
+                self._send(command.sink, made, bulk=True)
+        anchor = await self._device.run(
+            lambda: self._engine.first_token(cursor.sequence, epoch=cursor.epoch), urgent=True
+        )
+        if isinstance(anchor, Refusal):
+            await self._device.run(self._engine.release, cursor.sequence, cursor.epoch, urgent=True)
+            return self._not_taken(command, anchor)
+        log.info("sequence.prefilled", sequence=cursor.sequence, epoch=cursor.epoch, tokens=len(ids))
+        return verify_pb2.Prefilled(
+            cursor=command.cursor,
+            anchor=anchor,
+            features_through=len(ids) if self._engine.feature_width else 0,
+            forward_ns=spent_ns,
+        )
+
+    async def _resend(self, command: verify_pb2.Resend) -> verify_pb2.Resent:
+        cursor = cursor_of(command.cursor)
+        sink = read_sink(command.sink)
+        made: FeatureRows | Refusal = (
+            invalid("sink: not an address")
+            if sink is None
+            else await self._device.run(self._engine.features, cursor, command.from_position)
+        )
+        if isinstance(made, Refusal) or sink is None:
+            assert isinstance(made, Refusal)
+            self._refused(made.reason)
+            return verify_pb2.Resent(cursor=command.cursor, refusal=codec.write_refusal(made))
+        rows = self._push.push(sink, made, bulk=True)
+        log.info("sequence.resent", sequence=cursor.sequence, rows=rows, start=command.from_position)
+        return verify_pb2.Resent(cursor=command.cursor, rows=rows)
+
+    async def _release(self, command: verify_pb2.VerifyRelease) -> verify_pb2.VerifyReleased:
+        named = [(ref.sequence, ref.epoch) for ref in command.sequences]
+
+        def free() -> int:
+            return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)
+
+        freed = await self._device.run(free, urgent=True)
+        self._note_load()
+        return verify_pb2.VerifyReleased(sequences=freed)
+
+    # -- small things -----------------------------------------------------------------------
+
+    def _send(self, message: Any, features: FeatureRows, *, bulk: bool) -> None:
+        sink = read_sink(message)
+        if sink is None:
+            self._metrics.dropped.labels(kind="feature_rows", reason="bad_sink").inc(len(features.token_ids))
+        else:
+            self._push.push(sink, features, bulk=bulk)
+
+    def _not_taken(self, command: verify_pb2.Prefill, refusal: Refusal) -> verify_pb2.Prefilled:
+        self._refused(refusal.reason)
+        return verify_pb2.Prefilled(cursor=command.cursor, refusal=codec.write_refusal(refusal))
+
+    def _refused(self, reason: RefusalReason, message: str = "") -> Refusal:
+        self._metrics.refusals.labels(reason=reason.name.lower()).inc()
+        return Refusal(reason, message)
+
+    def _note_load(self) -> None:
+        held = self._engine.held
+        self._metrics.sequences.set(held.sequences)
+        self._metrics.pages_held.set(held.pages_held)
