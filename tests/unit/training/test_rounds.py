@@ -1,0 +1,78 @@
+"""Rounds replayed on the target's text follow the law of rounds that are really played."""
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from training import drafter as drafting
+from training import lockstep, rounds, target
+
+RECIPE = target.Recipe(hidden=64, layers=4, heads=1, kv_heads=1, mlp=64, context=64)
+NEVER = -1
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3ForCausalLM:
+    made = target.build(RECIPE, 24).eval()
+    # Residual branches start as nothing; give them something to say.
+    for p in made.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    return made.requires_grad_(False)
+
+
+def continued(model: Qwen3ForCausalLM, prompts: list[list[int]], total: int, temperature: float) -> torch.Tensor:
+    return lockstep.generate(
+        model,
+        prompts=prompts,
+        total=total,
+        temperatures=torch.full((len(prompts),), temperature),
+        generator=torch.Generator().manual_seed(0),
+        end_id=NEVER,
+        beginning=lambda _row: [],
+    )[0]
+
+
+def test_lockstep_rows_of_different_lengths_equal_a_plain_pass(model: Qwen3ForCausalLM) -> None:
+    prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
+    ids = continued(model, prompts, 16, 0.0)
+    largest = model(input_ids=ids).logits.argmax(-1)
+    for row, prompt in enumerate(prompts):
+        assert ids[row, : len(prompt)].tolist() == prompt
+        assert torch.equal(ids[row, len(prompt) :], largest[row, len(prompt) - 1 : -1])
+
+
+def test_acceptance_of_the_first_slot_is_one_minus_total_variation(model: Qwen3ForCausalLM) -> None:
+    drafter = drafting.build(model, drafting.Recipe(layers=1, taps=2, block_size=3, markov_rank=4)).eval()
+    for p in drafter.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    drafter.requires_grad_(False)
+    prompt = [5, 6, 7, 8]
+    n, kept = 3000, 0.0
+    ids = continued(model, [prompt] * n, 8, 1.0)
+    # One anchor, the same in every row: the prompt's last token.
+    generator = torch.Generator().manual_seed(1)
+    for row in range(n):
+        blocks = rounds.judge(
+            drafter, model, ids[row : row + 1], torch.tensor([3]), temperature=1.0, generator=generator, cut=None
+        )
+        kept += float(blocks.accepted[0] > 0)
+    p = torch.softmax(model(input_ids=ids[:1, :4]).logits[0, -1], -1)
+    with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
+        model(input_ids=ids[:1])
+        features = taps.collect()
+    out = drafter(
+        features=features,
+        input_ids=ids[:1],
+        anchor_positions=torch.tensor([[3]]),
+        block_keep_mask=torch.ones(1, 1, dtype=torch.bool),
+    )
+    q = torch.softmax(out.corrected_logits[0, 0, 0], -1)
+    exact = float(torch.minimum(p, q).sum())
+    assert abs(kept / n - exact) < 4 * (exact * (1 - exact) / n) ** 0.5
+
+
+def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None:
+    ends = [False] * 12
+    assert rounds.walk([2, 0, 0, 1, 0, 0, 0], ends, 6) == [(0, 3), (3, 2)]
+    ends[2] = True
+    assert rounds.walk([7, 0, 0, 0], ends, 6) == [(0, 2)]

@@ -1,0 +1,231 @@
+"""Training of the DSpark drafter on the target's own continuations.
+
+The target runs frozen beside the drafter and its features are used as they come; nothing is cached. Which rows a
+step reads and where its blocks start depend on (seed, step) alone, so a resumed run equals an uninterrupted one.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+from transformers import Qwen3ForCausalLM
+
+from dspark.model.checkpoint import save_drafter
+from dspark.model.config import DrafterConfig
+from dspark.model.drafter import BlockDrafter
+from dspark.model.fresh import fresh_drafter
+from dspark.model.target import TargetTaps
+from training import checkpoint, record
+from training.anchors import draw_anchors, label_blocks
+from training.loss import LossSums, LossWeights, block_loss, figures, mix, target_slot_logits
+from training.schedule import rate, steps_within
+from training.target import set_rates
+from training.tokenizer import MASK_ID
+
+Shard = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One drafter run. `steps` 0 means: as many as fit into `minutes`, measured at the start."""
+
+    seed: int = 0
+    steps: int = 0
+    minutes: float = 40.0
+    layers: int = 2
+    taps: int = 5
+    block_size: int = 7
+    markov_rank: int = 64
+    # Of a step, over all its rows; rows of long shards are fewer and have more blocks each.
+    tokens: int = 4800
+    anchors: int = 1024
+    matrix_rate: float = 0.02
+    vector_rate: float = 2e-3
+    warmup: int = 30
+    decay_from: float = 0.4
+    log_every: int = 20
+    held_out_shards: int = 1
+    save_every_s: float = 120.0
+    compile: bool = False
+
+
+def tap_layers(layers: int, taps: int) -> tuple[int, ...]:
+    """Evenly spaced layer ids from 1 on; the last layer is left out, its raw output is not public everywhere."""
+    return tuple(int(place) for place in np.linspace(1, layers - 2, taps).round())
+
+
+def build(target: Qwen3ForCausalLM, recipe: Recipe) -> BlockDrafter:
+    shape = target.config
+    config = DrafterConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_theta=shape.rope_parameters["rope_theta"],
+        max_position_embeddings=shape.max_position_embeddings,
+        block_size=recipe.block_size,
+        mask_token_id=MASK_ID,
+        target_layer_ids=tap_layers(shape.num_hidden_layers, recipe.taps),
+        num_target_layers=shape.num_hidden_layers,
+        markov_rank=recipe.markov_rank,
+        markov_head_type="vanilla",
+        enable_confidence_head=True,
+        confidence_head_with_markov=True,
+        num_anchors=recipe.anchors,
+    )
+    return fresh_drafter(
+        config,
+        embedding=target.model.embed_tokens.weight.float(),
+        lm_head=target.lm_head.weight.float(),
+        generator=torch.Generator().manual_seed(recipe.seed),
+    )
+
+
+def optimizers_of(drafter: BlockDrafter, recipe: Recipe) -> dict[str, Optimizer]:
+    """Muon for the projection and the matrices of the layers, AdamW for norms and the two heads."""
+    matrices = [drafter.fc.weight, *(p for p in drafter.layers.parameters() if p.ndim == 2)]
+    inside = {id(p) for p in matrices}
+    rest = [p for p in drafter.parameters() if p.requires_grad and id(p) not in inside]
+    return {
+        "muon": Muon(matrices, lr=recipe.matrix_rate, momentum=0.95, weight_decay=0.02),
+        "adamw": AdamW(rest, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    }
+
+
+def pick_rows(shards: Sequence[Shard], recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
+    """(ids [B, T], supervised [B, T]) of a step: rows of one shard, every shard row once an epoch."""
+    groups = []
+    for number, shard in enumerate(shards):
+        rows, length = shard["ids"].shape
+        at_once = max(1, recipe.tokens // length)
+        groups += [(number, first, min(rows, first + at_once)) for first in range(0, rows, at_once)]
+    epoch, place = divmod(step, len(groups))
+    order = np.random.default_rng([recipe.seed, epoch]).permutation(len(groups))
+    number, first, end = groups[int(order[place])]
+    shard = shards[number]
+    return shard["ids"][first:end], ~shard["forced"][first:end]
+
+
+def sums_of(
+    drafter: BlockDrafter,
+    target: Qwen3ForCausalLM,
+    ids: Tensor,
+    supervised: Tensor,
+    *,
+    anchors: int,
+    generator: torch.Generator,
+    judge: Callable[..., LossSums],
+) -> LossSums:
+    """The loss sums of `anchors` blocks spread over the rows ids [B, T]."""
+    size = drafter.config.block_size
+    drawn = draw_anchors(supervised.long(), max(1, anchors // len(ids)), generator=generator)
+    labels = label_blocks(input_ids=ids, loss_mask=supervised.long(), anchors=drawn, block_size=size)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad(), TargetTaps(target, drafter.config.target_layer_ids) as taps:
+            last = target.model(input_ids=ids, use_cache=False).last_hidden_state
+            features = taps.collect()
+        wanted = target_slot_logits(
+            last_hidden=last, anchor_positions=drawn.positions, block_size=size, lm_head=target.lm_head
+        )
+        blocks = drafter.forward_blocks(
+            features=features, input_ids=ids, anchor_positions=drawn.positions, block_keep_mask=drawn.keep
+        )
+    return judge(
+        corrected_logits=blocks.corrected_logits,
+        confidence_logits=blocks.confidence_logits,
+        target_logits=wanted,
+        target_ids=labels.target_ids,
+        eval_mask=labels.eval_mask,
+        decay=LossWeights().decay,
+    )
+
+
+def train(target: Qwen3ForCausalLM, shards: Sequence[Shard], recipe: Recipe, folder: Path) -> Path:
+    """Trains or resumes below `folder`; returns the folder of the exported drafter."""
+    drafter = build(target, recipe)
+    optimizers = optimizers_of(drafter, recipe)
+    judge: Callable[..., LossSums] = torch.compile(block_loss, dynamic=True) if recipe.compile else block_loss
+    facts = checkpoint.load(folder, "state", drafter, optimizers)
+    done = facts["step"] if facts else 0
+    kept_out, used = shards[: recipe.held_out_shards], shards[recipe.held_out_shards :]
+
+    def backward(step: int) -> LossSums:
+        ids, supervised = pick_rows(used, recipe, step)
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        sums = sums_of(drafter, target, ids, supervised, anchors=recipe.anchors, generator=generator, judge=judge)
+        mix(sums, LossWeights()).backward()  # type: ignore[no-untyped-call]
+        return sums
+
+    steps = recipe.steps or (facts["steps"] if facts else 0)
+    if not steps:
+        for trial in range(4):
+            began = time.perf_counter()
+            backward(trial)
+            step_s = time.perf_counter() - began
+        drafter.zero_grad()
+        steps = steps_within(recipe.minutes, 1.15 * step_s)
+    peaks = {"muon": recipe.matrix_rate, "adamw": recipe.vector_rate}
+    log = record.Log(folder / "log.csv")
+    start = saved = time.perf_counter()
+    before = facts["seconds"] if facts else 0.0
+    with record.progress() as bar:
+        task = bar.add_task("drafter", total=steps, completed=done, note="")
+        for step in range(done, steps):
+            set_rates(optimizers, peaks, rate(step, steps, warmup=recipe.warmup, decay_from=recipe.decay_from))
+            sums = backward(step)
+            nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
+            for optimizer in optimizers.values():
+                optimizer.step()
+                optimizer.zero_grad()
+            now = time.perf_counter()
+            bar.update(task, advance=1)
+            if (step + 1) % recipe.log_every == 0 or step + 1 == steps:
+                values = {"step": step + 1, "seconds": before + now - start} | figures(sums)
+                values |= {f"held_out_{key}": value for key, value in held_out(drafter, target, kept_out).items()}
+                log.row(values)
+                bar.update(task, note=f"tau {values['tau_probabilistic']:.2f}")
+                bar.console.print("  ".join(f"{key} {values[key]:.4g}" for key in SHOWN))
+            if now - saved > recipe.save_every_s or step + 1 == steps:
+                state = {"step": step + 1, "steps": steps, "seconds": before + now - start, "recipe": asdict(recipe)}
+                checkpoint.save(folder, "state", drafter, optimizers, state)
+                export(drafter, folder / "model")
+                saved = now
+    record.draw_curves(log, ["tau_probabilistic", "held_out_tau"], folder / "tau.png", "tau at T=1")
+    return export(drafter, folder / "model")
+
+
+SHOWN = ("step", "seconds", "ce_loss", "l1_loss", "accept_rate@0", "accept_rate@6", "tau_probabilistic", "held_out_tau")
+
+
+@torch.no_grad()
+def held_out(drafter: BlockDrafter, target: Qwen3ForCausalLM, shards: Sequence[Shard]) -> dict[str, float]:
+    """Expected tau on continuations that are not trained on, on the same blocks every time."""
+    taus = []
+    for shard in shards:
+        generator = torch.Generator().manual_seed(1)
+        sums = sums_of(
+            drafter,
+            target,
+            shard["ids"][:18],
+            ~shard["forced"][:18],
+            anchors=720,
+            generator=generator,
+            judge=block_loss,
+        )
+        taus.append(figures(sums)["tau_probabilistic"])
+    return {"tau": sum(taus) / max(1, len(taus))}
+
+
+def export(drafter: BlockDrafter, folder: Path) -> Path:
+    """The released format: bf16 weights and configuration."""
+    save_drafter(drafter, folder, dtype=torch.bfloat16)
+    return folder

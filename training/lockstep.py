@@ -1,0 +1,84 @@
+"""Many sequences generated side by side: every row is at the same position, so nothing is padded.
+
+A row may be forced to follow given tokens; otherwise it samples. Rows that end a document go on with a new
+beginning, forced again, the way documents follow one another in training text.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+# From the row's number to the tokens a new document of that row starts with.
+Beginning = Callable[[int], list[int]]
+
+
+class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values in buffers that are allocated once: appending copies the new rows only."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.filled = room, 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """keys, values [B, Hkv, T, hd] of the next T positions -> all of them so far."""
+        batch, heads, new, size = key_states.shape
+        if not self.filled:
+            self.whole = key_states.new_empty(2, batch, heads, self.room, size)
+            self.is_initialized = True
+        end = self.filled + new
+        self.whole[0, :, :, self.filled : end] = key_states
+        self.whole[1, :, :, self.filled : end] = value_states
+        self.filled = end
+        self.keys, self.values = self.whole[0, :, :, :end], self.whole[1, :, :, :end]
+        return self.keys, self.values
+
+
+def roomy_cache(layers: int, room: int) -> Cache:
+    cache = DynamicCache()
+    cache.layers = [RoomyLayer(room) for _ in range(layers)]
+    return cache
+
+
+def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row of logits [B, V]: the largest where the temperature is 0, else a draw at it. [B]"""
+    laws = torch.softmax(logits.float() / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(-1), dim=-1)
+    places = torch.rand(len(laws), 1, generator=generator) * laws.sum(dim=-1, keepdim=True)
+    drawn = torch.searchsorted(laws.cumsum(dim=-1), places).squeeze(-1).clamp(max=laws.shape[-1] - 1)
+    return torch.where(temperatures > 0, drawn, logits.argmax(dim=-1))
+
+
+@torch.inference_mode()
+def generate(
+    model: Qwen3ForCausalLM,
+    *,
+    prompts: Sequence[Sequence[int]],  # B rows, of any lengths
+    total: int,
+    temperatures: Tensor,  # [B]
+    generator: torch.Generator,
+    end_id: int,
+    beginning: Beginning,
+) -> tuple[Tensor, Tensor]:
+    """Continues every prompt to `total` tokens: ids [B, total], and which of them were forced [B, total] bool."""
+    batch, given = len(prompts), min(map(len, prompts))
+    ids = torch.zeros(batch, total, dtype=torch.int64)
+    forced = torch.zeros(batch, total, dtype=torch.bool)
+    ids[:, :given], forced[:, :given] = torch.tensor([list(p[:given]) for p in prompts]), True
+    # What is left of the longer prompts is forced step by step while the shorter ones already sample.
+    queues = [list(p[given:]) for p in prompts]
+    cache = roomy_cache(model.config.num_hidden_layers, total)
+    fresh = ids[:, :given]
+    for place in range(given, total):
+        hidden = model.model(input_ids=fresh, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        token = draw(model.lm_head(hidden), temperatures, generator)
+        ended = (ids[:, place - 1] == end_id) & ~forced[:, place - 1]
+        for row in torch.nonzero(ended).flatten().tolist():
+            queues[row] = list(beginning(row))
+        for row, queue in enumerate(queues):
+            if queue:
+                token[row], forced[row, place] = queue.pop(0), True
+        ids[:, place] = token
+        fresh = token.unsqueeze(-1)
+    return ids, forced

@@ -1,0 +1,17 @@
+"""Learning rate and step count of a run: pure numbers."""
+
+
+def rate(step: int, steps: int, *, warmup: int, decay_from: float) -> float:
+    """Share of the peak learning rate: linear warm-up, level, then linear to 0 from `decay_from` of the run.
+
+    The level part does not depend on the length of the run: a run resumed with another length stays consistent.
+    """
+    rising = min(1.0, (step + 1) / max(1, warmup))
+    start = decay_from * steps
+    falling = 1.0 if step < start else (steps - step) / max(1.0, steps - start)
+    return rising * falling
+
+
+def steps_within(minutes: float, step_s: float) -> int:
+    """Steps that fit into a time, at least one."""
+    return max(1, int(minutes * 60 / step_s))

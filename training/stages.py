@@ -1,0 +1,131 @@
+"""The stages of the recipe: what each reads from and writes to the working directory.
+
+`facts.json` there collects what the cards say about the stages.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3ForCausalLM
+
+from dspark.model.checkpoint import load_drafter
+from training import calibrate, card, continuations, corpus, drafter, evaluate, prompts, target, tokenizer, tokens
+
+TARGET_NAME, DRAFTER_NAME = "demo-target", "demo-dspark"
+
+
+def run(chosen: argparse.Namespace) -> None:
+    torch.set_num_threads(chosen.threads)
+    names = list(STAGES) if chosen.stage == "all" else [chosen.stage]
+    for name in names:
+        STAGES[name](chosen)
+
+
+def note(workdir: Path, **facts: Any) -> None:
+    path = workdir / "facts.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(known | facts, indent=2) + "\n", encoding="utf-8")
+
+
+def load_target(folder: Path, dtype: torch.dtype) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype).eval().requires_grad_(False)
+
+
+def make_corpus(chosen: argparse.Namespace) -> None:
+    documents = corpus.collect(chosen.seed)
+    corpus.write(documents, chosen.workdir / "corpus.jsonl")
+    rows = corpus.summary(documents)
+    note(chosen.workdir, corpus=rows, python={"version": platform.python_version()})
+    for name, row in rows.items():
+        print(name, row)
+
+
+def make_tokenizer(chosen: argparse.Namespace) -> None:
+    documents = corpus.read(chosen.workdir / "corpus.jsonl")
+    trained = tokenizer.train(documents)
+    trained.save_pretrained(chosen.workdir / "tokenizer")
+    streams = tokens.encode(documents, trained)
+    tokens.save(streams, chosen.workdir / "tokens.safetensors")
+    prompts.write(prompts.choose(documents, trained, chosen.seed), chosen.prompts)
+    for name, ids in streams.items():
+        print(name, len(ids), "tokens")
+
+
+def train_target(chosen: argparse.Namespace) -> None:
+    recipe = target.Recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes, compile=chosen.compile)
+    streams = tokens.load(chosen.workdir / "tokens.safetensors")
+    trained = target.train(streams, tokenizer.load(chosen.workdir / "tokenizer"), recipe, chosen.workdir / "target")
+    release(trained, chosen.models / TARGET_NAME)
+
+
+def release(made: Path, folder: Path) -> None:
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    print("released", folder)
+
+
+def write_continuations(chosen: argparse.Namespace) -> None:
+    model = load_target(chosen.workdir / "target" / "model", torch.bfloat16)
+    streams = tokens.load(chosen.workdir / "tokens.safetensors")
+    folder = chosen.workdir / "continuations"
+    start = time.perf_counter()
+    shards = continuations.write(model, streams, folder, minutes=chosen.minutes, seed=chosen.seed, shards=chosen.shards)
+    generated = sum(int((~shard["forced"]).sum()) for shard in continuations.read(folder))
+    minutes = (time.perf_counter() - start) / 60
+    note(chosen.workdir, continuations={"shards": shards, "tokens": generated, "minutes": minutes})
+
+
+def train_drafter(chosen: argparse.Namespace) -> None:
+    recipe = drafter.Recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes, compile=chosen.compile)
+    frozen = load_target(chosen.workdir / "target" / "model", torch.bfloat16)
+    shards = continuations.read(chosen.workdir / "continuations")
+    release(drafter.train(frozen, shards, recipe, chosen.workdir / "drafter"), chosen.models / DRAFTER_NAME)
+
+
+def fit_calibration(chosen: argparse.Namespace) -> None:
+    folder = chosen.models / DRAFTER_NAME
+    fits = calibrate.fit(
+        load_target(chosen.models / TARGET_NAME, torch.float32),
+        load_drafter(folder),
+        tokenizer.load(chosen.models / TARGET_NAME),
+        tokens.load(chosen.workdir / "tokens.safetensors"),
+        folder,
+        seed=chosen.seed,
+    )
+    note(chosen.workdir, calibration={name: {"before": f.before, "after": f.after} for name, f in fits.items()})
+    for bucket, fit in fits.items():
+        for slot, errors in enumerate(zip(fit.temperatures, fit.before, fit.after, strict=True), start=1):
+            print(bucket, f"slot {slot}: temperature %.2f, calibration error %.3f -> %.3f" % errors)
+
+
+def run_evaluation(chosen: argparse.Namespace) -> None:
+    report = evaluate.evaluate(
+        load_target(chosen.models / TARGET_NAME, torch.float32),
+        load_drafter(chosen.models / DRAFTER_NAME),
+        tokenizer.load(chosen.models / TARGET_NAME),
+        prompts.read(chosen.prompts),
+        seed=chosen.seed,
+    )
+    evaluate.write(report, chosen.workdir / "evaluation.json")
+    print(evaluate.table(report))
+
+
+def write_cards(chosen: argparse.Namespace) -> None:
+    card.write(chosen.workdir, chosen.models / TARGET_NAME, chosen.models / DRAFTER_NAME)
+
+
+STAGES = {
+    "corpus": make_corpus,
+    "tokenizer": make_tokenizer,
+    "target": train_target,
+    "continuations": write_continuations,
+    "drafter": train_drafter,
+    "calibrate": fit_calibration,
+    "evaluate": run_evaluation,
+    "card": write_cards,
+}
