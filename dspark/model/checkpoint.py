@@ -21,6 +21,7 @@ from dspark.errors import CheckpointError
 from dspark.model.config import CONFIG_NAME, DrafterConfig, config_to_json, read_drafter_config
 from dspark.model.context import ContextProjection
 from dspark.model.drafter import BlockDrafter
+from dspark.model.layout import favour_few_rows
 from dspark.model.location import locate
 from dspark.model.weights_file import (
     SINGLE_NAME,
@@ -71,6 +72,7 @@ def load_drafter(
         tensors[name] = tensor.to(device=device, dtype=dtype)
     drafter.load_state_dict(tensors, assign=True)
     drafter.fingerprint = digest.text()
+    favour_few_rows(drafter)
     return drafter.eval()
 
 
@@ -100,6 +102,7 @@ def load_projection(
         tensors[name] = tensor.to(device=device, dtype=dtype)
     projection.load_state_dict(tensors, assign=True)
     projection.fingerprint = digest.text()
+    favour_few_rows(projection)
     return projection.eval().requires_grad_(False)
 
 
@@ -174,6 +177,7 @@ def load_target(
     for name, tensor in model.named_parameters():
         check_finite(f"{folder}: {name}", tensor)
     model = model.to(device).eval().requires_grad_(False)
+    favour_few_rows(model)
     text = model.config.get_text_config()
     return LoadedTarget(
         model=model,
