@@ -64,7 +64,7 @@ def token_rule(
     emit_u: float,
 ) -> tuple[int, int]:
     """(accepted, next token) of one sequence."""
-    ids, probs = (np.asarray(part).reshape(len(draft_ids), -1) for part in q)
+    ids, probs = q
     slots = _Slots.of([draft_ids], [ids.ravel()], [probs.ravel()], [ids.shape[1]])
     p = target_probs[torch.arange(len(draft_ids)), torch.tensor(draft_ids, dtype=torch.int64)].numpy()
     kept, rejected = _leading_run(p, slots, np.asarray(accept_u, np.float64).reshape(len(draft_ids)))

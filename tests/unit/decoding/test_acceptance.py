@@ -1,0 +1,268 @@
+"""The corners of the rule, what is refused, and that a packed pass judges each sequence as if it were alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.decoding.acceptance import Case, accept_probability, first_token, judge, residual, token_rule, validate_q
+from dspark.decoding.philox import Purpose, uniforms
+from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draft_uniforms, draw, draw_sparse
+from dspark.errors import Unsupported
+from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
+
+LAST = 1.0 - 2.0**-53
+VOCAB = 50
+
+
+def f64(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def q_of(*slots: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([list(slot) for slot in slots]), np.array([list(slot.values()) for slot in slots], np.float32)
+
+
+# -- the two pure functions --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "kept"),
+    [(0.2, 0.4, 0.5), (0.4, 0.2, 1.0), (0.3, 0.3, 1.0), (0.0, 0.3, 0.0), (0.3, 0.0, 1.0), (0.0, 0.0, 1.0)],
+)
+def test_a_token_is_kept_with_the_ratio_and_nothing_over_nothing_is_one(p: float, q: float, kept: float) -> None:
+    assert accept_probability(p, q) == kept
+
+
+def test_a_ratio_beyond_every_float_is_one_without_a_warning() -> None:
+    assert accept_probability([1e-300, 1.0], [5e-324, 5e-324]).tolist() == [1.0, 1.0]
+
+
+def test_the_residual_is_what_the_draft_left_over() -> None:
+    got = residual(f64([0.5, 0.3, 0.2]), f64([0.7, 0.1, 0.2]))
+    torch.testing.assert_close(got, f64([0.0, 1.0, 0.0]))
+    torch.testing.assert_close(residual(f64([0.5, 0.3, 0.2]), f64([0.0, 0.0, 1.0])), f64([0.625, 0.375, 0.0]))
+
+
+def test_without_a_residual_the_target_itself_is_drawn_from() -> None:
+    p = f64([0.5, 0.25, 0.25])
+    assert torch.equal(residual(p, p.clone()), p)
+    assert torch.equal(residual(p, f64([0.6, 0.25, 0.25])), p)
+
+
+# -- one sequence ------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_prefix_is_plain_decoding() -> None:
+    probs = f64([0.25, 0.5, 0.25])
+    none = (np.zeros((0, 1), np.uint32), np.zeros((0, 1), np.float32))
+    assert [token_rule(probs, [], none, [], u) for u in (0.0, 0.25, 0.74, LAST)] == [(0, 0), (0, 1), (0, 1), (0, 2)]
+    assert token_rule(probs, [], NO_Q.arrays(), [], 0.5) == (0, 1)
+
+
+def test_a_token_the_target_excludes_is_never_kept_not_even_by_a_coin_of_zero() -> None:
+    probs = f64([0.0, 1.0], [0.5, 0.5])
+    for u in (0.0, 0.5, LAST):
+        assert token_rule(probs, [0], q_of({0: 1.0}), [0.0], u) == (0, 1)
+
+
+def test_a_token_as_likely_as_drafted_is_kept_by_every_coin() -> None:
+    probs = f64([0.25, 0.75], [1.0, 0.0])
+    assert token_rule(probs, [0], q_of({0: 0.25, 1: 0.75}), [LAST], 0.0) == (1, 0)
+
+
+def test_draft_numbers_count_relative_to_their_sum() -> None:
+    probs = f64([0.5, 0.5], [1.0, 0.0])
+    # 0.4 of 0.5 is 0.8, so token 0 is kept with 0.5 / 0.8 = 0.625, not always.
+    for u, accepted in ((0.62, 1), (0.63, 0)):
+        assert token_rule(probs, [0], q_of({0: 0.4, 1: 0.1}), [u], 0.0)[0] == accepted
+
+
+def test_greedy_rows_match_whatever_q_says() -> None:
+    one_hot = f64([0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0])
+    for q in (q_of({1: 1.0}, {2: 1.0}), q_of({1: 0.1, 0: 0.9}, {2: 0.5, 0: 0.5})):
+        assert token_rule(one_hot, [1, 2], q, [LAST, LAST], LAST) == (2, 0)
+    assert token_rule(one_hot, [1, 0], q_of({1: 1.0}, {0: 1.0}), [0.0, 0.0], 0.0) == (1, 2)
+
+
+@pytest.mark.parametrize("p_of_it", [0.0, 0.5])
+def test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept(p_of_it: float) -> None:
+    # Nothing over nothing must not let an impossible token in, and p over nothing must not let a lie in. The slot
+    # counts as not sent, so what follows is drawn from p itself, not from a residual.
+    probs = f64([p_of_it, 1.0 - p_of_it, 0.0], [0.0, 0.0, 1.0])
+    for u in np.linspace(0.0, LAST, 33):
+        accepted, token = token_rule(probs, [0], q_of({1: 0.5, 2: 0.5}), [0.0], float(u))
+        assert accepted == 0
+        assert token == int(draw(probs[:1], torch.tensor([float(u)], dtype=torch.float64)))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------
+
+GOOD = (np.array([[3, 1], [0, 2]], np.uint32), np.array([[0.75, 0.25], [0.5, 0.5]], np.float32), [3, 2], 4)
+
+
+def altered(ids: object = None, probs: object = None, draft: object = None, vocab: int = 4):  # type: ignore[no-untyped-def]
+    return (
+        np.array(ids, np.uint32) if ids is not None else GOOD[0],
+        np.array(probs, np.float32) if probs is not None else GOOD[1],
+        draft if draft is not None else GOOD[2],
+        vocab,
+    )
+
+
+def test_honest_distributions_pass() -> None:
+    assert validate_q(*GOOD) is None
+    assert validate_q(*NO_Q.arrays(), [], 4) is None
+    logits = torch.randn(7, 4000, generator=torch.Generator().manual_seed(0))
+    for law, entries in ((Law(0.0), 1), (Law(1.0), 64), (Law(5.0), 4000), (Law(0.7, 0.8, 20), 64), (Law(2e-5), 64)):
+        ids, probs = draft_distribution(logits, LawColumns.of([law]), entries)
+        q = SparseQ.of(ids.numpy(), probs.numpy())
+        for u in (0.0, 0.5, LAST):
+            drafted = draw_sparse(ids, probs, torch.full((7,), u, dtype=torch.float64)).tolist()
+            assert validate_q(*q.arrays(), drafted, 4000) is None
+
+
+@pytest.mark.parametrize(
+    ("q", "why"),
+    [
+        (altered(probs=[[0.75, 0.25]]), "shape"),
+        (altered(ids=[3, 1, 0, 2], probs=[0.75, 0.25, 0.5, 0.5]), "shape"),
+        (altered(draft=[3]), "2 slots of 2 entries for 1 drafted"),
+        (altered(draft=[]), "without drafted tokens"),
+        (altered(ids=np.zeros((2, 0)), probs=np.zeros((2, 0))), "0 entries"),
+        (altered(ids=[[3, 1], [0, 4]]), "vocabulary"),
+        (altered(vocab=3), "vocabulary"),
+        (altered(probs=[[0.75, math.nan], [0.5, 0.5]]), "not finite"),
+        (altered(probs=[[0.75, math.inf], [0.5, 0.5]]), "not finite"),
+        (altered(probs=[[1.25, -0.25], [0.5, 0.5]]), "negative"),
+        (altered(probs=[[0.75, 0.25], [0.5, 0.49]]), "sum of 1"),
+        (altered(probs=[[0.0, 0.0], [0.5, 0.5]]), "sum of 1"),
+        (altered(ids=[[3, 3], [0, 2]]), "twice"),
+        (altered(draft=[3, 1]), "support"),
+        (altered(probs=[[0.0, 1.0], [0.5, 0.5]]), "support"),
+    ],
+)
+def test_malformed_distributions_are_named(q: tuple[np.ndarray, np.ndarray, list[int], int], why: str) -> None:
+    problem = validate_q(*q)
+    assert problem is not None
+    assert why in problem
+
+
+@pytest.mark.parametrize("rule", [Rule.BLOCK, Rule.COUPLED])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rules_that_are_not_built_are_refused_by_name(rule: Rule, temperature: float) -> None:
+    case = Case(Cursor(1, 1, 1, 9), Law(temperature, rule=rule), 0, [], NO_Q)
+    with pytest.raises(Unsupported, match=rule.name.lower()):
+        judge(torch.zeros(1, VOCAB), [case])
+
+
+# -- a packed pass -----------------------------------------------------------------------------------------------
+
+LAWS = [
+    Law(1.0, seed=1),
+    Law(0.0, seed=2),
+    Law(0.7, 0.8, 20, seed=3),
+    Law(2.0, seed=2**64 - 1, choice=2),
+    Law(0.0),
+    Law(1.5, 0.9, 0, seed=1),
+    Law(1.0, 1.0, 3, seed=2**63),
+]
+
+
+def packed_pass(seed: int) -> tuple[torch.Tensor, list[Case]]:
+    """Honest drafts of unequal lengths and entries, from a drafter that is nearly the target."""
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    cases, parts, row = [], [], 0
+    for number in rng.permutation(len(LAWS)):
+        law, slots = LAWS[number], int(rng.integers(0, 6))
+        logits = torch.randn(slots + 1, VOCAB, generator=generator) * 2
+        cursor = Cursor(int(number), int(rng.integers(1, 5)), 3, int(rng.integers(2, 900)))
+        draft_ids, q = [], NO_Q
+        if slots:
+            near = logits[:slots] + 0.5 * torch.randn(slots, VOCAB, generator=generator)
+            ids, probs = draft_distribution(near, LawColumns.of([law]), int(rng.integers(2, VOCAB)))
+            draft_ids = draw_sparse(ids, probs, draft_uniforms([law], [cursor], slots)[0]).tolist()
+            q = SparseQ.of(ids.numpy(), probs.numpy())
+        cases.append(Case(cursor, law, row, draft_ids, q))
+        parts.append(logits)
+        row += slots + 1
+    return torch.cat(parts), cases
+
+
+def alone(logits: torch.Tensor, case: Case) -> tuple[int, int]:
+    law, slots = case.law, len(case.draft_ids)
+    probs = distribution(logits[case.first_row : case.first_row + slots + 1], LawColumns.of([law]))
+
+    def noise(purpose: Purpose, slot: object) -> np.ndarray:
+        cursor = case.cursor
+        return uniforms(law.seed, law.choice, law.rule, purpose, cursor.epoch, cursor.committed_len - 1, slot)  # type: ignore[arg-type]
+
+    coins = noise(Purpose.ACCEPT, np.arange(1, slots + 1))
+    accepted, _ = token_rule(probs, case.draft_ids, case.q.arrays(), coins, 0.0)
+    emit_u = float(noise(Purpose.EMIT, accepted + 1))
+    return token_rule(probs, case.draft_ids, case.q.arrays(), coins, emit_u)
+
+
+def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:
+    accepted = 0
+    for seed in range(40):
+        logits, cases = packed_pass(seed)
+        verdicts = judge(logits, cases)
+        assert verdicts == [alone(logits, case) for case in cases]
+        accepted += sum(count for count, _ in verdicts)
+        assert judge(logits, cases[::-1]) == verdicts[::-1]
+        for case, verdict in zip(cases, verdicts, strict=True):
+            assert judge(logits, [case]) == [verdict]
+    assert accepted > 200
+
+
+def test_pieces_of_a_large_pass_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, cases = packed_pass(3)
+    whole = judge(logits, cases)
+    monkeypatch.setattr("dspark.decoding.acceptance.PIECE", 1)
+    assert judge(logits, cases) == whole
+
+
+def test_greedy_sequences_are_matched_without_q() -> None:
+    logits, cases = packed_pass(4)
+    greedy = [replace(case, law=Law(0.0), q=NO_Q) for case in cases]
+    top = logits.argmax(-1).tolist()
+    for case, (accepted, token) in zip(greedy, judge(logits, greedy), strict=True):
+        rows = top[case.first_row : case.first_row + len(case.draft_ids) + 1]
+        assert list(case.draft_ids[:accepted]) == rows[:accepted]
+        assert accepted == len(case.draft_ids) or case.draft_ids[accepted] != rows[accepted]
+        assert token == rows[accepted]
+
+
+def test_half_precision_logits_are_judged_in_float64() -> None:
+    logits, cases = packed_pass(5)
+    half = logits.bfloat16()
+    assert judge(half, cases) == judge(half.double(), cases)
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("law", [Law(0.0), Law(1.0)])
+def test_logits_that_are_not_numbers_are_an_error_not_a_token(law: Law, row: int) -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 1] = 60.0  # the draft is kept, so that both rows are read
+    logits[row, 7] = math.nan
+    q = SparseQ.of(np.array([[1, 2]]), np.array([[0.5, 0.5]], np.float32))
+    with pytest.raises(FloatingPointError):
+        judge(logits, [Case(Cursor(1, 1, 1, 9), law, 0, [1], q)])
+
+
+def test_nobody_to_judge_is_no_verdict() -> None:
+    assert judge(torch.zeros(0, VOCAB), []) == []
+
+
+def test_the_first_token_is_the_emission_of_slot_zero() -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(6))
+    law, cursor = Law(1.0, seed=9), Cursor(1, 2, 0, 17)
+    u = torch.tensor([uniforms(9, 0, Rule.TOKEN, Purpose.EMIT, 2, 16, 0).item()], dtype=torch.float64)
+    assert first_token(logits, law, cursor) == int(draw(distribution(logits[None], LawColumns.of([law])), u))
+    assert first_token(logits, Law(0.0), cursor) == int(logits.argmax())

@@ -1,0 +1,187 @@
+"""The oracle decodes, names every draw once, and is reproduced by a batched system and by its own record."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from coordinator.policy import Greedy, Policy, Threshold
+from coordinator.prefix_scheduler import schedule
+from dspark.decoding.acceptance import Case, first_token, judge
+from dspark.decoding.philox import Words, record
+from dspark.decoding.reference import Pick, Round, generate, replay
+from dspark.decoding.sampling import LawColumns, draft_distribution, draft_uniforms, draw_sparse
+from dspark.types import NO_Q, Cursor, Law, SparseQ
+
+VOCAB, BLOCK, ENTRIES = 40, 5, 16
+PROMPT = (3, 1, 4, 1, 5)
+LAWS = [Law(1.0, seed=1), Law(0.0, seed=2), Law(0.8, 0.9, 12, seed=3), Law(1.0, seed=1, choice=1)]
+
+
+def logits_after(tokens: Sequence[int], salt: int = 0) -> Tensor:
+    """A language of its own: what follows depends on the last three tokens."""
+    seed = zlib.crc32(bytes([salt, *(token % 256 for token in tokens[-3:])]))
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 2, VOCAB).astype(np.float32))
+
+
+def target(tokens: Sequence[int], rows: int) -> Tensor:
+    return torch.stack([logits_after(tokens[: len(tokens) - rows + 1 + row]) for row in range(rows)])
+
+
+def draft_logits(tokens: Sequence[int]) -> Tensor:
+    return logits_after(tokens) + 0.4 * logits_after(tokens, salt=1)
+
+
+def confidence_after(tokens: Sequence[int]) -> float:
+    return zlib.crc32(bytes(token % 256 for token in tokens[-2:])) / 2**32 * 0.6 + 0.4
+
+
+def drafter(tokens: Sequence[int], pick: Pick) -> list[float]:
+    seen, confidence = list(tokens), []
+    for _ in range(BLOCK):
+        confidence.append(confidence_after(seen))
+        seen.append(pick(draft_logits(seen)))
+    return confidence
+
+
+def lengths_by(policy: Policy):  # type: ignore[no-untyped-def]
+    def prefix(_: int, confidence: Sequence[float]) -> int:
+        rows, full = np.array([confidence], np.float64), np.array([len(confidence)])
+        return int(schedule(rows, full, [policy], lambda tokens: 1.0 + 0.2 * tokens)[0]) if confidence else 0
+
+    return prefix
+
+
+def full_block(_: int, confidence: Sequence[float]) -> int:
+    return len(confidence)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_a_run_is_reproduced_from_its_recorded_choices(law: Law) -> None:
+    run = generate(PROMPT, target, drafter, lengths_by(Greedy()), law, max_tokens=60, entries=ENTRIES)
+    assert len(run.token_ids) == 60
+    assert len({made.prefix for made in run.rounds}) > 1
+    assert sum(made.accepted for made in run.rounds) > 10
+    blank = [replace(made, accepted=-1, next_token=-1) for made in run.rounds]
+    assert replay(PROMPT, target, blank, law, max_tokens=60) == run.token_ids
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_the_prefix_alone_reproduces_a_round(law: Law) -> None:
+    # A system records what it sent for verification, not what it cut off.
+    run = generate(PROMPT, target, drafter, lengths_by(Threshold(0.5)), law, max_tokens=40, entries=ENTRIES)
+    cut = [replace(made, draft_ids=made.draft_ids[: made.prefix], q=made.q.prefix(made.prefix)) for made in run.rounds]
+    assert replay(PROMPT, target, cut, law, max_tokens=40) == run.token_ids
+
+
+def test_a_record_of_another_run_is_refused() -> None:
+    run = generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=20, entries=ENTRIES)
+    with pytest.raises(ValueError, match="the replay stands at"):
+        replay(PROMPT, target, run.rounds[1:], LAWS[0], max_tokens=20)
+
+
+def test_greedy_decoding_is_plain_decoding_whatever_is_drafted_or_verified() -> None:
+    tokens = list(PROMPT)
+    for _ in range(50):
+        tokens.append(int(logits_after(tokens).argmax()))
+    for prefix in (full_block, lengths_by(Greedy()), lambda *_: 0, lambda anchor, _: anchor % 4):
+        run = generate(PROMPT, target, drafter, prefix, Law(0.0), max_tokens=50)
+        assert list(run.token_ids) == tokens[len(PROMPT) :]
+
+
+def test_a_run_ends_at_a_stop_token_or_at_its_limit() -> None:
+    whole = generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=30, entries=ENTRIES)
+    stop = whole.token_ids[9]
+    run = generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=30, stop_ids={stop}, entries=ENTRIES)
+    assert run.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
+    assert replay(PROMPT, target, run.rounds, LAWS[0], max_tokens=30, stop_ids={stop}) == run.token_ids
+    short = generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=7, entries=ENTRIES)
+    assert short.token_ids == whole.token_ids[:7]
+    assert generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=1).rounds == ()
+
+
+def test_no_draw_is_ever_used_twice() -> None:
+    drawn: list[tuple[int, Words]] = []
+    with record(drawn):
+        for choice in range(2):
+            law = Law(1.0, seed=5, choice=choice)
+            run = generate(PROMPT, target, drafter, lengths_by(Greedy()), law, max_tokens=40, entries=ENTRIES)
+            assert len(run.rounds) > 8
+            # The sequence is handed over half-way and goes on from there in its next epoch.
+            half = (*PROMPT, *run.token_ids[:20])
+            generate(half, target, drafter, full_block, law, max_tokens=20, entries=ENTRIES, epoch=2)
+    slots = len({name for name in drawn if name[1][2] >> 16 & 0xFF == 1})
+    assert slots > 2 * BLOCK * 8, "slots drafted again in a later round must count as new draws"
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
+    law = LAWS[0]
+    first = generate(PROMPT, target, drafter, full_block, law, max_tokens=40, entries=ENTRIES).rounds[:4]
+    last = first[-1]
+    last_draft = last.draft_ids[: last.accepted]
+    shown = replay(PROMPT, target, first, law, max_tokens=100)
+    assert shown[-last.accepted - 1 :] == (*last_draft, last.next_token)
+    committed = (*PROMPT, *shown)  # where another worker takes over: it prefills these and draws the next token
+    then = generate(committed, target, drafter, full_block, law, max_tokens=20, entries=ENTRIES, epoch=2)
+    handed = Round(len(committed) - 1, (), NO_Q, 0, 0, then.token_ids[0], epoch=2, prefilled=True)
+    rounds = [*first, handed, *then.rounds]
+    assert replay(PROMPT, target, rounds, law, max_tokens=len(shown) + 20) == shown + then.token_ids
+
+
+@pytest.mark.parametrize("policy", [Greedy(), Threshold(0.6)], ids=str)
+def test_a_batched_system_shows_the_tokens_of_the_reference(policy: Policy) -> None:
+    # Drafting, scheduling and judging go in cohorts here; the oracle takes one sequence at a time.
+    laws = [*LAWS, Law(1.2, 0.7, 0, seed=9), Law(0.0, seed=4)]
+    prompts = [PROMPT[: 2 + row % 4] for row in range(len(laws))]
+    sequences = [list(prompt) for prompt in prompts]
+    made: list[list[Round]] = [[] for _ in laws]
+    for row, law in enumerate(laws):
+        sequences[row].append(first_token(target(sequences[row], 1)[0], law, Cursor(row, 1, 0, len(sequences[row]))))
+    for _ in range(12):
+        cursors = [Cursor(row, 1, 1, len(tokens)) for row, tokens in enumerate(sequences)]
+        noise, columns = draft_uniforms(laws, cursors, BLOCK), LawColumns.of(laws)
+        seen = [list(tokens) for tokens in sequences]
+        confidence = np.zeros((len(laws), BLOCK))
+        sent = []
+        for slot in range(BLOCK):
+            confidence[:, slot] = [confidence_after(tokens) for tokens in seen]
+            ids, probs = draft_distribution(torch.stack([draft_logits(tokens) for tokens in seen]), columns, ENTRIES)
+            for tokens, token in zip(seen, draw_sparse(ids, probs, noise[:, slot]).tolist(), strict=True):
+                tokens.append(token)
+            sent.append((ids.numpy(), probs.numpy()))
+        full = np.full(len(laws), BLOCK)
+        prefixes = schedule(confidence, full, [policy] * len(laws), lambda tokens: 1.0 + 0.1 * tokens)
+        cases, rows, at = [], [], 0
+        for row, (law, prefix) in enumerate(zip(laws, prefixes.tolist(), strict=True)):
+            kept = 1 if law.greedy else ENTRIES  # a greedy sequence sends its first entry alone
+            ids, probs = (np.stack([slot[part][row, :kept] for slot in sent]) for part in range(2))
+            draft = seen[row][len(sequences[row]) :][:prefix]
+            cases.append(Case(cursors[row], law, at, draft, SparseQ.of(ids, probs).prefix(prefix)))
+            rows.append(target([*sequences[row], *draft], prefix + 1))
+            at += prefix + 1
+        for row, (case, (accepted, token)) in enumerate(zip(cases, judge(torch.cat(rows), cases), strict=True)):
+            anchor = len(sequences[row]) - 1
+            made[row].append(Round(anchor, tuple(case.draft_ids), case.q, len(case.draft_ids), accepted, token))
+            sequences[row] += [*case.draft_ids[:accepted], token]
+    for row, law in enumerate(laws):
+        answer = tuple(sequences[row][len(prompts[row]) :])
+        assert replay(prompts[row], target, made[row], law, max_tokens=len(answer)) == answer
+        choices = {round_.anchor_position: round_.prefix for round_ in made[row]}
+        run = generate(
+            prompts[row],
+            target,
+            drafter,
+            lambda anchor, _, choices=choices: choices[anchor],
+            law,
+            max_tokens=len(answer),
+            entries=ENTRIES,
+        )
+        assert run.token_ids == answer
+        assert [r.accepted for r in run.rounds] == [r.accepted for r in made[row]]
