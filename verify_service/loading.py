@@ -14,14 +14,13 @@ import torch
 from dspark.errors import CheckpointError, ConfigError
 from dspark.model.checkpoint import LoadedTarget, fingerprint, load_projection, load_target
 from dspark.model.context import ContextProjection
+from dspark.model.placement import pick_device, pick_dtype
 from dspark.model.target import TargetTaps
 from verify_service import self_test
 from verify_service.config import VerifyConfig
 from verify_service.passes import PackedRunner, PerRequestRunner, Runner
 
 log = structlog.get_logger("dspark.verify")
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Parts(NamedTuple):
@@ -36,8 +35,8 @@ class Parts(NamedTuple):
 def load_parts(config: VerifyConfig) -> Parts:
     """Everything on the device; call it on the thread that will own it."""
     torch.set_num_threads(config.threads)
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
+    device = pick_device(config.device, key="verify.device")
+    dtype = pick_dtype(config.dtype, device, key="verify.dtype")
     target = load_target(config.target, dtype=dtype, device=device, revision=config.target_revision)
     projection = None
     if config.drafter is not None:
@@ -72,23 +71,3 @@ def _choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps 
         raise CheckpointError(f"{config.target}: not eligible as a target: packed: {reason}; per request: {problem}")
     log.warning("verify.attention_path", path=single.path, reason=reason)
     return single
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"verify.device: {name!r} is no device") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"verify.device: {name} was asked for and CUDA is not available")
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else "bfloat16"
-    if name not in _DTYPES:
-        raise ConfigError(f"verify.dtype: {name!r} is not one of auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]

@@ -1,0 +1,1 @@
+"""The draft service: holds projected context, proposes blocks."""

@@ -1,0 +1,31 @@
+"""What a drafter process can be told. Torch-free: the deployment reads it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """One drafter process."""
+
+    drafter: str = field(metadata={"doc": "Folder or hub id of the drafter."})
+    drafter_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the drafter."})
+    bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
+    metrics_port: int | None = field(default=None, metadata={"doc": "Port of /metrics; 0 takes any, absent is off."})
+    token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
+    insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
+    device: str = field(default="auto", metadata={"doc": "auto, cpu, cuda or cuda:N."})
+    dtype: str = field(default="auto", metadata={"doc": "auto, float32, bfloat16 or float16."})
+    threads: int = field(default=1, metadata={"doc": "Torch threads of the device thread."})
+    context_tokens: int = field(default=65536, metadata={"doc": "Context rows of the pool."})
+    page_size: int = field(default=16, metadata={"doc": "Context rows of one page."})
+    context_length: int | None = field(
+        default=None, metadata={"doc": "Blocks past this length are empty; absent: the checkpoint's own limit."}
+    )
+    q_entries: int = field(default=64, metadata={"doc": "Entries kept of each draft distribution."})
+    max_sequences: int = field(default=1024, metadata={"doc": "Sequences with context at one time."})
+    max_batch_sequences: int = field(default=256, metadata={"doc": "Blocks of one pass; more are drafted in turns."})
+    max_wait_us: int = field(default=50_000, metadata={"doc": "Longest a cohort may ask to wait for feature rows."})
+    measure_cost: bool = field(default=True, metadata={"doc": "Measure the cost curve at start, or load a stored one."})
+    cost_max_sequences: int = field(default=32, metadata={"doc": "Largest pass that the cost curve covers."})

@@ -1,0 +1,256 @@
+"""The device side of a drafter: contexts in, blocks out, for whole cohorts at once.
+
+Synchronous and free of gRPC; everything runs on the one thread that owns the device. An item that cannot be drafted
+gets an empty block that says why; an empty block is an ordinary block. Rows at and past `features_through` are never
+looked at, whatever has arrived meanwhile: what a drafter saw is then a function of the command.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from draft_service.config import DraftConfig
+from draft_service.contexts import ContextStore, Rows
+from draft_service.loading import load_parts
+from draft_service.walk import walk
+from dspark.model.calibration import Calibration
+from dspark.model.drafter import BlockDrafter
+from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, SparseQ
+
+
+@dataclass(frozen=True, slots=True)
+class DraftItem:
+    """One sequence of a cohort: propose a block after this anchor."""
+
+    cursor: Cursor
+    anchor: int
+    features_through: int
+    law: Law
+    max_slots: int = 0  # 0 means a full block
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the engine holds at this moment."""
+
+    sequences: int
+    pages_held: int
+    pages_total: int
+
+
+class DraftEngine:
+    """One drafter, one pool of context, the sequences that live in it."""
+
+    def __init__(
+        self, *, drafter: BlockDrafter, calibration: Calibration, config: DraftConfig, version: str, calibrated: bool
+    ) -> None:
+        self.drafter = drafter
+        self.config = config
+        self.fingerprint = version
+        self.calibrated = calibrated
+        self._calibration = calibration
+        self._contexts = ContextStore(
+            drafter, tokens=config.context_tokens, page_size=config.page_size, max_sequences=config.max_sequences
+        )
+
+    @staticmethod
+    def load(config: DraftConfig) -> DraftEngine:
+        """Loads the weights; call it on the thread that will own the device."""
+        parts = load_parts(config)
+        return DraftEngine(
+            drafter=parts.drafter,
+            calibration=parts.calibration,
+            config=config,
+            version=parts.fingerprint,
+            calibrated=parts.calibrated,
+        )
+
+    # -- what it is -------------------------------------------------------------------------
+
+    @property
+    def context_length(self) -> int:
+        """Blocks that would reach past this many tokens are empty."""
+        own = self.drafter.config.max_position_embeddings
+        return own if self.config.context_length is None else min(own, self.config.context_length)
+
+    @property
+    def projection(self) -> str:
+        """Fingerprint of the projection that rows must come from."""
+        return self.drafter.fingerprint
+
+    @property
+    def q_entries(self) -> int:
+        return min(self.config.q_entries, self.drafter.config.vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.drafter.fc.weight.device
+
+    @property
+    def dtype(self) -> str:
+        return str(self.drafter.fc.weight.dtype).removeprefix("torch.")
+
+    @property
+    def held(self) -> Held:
+        return Held(len(self._contexts), self._contexts.pages.held, self._contexts.pages.total)
+
+    # -- contexts ---------------------------------------------------------------------------
+
+    def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
+        """Makes room for a sequence."""
+        if reserve_tokens > self.config.context_tokens:
+            reserve_tokens = min(reserve_tokens, self.context_length)
+        return self._contexts.open(cursor, reserve_tokens, owner)
+
+    def ingest(
+        self, sequence: int, epoch: int, start: int, token_ids: Sequence[int], rows: torch.Tensor
+    ) -> int | Refusal:
+        """Feature rows [rows, H] of consecutive positions; the watermark afterwards."""
+        return self.ingest_many([Rows(sequence, epoch, start, rows)])[0]
+
+    def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
+        """Several chunks in one pass."""
+        return self._contexts.ingest(chunks)
+
+    def watermark(self, sequence: int, epoch: int | None = None) -> int:
+        """Contiguous rows held; 0 for an unknown sequence or another epoch."""
+        context = self._contexts.get(sequence)
+        if context is None or (epoch is not None and context.epoch != epoch):
+            return 0
+        return context.watermark
+
+    def knows(self, cursor: Cursor) -> bool:
+        """Whether the sequence is open under this epoch."""
+        context = self._contexts.get(cursor.sequence)
+        return context is not None and context.epoch == cursor.epoch
+
+    def release(self, sequence: int, epoch: int) -> bool:
+        return self._contexts.release(sequence, epoch)
+
+    def release_owner(self, owner: int) -> int:
+        return self._contexts.release_owner(owner)
+
+    # -- rounds -----------------------------------------------------------------------------
+
+    def draft(self, items: Sequence[DraftItem]) -> list[Block]:
+        """One block per item, in order."""
+        blocks: list[Block | None] = [self._empty(item) for item in items]
+        runnable = [index for index, block in enumerate(blocks) if block is None]
+        for group in self._groups(items, runnable):
+            for index, block in zip(group, self._draft_sound([items[i] for i in group]), strict=True):
+                blocks[index] = block
+        return [block for block in blocks if block is not None]
+
+    def timed_draft(self, items: Sequence[DraftItem]) -> tuple[list[Block], int]:
+        """`draft` and its nanoseconds on the device thread."""
+        began = time.perf_counter_ns()
+        blocks = self.draft(items)
+        return blocks, time.perf_counter_ns() - began
+
+    def _empty(self, item: DraftItem) -> Block | None:
+        """The empty block of an item that cannot be drafted, None for one that can."""
+        shape = self.drafter.config
+        cursor, watermark = item.cursor, self.watermark(item.cursor.sequence, item.cursor.epoch)
+
+        def because(reason: EmptyReason) -> Block:
+            return Block(cursor, empty_reason=reason, watermark=watermark)
+
+        if not 0 <= item.anchor < shape.vocab_size or cursor.committed_len < 1:
+            return because(EmptyReason.INVALID)
+        if item.features_through > cursor.anchor_position:
+            return because(EmptyReason.INVALID)
+        if not self.knows(cursor):
+            return because(EmptyReason.UNKNOWN_SEQUENCE)
+        if cursor.anchor_position + shape.block_size > self.context_length:
+            return because(EmptyReason.TOO_LONG)
+        if watermark < item.features_through:
+            return because(EmptyReason.FEATURES_MISSING)
+        return None
+
+    def _groups(self, items: Sequence[DraftItem], runnable: list[int]) -> list[list[int]]:
+        """Batches of like context lengths, so that padding costs at most about as much as the work itself."""
+        order = sorted(runnable, key=lambda index: items[index].features_through)
+        groups: list[list[int]] = []
+        current: list[int] = []
+        useful = 0
+        for index in order:
+            length = items[index].features_through
+            padded = (len(current) + 1) * length
+            full = len(current) >= self.config.max_batch_sequences
+            if current and (full or padded > 2 * (useful + length) + 2048):
+                groups.append(current)
+                current, useful = [], 0
+            current.append(index)
+            useful += length
+        return [*groups, current] if current else groups
+
+    def _draft_sound(self, items: list[DraftItem]) -> list[Block]:
+        """Blocks of a batch; where rows that are not numbers spoil it, only their own sequences pay."""
+        try:
+            return self._draft_group(items)
+        except FloatingPointError:
+            if len(items) > 1:
+                return [block for item in items for block in self._draft_sound([item])]
+            cursor = items[0].cursor
+            watermark = self.watermark(cursor.sequence, cursor.epoch)
+            return [Block(cursor, empty_reason=EmptyReason.INVALID, watermark=watermark)]
+
+    def _draft_group(self, items: list[DraftItem]) -> list[Block]:
+        size = self.drafter.config.block_size
+        wanted = [min(item.max_slots or size, size) for item in items]
+        members = [(item.cursor.sequence, item.features_through) for item in items]
+        with torch.inference_mode():
+            # Row 0: anchors, row 1: their positions, row 2: rows that count.
+            facts = torch.tensor(
+                [
+                    [item.anchor for item in items],
+                    [item.cursor.anchor_position for item in items],
+                    [rows for _, rows in members],
+                ],
+                dtype=torch.int64,
+            )
+            facts = facts.to(self.device) if self.device.type != "cpu" else facts
+            keys, values = self._contexts.gather(members)
+            hidden = self.drafter.block_hidden(
+                anchor_ids=facts[0],
+                anchor_positions=facts[1],
+                context_k=keys,
+                context_v=values,
+                context_len=facts[2],
+            )
+            drawn = walk(
+                self.drafter,
+                self._calibration,
+                hidden[:, : max(wanted)],
+                facts[0],
+                [item.law for item in items],
+                [item.cursor for item in items],
+                self.q_entries,
+            )
+        blocks = []
+        for row, (item, slots) in enumerate(zip(items, wanted, strict=True)):
+            entries = 1 if item.law.greedy else drawn.q_ids.shape[-1]
+            blocks.append(
+                Block(
+                    cursor=item.cursor,
+                    token_ids=tuple(drawn.token_ids[row, :slots].tolist()),
+                    confidence=tuple(drawn.confidence[row, :slots].tolist()),
+                    q=SparseQ.of(drawn.q_ids[row, :slots, :entries], drawn.q_probs[row, :slots, :entries]),
+                    watermark=self.watermark(item.cursor.sequence, item.cursor.epoch),
+                )
+            )
+        return blocks
+
+    # -- for timing -------------------------------------------------------------------------
+
+    def pretend(self, cursor: Cursor, rows: int) -> Refusal | None:
+        """Opens a sequence and fills its context with ordinary numbers. For timing only."""
+        if (problem := self.open(cursor, rows + 1)) is not None:
+            return problem
+        width = self.drafter.config.hidden_size
+        self.ingest(cursor.sequence, cursor.epoch, 0, [0] * rows, torch.ones(rows, width))
+        return None

@@ -1,0 +1,97 @@
+"""The sequential walk over a block: slot by slot, each biased by the token drawn before it, then the confidence.
+
+Invariant 3, q sent is q sampled: a slot's token is drawn from the very float32 numbers that go into the block, cut to
+the most likely entries and renormalised. Greedy sequences send one entry. Confidence of slot k knows the tokens before
+slot k and never its own, and leaves here calibrated.
+
+Symbols: n sequences, k slots, V vocabulary, K entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dspark.decoding.sampling import LawColumns, draft_distribution, draft_uniforms, draw_sparse
+from dspark.model.calibration import Bucket, Calibration
+from dspark.model.drafter import BlockDrafter
+from dspark.types import Cursor, Law
+
+
+class Walked(NamedTuple):
+    """What was drawn for every slot of every sequence."""
+
+    token_ids: npt.NDArray[np.int64]  # [n, k]
+    q_ids: npt.NDArray[np.uint32]  # [n, k, K]
+    q_probs: npt.NDArray[np.float32]  # [n, k, K]
+    confidence: npt.NDArray[np.float32]  # [n, k]
+
+
+@torch.inference_mode()
+def walk(
+    drafter: BlockDrafter,
+    calibration: Calibration,
+    hidden: Tensor,  # [n, k, H]
+    anchor_ids: Tensor,  # [n]
+    laws: Sequence[Law],
+    cursors: Sequence[Cursor],
+    entries: int,
+) -> Walked:
+    """Draws k tokens for each of n sequences."""
+    slots = hidden.shape[1]
+    base = drafter.base_logits(hidden).float()
+    columns = LawColumns.of(laws, hidden.device)
+    noise = None if columns.all_greedy else draft_uniforms(laws, cursors, slots).to(hidden.device)
+    head = drafter.markov_head
+    state = head.initial_state(len(anchor_ids), hidden)
+    previous = [anchor_ids]
+    ids: list[Tensor] = []
+    probs: list[Tensor] = []
+    for slot in range(slots):
+        logits = base[:, slot]
+        bias, state = head.bias(state, previous[-1], hidden[:, slot])
+        if bias is not None:
+            logits = logits + bias
+        if noise is None:
+            token = logits.argmax(dim=-1)
+        else:
+            slot_ids, slot_probs = draft_distribution(logits, columns, entries)
+            token = draw_sparse(slot_ids, slot_probs, noise[:, slot])
+            ids.append(slot_ids)
+            probs.append(slot_probs)
+        previous.append(token)
+    drawn = torch.stack(previous[1:], dim=1)
+    confidence = _confidence(drafter, calibration, hidden, torch.stack(previous[:-1], dim=1), laws)
+    token_ids = drawn.cpu().numpy()
+    if noise is None:
+        one = token_ids[..., None].astype(np.uint32)
+        return Walked(token_ids, one, np.ones(one.shape, np.float32), confidence)
+    return Walked(
+        token_ids,
+        torch.stack(ids, dim=1).cpu().numpy().astype(np.uint32),
+        torch.stack(probs, dim=1).cpu().numpy(),
+        confidence,
+    )
+
+
+def _confidence(
+    drafter: BlockDrafter, calibration: Calibration, hidden: Tensor, previous: Tensor, laws: Sequence[Law]
+) -> npt.NDArray[np.float32]:
+    """[n, k] in [0, 1]; 1 everywhere for a drafter without the head. Raises FloatingPointError on NaN."""
+    logits = drafter.confidence_logits(hidden, previous)
+    if logits is None:
+        if not bool(torch.isfinite(hidden).all()):
+            raise FloatingPointError("hidden states are not numbers")
+        return np.ones(previous.shape, np.float32)
+    wide = logits.float().cpu().numpy()
+    if not np.isfinite(wide).all():
+        raise FloatingPointError("confidence logits are not numbers")
+    buckets: list[Bucket] = ["greedy" if law.greedy else "sampled" for law in laws]
+    if len(set(buckets)) == 1:
+        return calibration.apply(wide, buckets[0])
+    return np.stack([calibration.apply(row, bucket) for row, bucket in zip(wide, buckets, strict=True)])
