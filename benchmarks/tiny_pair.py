@@ -1,0 +1,83 @@
+"""A random target over a handful of tokens and a random DSpark drafter for it, for laws that can be enumerated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from dspark.model.checkpoint import save_drafter
+from dspark.model.config import DrafterConfig
+from dspark.model.fresh import fresh_drafter
+
+HIDDEN, LAYERS, BLOCK = 32, 2, 4
+
+
+def write_tiny_pair(folder: Path, *, vocabulary: int, seed: int) -> tuple[Path, Path]:
+    """(target, drafter) folders under `folder`."""
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": vocabulary,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+    }
+    # A wide initialisation: the law should be far from flat, and depend on the tokens before.
+    config = Qwen3Config(
+        **shape, num_hidden_layers=LAYERS, initializer_range=0.25, tie_word_embeddings=False, dtype="float32"
+    )
+    target = Qwen3ForCausalLM(config).eval()
+    target_folder, drafter_folder = folder / "target", folder / "drafter"
+    target.save_pretrained(target_folder)
+    # No stop token: every answer has its full length.
+    (target_folder / "generation_config.json").write_text("{}", encoding="utf-8")
+    drafter_config = DrafterConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        vocab_size=vocabulary,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        max_position_embeddings=64,
+        block_size=BLOCK,
+        mask_token_id=vocabulary - 1,
+        target_layer_ids=(0,),
+        num_target_layers=LAYERS,
+        markov_rank=4,
+        markov_head_type="vanilla",
+        enable_confidence_head=True,
+        confidence_head_with_markov=True,
+        initializer_range=0.25,
+        dtype="float32",
+    )
+    drafter = fresh_drafter(
+        drafter_config,
+        embedding=target.model.embed_tokens.weight.detach(),
+        lm_head=target.lm_head.weight.detach(),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    save_drafter(drafter, drafter_folder)
+    return target_folder, drafter_folder
+
+
+def exact_law(target_folder: Path, prompt: list[int], length: int, vocabulary: int) -> list[float]:
+    """Probability of every answer of `length` tokens, first token most significant, by transformers alone."""
+    model = Qwen3ForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+    laws = torch.ones(1, dtype=torch.float64)
+    answers = torch.zeros(1, 0, dtype=torch.long)
+    with torch.no_grad():
+        for _ in range(length):
+            ids = torch.cat([torch.tensor([prompt]).expand(len(answers), -1), answers], dim=1)
+            step = model(ids).logits[:, -1].double().softmax(-1)
+            laws = (laws[:, None] * step).reshape(-1)
+            grown = answers.repeat_interleave(vocabulary, 0)
+            answers = torch.cat([grown, torch.arange(vocabulary).repeat(len(answers))[:, None]], dim=1)
+    return laws.tolist()
