@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +56,12 @@ def run(directory: Path, as_json: bool = False) -> int:
     from dspark.cli.conformance_model import forget_targets
 
     results: list[FileResult] = []
-    for folder in _folders(Path(directory)):
-        for result in check_folder(folder, Path(directory)):
-            results.append(result)
-            if not as_json:
-                print(result.line(), flush=True)
+    with _only_warnings():
+        for folder in _folders(Path(directory)):
+            for result in check_folder(folder, Path(directory)):
+                results.append(result)
+                if not as_json:
+                    print(result.line(), flush=True)
     forget_targets()
     passed, failed, skipped = (sum(getattr(r, name) for r in results) for name in ("passed", "failed", "skipped"))
     if as_json:
@@ -104,6 +108,24 @@ def check_folder(folder: Path, root: Path) -> list[FileResult]:
             result.failed += _count_cases(folder / name)
             result.problems.append(told)
     return list(results.values())
+
+
+@contextmanager
+def _only_warnings() -> Iterator[None]:
+    """The engines' life events stay away from stdout, where the results go."""
+    import structlog
+
+    if structlog.is_configured():
+        yield
+        return
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
 
 
 def _folders(directory: Path) -> list[Path]:

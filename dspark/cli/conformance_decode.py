@@ -1,12 +1,183 @@
-"""Decode cases: whole greedy runs through both engines and the coordinator's threshold policy."""
+"""Decode cases: whole greedy runs through both engines and the coordinator's threshold policy.
+
+All runs of a file advance together, one cohort per round, so that packed verification and
+padded drafting are what is checked. Counting is the reference's own: the token from the
+prefill is no round, the last round may overshoot, and a stop token inside the accepted draft
+ends the run there, without a bonus.
+
+The rooms are imported when cases run, so their types are unknown to this file's signatures.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from dspark.errors import CheckpointError
 from dspark.model.drafter import BlockDrafter
+from dspark.types import Block, Cursor, Law, Refusal, SparseQ, Verdict
+
+GREEDY = Law(temperature=0.0)
+PREFILL_CHUNK = 16  # small, so that prompts take several chunks
+MARGIN = 2  # room past a last round that overshoots by a whole block
+
+
+@dataclasses.dataclass
+class Run:
+    """One case on its way."""
+
+    cursor: Cursor
+    prompt_len: int
+    end: int  # prompt and new tokens
+    stops: frozenset[int]
+    threshold: float
+    ids: list[int]
+    stopped: bool = False
+    acceptance_lengths: list[int] = dataclasses.field(default_factory=list)
+    proposal_lengths: list[int] = dataclasses.field(default_factory=list)
+    accepted_draft_lengths: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def going(self) -> bool:
+        """Rounds go on while the anchor's index is below the end, wherever they may lead."""
+        return not self.stopped and len(self.ids) - 1 < self.end
+
+    def take(self, draft: Sequence[int], accepted: int, next_token: int) -> None:
+        """Counts one round and commits what it kept."""
+        inside = next((n for n, token in enumerate(draft[:accepted], start=1) if token in self.stops), None)
+        if inside is not None:
+            self.ids.extend(draft[:inside])
+            self.stopped = True
+        else:
+            self.ids.extend([*draft[:accepted], next_token])
+            self.stopped = next_token in self.stops
+        self.acceptance_lengths.append(inside or accepted + 1)
+        self.proposal_lengths.append(inside or len(draft))
+        self.accepted_draft_lengths.append(inside or accepted)
+
+    def problem(self, case: dict[str, Any]) -> str | None:
+        """None if everything came out as the case says."""
+        found = {
+            "output_ids": self.ids[: self.end],
+            "acceptance_lengths": self.acceptance_lengths,
+            "proposal_lengths": self.proposal_lengths,
+            "accepted_draft_lengths": self.accepted_draft_lengths,
+        }
+        for name, mine in found.items():
+            wanted = case[name]
+            if mine != wanted:
+                pairs = enumerate(zip(mine, wanted, strict=False))
+                at = next((i for i, (a, b) in pairs if a != b), min(len(mine), len(wanted)))
+                return f"{name} differ from index {at}: {mine[at : at + 8]} instead of {wanted[at : at + 8]}"
+        return None
 
 
 def decode_cases(file: Path, *, drafter: BlockDrafter, target_folder: Path | None) -> list[str | None]:
     """One entry per case: None, or what differs."""
-    raise NotImplementedError("decode cases need the engines")
+    from draft_service.config import DraftConfig
+    from draft_service.engine import DraftEngine
+    from verify_service.config import VerifyConfig
+    from verify_service.engine import VerifyEngine
+
+    if target_folder is None:
+        raise CheckpointError("no target beside the drafter fits it")
+    cases: list[dict[str, Any]] = json.loads(file.read_bytes())
+    runs = [_run_of(number, case) for number, case in enumerate(cases)]
+    room = sum(run.end for run in runs) + len(runs) * 4 * drafter.config.block_size + 1024
+    verify = VerifyEngine.load(
+        VerifyConfig(
+            target=str(target_folder),
+            drafter=str(file.parent),
+            device="cpu",
+            dtype="float32",
+            kv_tokens=room,
+            measure_cost=False,
+        )
+    )
+    if verify.attention_path != "packed":
+        raise CheckpointError(f"{target_folder}: runs {verify.attention_path}, not packed")
+    draft = DraftEngine.load(
+        DraftConfig(drafter=str(file.parent), device="cpu", dtype="float32", context_tokens=room, measure_cost=False)
+    )
+    for run in runs:
+        _prefill(run, verify, draft)
+    while going := [run for run in runs if run.going]:
+        _round(going, verify, draft)
+    return [run.problem(case) for run, case in zip(runs, cases, strict=True)]
+
+
+def _run_of(number: int, case: dict[str, Any]) -> Run:
+    if case.get("temperature", 0.0) != 0.0:
+        raise CheckpointError(f"case {number}: temperature {case['temperature']}, only greedy runs have one answer")
+    prompt = list(case["prompt_ids"])
+    return Run(
+        cursor=Cursor(sequence=number + 1, epoch=1, round=0, committed_len=len(prompt)),
+        prompt_len=len(prompt),
+        end=len(prompt) + case["max_new_tokens"],
+        stops=frozenset(case["stop_token_ids"]),
+        threshold=case["confidence_threshold"],
+        ids=prompt,
+    )
+
+
+def _prefill(run: Run, verify: Any, draft: Any) -> None:
+    cursor, size = run.cursor, draft.drafter.config.block_size
+    reserve = run.end + size + MARGIN
+    _served(verify.open(cursor, GREEDY, reserve, keep_features=False, token_ids=run.ids))
+    _served(draft.open(cursor, reserve))
+    for start in range(0, run.prompt_len, PREFILL_CHUNK):
+        rows = _served(verify.prefill_chunk(cursor.sequence, run.ids[start : start + PREFILL_CHUNK]))
+        _ingest(draft, rows)
+    run.ids.append(_served(verify.first_token(cursor.sequence)))
+    run.stopped = run.ids[-1] in run.stops
+
+
+def _round(runs: list[Run], verify: Any, draft: Any) -> None:
+    """Draft, schedule, verify, once, for every run that goes on."""
+    from draft_service.engine import DraftItem
+    from verify_service.sequences import VerifyItem
+
+    for run in runs:
+        run.cursor = dataclasses.replace(run.cursor, round=run.cursor.round + 1, committed_len=len(run.ids))
+    blocks = draft.draft(
+        [DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, law=GREEDY) for run in runs]
+    )
+    prefixes = _prefixes(runs, blocks)
+    judged = verify.judge_cohort(
+        [VerifyItem(run.cursor, run.ids[-1], ids, q) for run, (ids, q) in zip(runs, prefixes, strict=True)]
+    )
+    for run, (ids, _), outcome, rows in zip(runs, prefixes, judged.outcomes, judged.features, strict=True):
+        verdict: Verdict = _served(outcome)
+        run.take(ids, verdict.accepted, verdict.next_token)
+        _ingest(draft, rows)
+
+
+def _prefixes(runs: list[Run], blocks: list[Block]) -> list[tuple[tuple[int, ...], SparseQ]]:
+    """What of each block goes to verification, by the coordinator's own scheduler."""
+    from coordinator.policy import Threshold
+    from coordinator.prefix_scheduler import schedule
+
+    lengths = np.array([len(block.token_ids) for block in blocks], np.int64)
+    for block in blocks:
+        if block.empty_reason:
+            raise CheckpointError(f"the drafter sent an empty block: {block.empty_reason.name}")
+    confidence = np.array([block.confidence for block in blocks], np.float64)
+    chosen = schedule(confidence, lengths, [Threshold(run.threshold) for run in runs], step_seconds=None)
+    return [(block.token_ids[:n], block.q.prefix(n)) for block, n in zip(blocks, chosen.tolist(), strict=True)]
+
+
+def _ingest(draft: Any, rows: Any) -> None:
+    if rows is None:
+        raise CheckpointError("the verifier made no feature rows")
+    _served(draft.ingest(rows.sequence, rows.epoch, rows.start, rows.token_ids, rows.rows))
+
+
+def _served(outcome: Any) -> Any:
+    if isinstance(outcome, Refusal):
+        raise CheckpointError(f"refused, {outcome.reason.name}: {outcome.message}")
+    return outcome

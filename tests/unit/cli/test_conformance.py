@@ -1,0 +1,180 @@
+"""`dspark conformance`: what it counts, and that one altered number is enough to fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dspark.cli.conformance import run
+from dspark.errors import CheckpointError
+
+DATA = Path(__file__).parents[2] / "data"
+DRAFTER = "dspark_vanilla"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One target, one drafter."""
+    for name in ("target_qwen3", DRAFTER):
+        shutil.copytree(DATA / name, tmp_path / name)
+    return tmp_path
+
+
+def test_the_shipped_cases_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[:-1]] == [
+        f"{DRAFTER}/block_cases.safetensors",
+        f"{DRAFTER}/loss_case.safetensors",
+        f"{DRAFTER}/decode_cases.json",
+    ]
+    assert lines[-1] == "13 passed, 0 failed, 0 skipped"
+
+
+def test_one_json_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / DRAFTER / "decode_cases.json").unlink()
+    assert run(folder, True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["passed"], told["failed"], told["skipped"]) == (5, 0, 0)
+    assert [file["passed"] for file in told["files"]] == [4, 1]
+
+
+def test_a_family_that_is_not_built_is_skipped_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / DRAFTER / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7}))
+    assert run(folder) == 0
+    out = capsys.readouterr().out
+    assert "Eagle3" in out
+    assert out.splitlines()[-1] == "0 passed, 0 failed, 13 skipped"
+
+
+def test_nothing_found_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 0 failed, 0 skipped"
+    with pytest.raises(CheckpointError, match="not a folder"):
+        run(tmp_path / "nowhere")
+
+
+def _nudge(name: str) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensor = tensors[name]
+        tensor.view(-1)[0] = ~tensor.view(-1)[0] if tensor.dtype == torch.bool else tensor.view(-1)[0] + 1
+
+    return change
+
+
+BLOCK_FIELDS = [
+    "prompt_ids",
+    "context_features",
+    "anchor_id",
+    "block_hidden",
+    "base_logits",
+    "corrected_logits",
+    "draft_token_ids",
+    "confidence_logits",
+]
+LOSS_FIELDS = [
+    "input_ids",
+    "target_hidden_states",
+    "target_last_hidden_states",
+    "anchor_positions",
+    "block_keep_mask",
+    "eval_mask",
+    "target_ids",
+    "draft_logits",
+    "confidence_logits",
+    "loss",
+    "ce_loss",
+    "l1_loss",
+    "confidence_loss",
+    "grad.fc.weight",
+    "grad.markov_head.markov_w1.weight",
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "failed"),
+    [
+        *(("block_cases.safetensors", f"case2.{field}", 1) for field in BLOCK_FIELDS),
+        *(("loss_case.safetensors", field, 1) for field in LOSS_FIELDS),
+    ],
+)
+def test_one_altered_number_in_a_case_fails_it(
+    folder: Path, file: str, name: str, failed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _keep_only(folder, file)
+    _alter(folder / DRAFTER / file, _nudge(name))
+    assert run(folder) == 1
+    assert f"{failed} failed" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "lm_head.weight", "embed_tokens.weight", "norm.weight"])
+@pytest.mark.parametrize("where", [DRAFTER, "target_qwen3"])
+def test_one_altered_weight_fails(folder: Path, name: str, where: str) -> None:
+    _keep_only(folder, "block_cases.safetensors")
+    if where == "target_qwen3":
+        name = {
+            "fc.weight": "model.layers.0.mlp.up_proj.weight",
+            "lm_head.weight": "lm_head.weight",
+            "embed_tokens.weight": "model.embed_tokens.weight",
+            "norm.weight": "model.layers.1.input_layernorm.weight",
+        }[name]
+    _alter(folder / where / "model.safetensors", _nudge(name))
+    assert run(folder) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "index"),
+    [
+        ("prompt_ids", 0),
+        ("output_ids", -1),
+        ("acceptance_lengths", 0),
+        ("proposal_lengths", -1),
+        ("accepted_draft_lengths", 1),
+    ],
+)
+def test_one_altered_id_in_a_run_fails_it(
+    folder: Path, field: str, index: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _keep_only(folder, "decode_cases.json")
+    path = folder / DRAFTER / "decode_cases.json"
+    cases: list[dict[str, Any]] = json.loads(path.read_text())
+    cases[3][field][index] += 1
+    path.write_text(json.dumps(cases))
+    assert run(folder) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "7 passed, 1 failed, 0 skipped"
+
+
+@pytest.mark.parametrize("file", ["block_cases.safetensors", "loss_case.safetensors", "decode_cases.json"])
+def test_a_broken_case_file_fails_and_the_others_still_count(
+    folder: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / DRAFTER / file).write_bytes(b"not a case file")
+    assert run(folder) == 1
+    assert ", 1 failed" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_runs_without_a_fitting_target_fail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(folder / "target_qwen3")
+    assert run(folder) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "5 passed, 8 failed, 0 skipped"
+
+
+def _keep_only(folder: Path, file: str) -> None:
+    for path in (folder / DRAFTER).iterdir():
+        if "case" in path.name and path.name != file:
+            path.unlink()
+
+
+def _alter(file: Path, change: Callable[[Tensors], None]) -> None:
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
