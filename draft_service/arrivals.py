@@ -1,0 +1,106 @@
+"""Feature rows on their way into contexts, and whoever waits for them.
+
+Chunks that arrive while the device is busy go in together, in one job; rows of running rounds go before prompts. A
+draft may wait for rows that are still travelling, up to a deadline of the whole cohort. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from draft_service.contexts import Rows
+from draft_service.engine import DraftEngine, DraftItem
+from dspark.errors import Overloaded
+from dspark.runtime.device_worker import DeviceWorker
+from dspark.types import Refusal
+
+URGENT_ROWS = 128  # a chunk of at most this many rows belongs to a running round
+JOB_ROWS = 2048  # rows of one device job
+QUEUE_ROWS = 1 << 18  # rows that may wait for the device
+
+Outcome = int | Refusal  # the watermark afterwards, or why the chunk was dropped
+
+
+class Arrivals:
+    """Between the streams that bring rows and the device."""
+
+    def __init__(self, engine: DraftEngine, device: DeviceWorker) -> None:
+        self._engine = engine
+        self._device = device
+        self._waiting: dict[bool, list[tuple[Rows, asyncio.Future[Outcome]]]] = {True: [], False: []}
+        self._rows = 0
+        self._work: dict[bool, asyncio.Task[None] | None] = {True: None, False: None}
+        self._arrived = asyncio.Event()
+
+    def put(self, chunk: Rows) -> asyncio.Future[Outcome]:
+        """Queues a chunk; the future tells what became of it."""
+        count = len(chunk.rows)
+        if self._rows + count > QUEUE_ROWS:
+            raise Overloaded(f"{self._rows} feature rows wait for the device", retry_after_s=0.1)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        urgent = count <= URGENT_ROWS
+        self._rows += count
+        self._waiting[urgent].append((chunk, future))
+        if self._work[urgent] is None:
+            self._work[urgent] = asyncio.create_task(self._ingest(urgent))
+        return future
+
+    async def ready(self, items: Sequence[DraftItem], wait_s: float) -> None:
+        """Returns when every item's rows are there, or after `wait_s`. Unknown sequences are not waited for."""
+        missing = [item for item in items if self._misses(item)]
+        if not missing or wait_s <= 0:
+            return
+        try:
+            async with asyncio.timeout(wait_s):
+                while missing:
+                    await self._arrived.wait()
+                    missing = [item for item in missing if self._misses(item)]
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        """Stops; whoever waits is told so."""
+        tasks = [task for task in self._work.values() if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for queue in self._waiting.values():
+            for _, future in queue:
+                future.cancel()
+            queue.clear()
+
+    def _misses(self, item: DraftItem) -> bool:
+        cursor = item.cursor
+        return self._engine.knows(cursor) and (
+            self._engine.watermark(cursor.sequence, cursor.epoch) < item.features_through
+        )
+
+    async def _ingest(self, urgent: bool) -> None:
+        queue = self._waiting[urgent]
+        try:
+            while queue:
+                batch, rows = 0, 0
+                while batch < len(queue) and (batch == 0 or rows + len(queue[batch][0].rows) <= JOB_ROWS):
+                    rows += len(queue[batch][0].rows)
+                    batch += 1
+                taken, queue[:batch] = queue[:batch], []
+                self._rows -= rows
+                await self._run(taken, urgent)
+        finally:
+            self._work[urgent] = None
+
+    async def _run(self, taken: list[tuple[Rows, asyncio.Future[Outcome]]], urgent: bool) -> None:
+        try:
+            outcomes = await self._device.run(self._engine.ingest_many, [chunk for chunk, _ in taken], urgent=urgent)
+        except Exception as error:  # each chunk's stream decides what to do about it
+            for _, future in taken:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), outcome in zip(taken, outcomes, strict=True):
+            if not future.done():
+                future.set_result(outcome)
+        # Wakes everybody who waits now, and nobody who comes later.
+        self._arrived.set()
+        self._arrived = asyncio.Event()

@@ -1,0 +1,124 @@
+"""A drafter process, from configuration to SERVING and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from draft_service import feature_sink, profiler, service
+from draft_service.arrivals import Arrivals
+from draft_service.cohorts import Cohorts
+from draft_service.config import DraftConfig
+from draft_service.engine import DraftEngine
+from draft_service.feature_sink import FeatureSink
+from draft_service.service import DraftService
+from dspark.errors import ConfigError
+from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.identity import new_incarnation, read_token
+from dspark.runtime.security import Access, split_endpoint
+from dspark.runtime.server import GrpcServer
+from dspark.runtime.telemetry import Metrics, MetricsServer, serve_metrics
+from dspark.wire.v1 import draft_pb2_grpc, features_pb2_grpc
+
+log = structlog.get_logger("dspark.draft")
+
+
+@dataclass
+class DraftProcess:
+    """A serving drafter."""
+
+    endpoint: str
+    incarnation: int
+    metrics: Metrics
+    metrics_port: int | None
+    engine: DraftEngine
+    _server: GrpcServer = field(repr=False)
+    _service: DraftService = field(repr=False)
+    _device: DeviceWorker = field(repr=False)
+    _arrivals: Arrivals = field(repr=False)
+    _cohorts: Cohorts = field(repr=False)
+    _metrics_server: MetricsServer | None = field(repr=False)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Takes no new sequences, lets running calls end within the grace, frees everything."""
+        self._service.drain()
+        await self._server.drain(grace_s)
+        await self._cohorts.close()
+        await self._arrivals.close()
+        self._device.close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+            self._metrics_server = None
+
+
+async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
+    """Loads and measures the drafter on the device thread, then serves."""
+    check(config)
+    token = read_token(config.token_file)
+    incarnation = new_incarnation()
+    metrics = Metrics()
+    device = DeviceWorker(name)
+    metrics_server = None
+    try:
+        engine = await device.run(DraftEngine.load, config)
+        cost = await device.run(profiler.cost_curve, engine) if config.measure_cost else None
+        arrivals = Arrivals(engine, device)
+        cohorts = Cohorts(engine, device, arrivals, metrics)
+        servicer = DraftService(
+            engine=engine, device=device, cohorts=cohorts, metrics=metrics, incarnation=incarnation, cost=cost
+        )
+        sink = FeatureSink(engine=engine, arrivals=arrivals, metrics=metrics, incarnation=incarnation)
+        server = GrpcServer(bind=config.bind, access=Access(token=token), insecure=config.insecure)
+        server.add(draft_pb2_grpc.add_DraftServicer_to_server, servicer, service.NAME)
+        server.add(features_pb2_grpc.add_FeaturesServicer_to_server, sink, feature_sink.NAME)
+        port = await server.start()
+        metrics.pages_total.set(engine.held.pages_total)
+        if config.metrics_port is not None:
+            metrics_server = serve_metrics(metrics, split_endpoint(config.bind)[0], config.metrics_port)
+        await server.set_serving(True)
+    except BaseException:
+        device.close()
+        raise
+    endpoint = server.endpoint(port)
+    log.info(
+        "draft.serving",
+        name=name,
+        endpoint=endpoint,
+        model=config.drafter,
+        device=str(engine.device),
+        dtype=engine.dtype,
+        pages=engine.held.pages_total,
+        projection=engine.projection,
+        calibrated=engine.calibrated,
+    )
+    return DraftProcess(
+        endpoint=endpoint,
+        incarnation=incarnation,
+        metrics=metrics,
+        metrics_port=metrics_server.port if metrics_server is not None else None,
+        engine=engine,
+        _server=server,
+        _service=servicer,
+        _device=device,
+        _arrivals=arrivals,
+        _cohorts=cohorts,
+        _metrics_server=metrics_server,
+    )
+
+
+def check(config: DraftConfig) -> None:
+    """Refuses numbers that cannot work, by name, before anything is loaded."""
+    bounds = {
+        "threads": (1, 1024),
+        "page_size": (1, 4096),
+        "q_entries": (1, 4096),
+        "max_sequences": (1, 1 << 20),
+        "max_batch_sequences": (1, 1 << 16),
+        "max_wait_us": (0, 10_000_000),
+    }
+    for key, (least, most) in bounds.items():
+        if not least <= getattr(config, key) <= most:
+            raise ConfigError(f"draft.{key}: {getattr(config, key)} is not in {least}..{most}")
+    if config.context_tokens < config.page_size:
+        raise ConfigError(f"draft.context_tokens: {config.context_tokens} does not hold one page of {config.page_size}")

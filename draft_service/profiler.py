@@ -1,0 +1,93 @@
+"""How long one draft pass takes, measured on this device: sequences in the pass against context length.
+
+A pass is what a round costs: the block forward, the sequential walk, the confidence. Points are visited in turns, so
+that a busy moment of the machine spoils one sample of many points and not one point; medians are reported.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+
+import numpy as np
+import structlog
+import torch
+
+from draft_service.engine import DraftEngine, DraftItem
+from dspark.runtime.cost_store import Curve, load_curve, store_curve
+from dspark.types import Cursor, Law
+
+log = structlog.get_logger("dspark.profiler")
+
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
+CONTEXTS = (128, 1024)
+BUDGET_S = 2.0
+MOST_SWEEPS = 15
+_LAW = Law(temperature=0.0)
+
+
+def cost_curve(engine: DraftEngine) -> Curve | None:
+    """The stored curve of an equal process, else a fresh measurement, which is then stored."""
+    key = _key(engine)
+    curve = load_curve(key)
+    if curve is None:
+        curve = measure(engine)
+        if curve is None:
+            log.warning("cost.not_measured", reason="the pool or the context is too small")
+            return None
+        store_curve(key, curve)
+    log.info("cost.ready", source=curve.source, points=int(curve.seconds.size), one=float(curve.seconds[0, 0]))
+    return curve
+
+
+def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
+    """Times every point several times within the budget. Only while nobody is served."""
+    limit = min(engine.config.cost_max_sequences, engine.config.max_batch_sequences)
+    room = engine.held.pages_total * engine.config.page_size // 2
+    block = engine.drafter.config.block_size
+    contexts = [c for c in CONTEXTS if c + block < engine.context_length and 2 * c <= room]
+    counts = [n for n in SEQUENCES if n <= limit]
+    while counts and contexts and counts[-1] * (contexts[-1] + engine.config.page_size) > room:
+        counts.pop()
+    if not counts or not contexts:
+        return None
+    samples: dict[tuple[int, int], list[float]] = {}
+    began = time.perf_counter()
+    share = budget_s / len(contexts)
+    for at, context in enumerate(contexts):
+        for sequence in range(counts[-1]):
+            problem = engine.pretend(Cursor(sequence, 1, 0, context), context)
+            assert problem is None, problem
+        items = [DraftItem(Cursor(n, 1, 1, context + 1), 0, context, _LAW) for n in range(counts[-1])]
+        for sweep in range(MOST_SWEEPS + 1):
+            for count in counts:
+                seconds = _step(engine, items[:count])
+                if sweep:  # the first visit pays for memory and kernels that later ones find ready
+                    samples.setdefault((count, context), []).append(seconds)
+            if sweep >= 2 and time.perf_counter() - began > share * (at + 1):
+                break
+        for sequence in range(counts[-1]):
+            engine.release(sequence, 1)
+    medians = np.array([[np.median(samples[n, c]) for c in contexts] for n in counts])
+    return Curve(np.array(counts), np.array(contexts), medians, "measured")
+
+
+def _step(engine: DraftEngine, items: list[DraftItem]) -> float:
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)
+    return engine.timed_draft(items)[1] * 1e-9
+
+
+def _key(engine: DraftEngine) -> dict[str, object]:
+    return {
+        "role": "draft",
+        "model": engine.fingerprint,
+        "machine": platform.node(),
+        "processor": platform.processor() or platform.machine(),
+        "device": str(engine.device) if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device),
+        "dtype": engine.dtype,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "limit": engine.config.cost_max_sequences,
+        "contexts": [c for c in CONTEXTS if c < engine.context_length],
+    }

@@ -1,0 +1,145 @@
+"""One coordinator's stream: commands in, events out, and everything it opened freed when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import structlog
+
+from draft_service.cohorts import Cohorts
+from draft_service.engine import DraftEngine, DraftItem
+from dspark.errors import Overloaded, PeerError, Unavailable
+from dspark.runtime.command_stream import CommandStream
+from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Block, EmptyReason, Refusal, RefusalReason
+from dspark.wire import codec
+from dspark.wire.v1 import draft_pb2
+
+log = structlog.get_logger("dspark.draft")
+
+_owners = itertools.count(1)
+
+
+class DraftSession:
+    """Commands of one stream."""
+
+    def __init__(
+        self,
+        *,
+        engine: DraftEngine,
+        device: DeviceWorker,
+        cohorts: Cohorts,
+        metrics: Metrics,
+        incarnation: int,
+        draining: asyncio.Event,
+    ) -> None:
+        self._engine = engine
+        self._device = device
+        self._cohorts = cohorts
+        self._metrics = metrics
+        self._incarnation = incarnation
+        self._draining = draining
+        self._owner = next(_owners)
+
+    async def run(self, requests: AsyncIterator[draft_pb2.DraftCommand]) -> AsyncGenerator[draft_pb2.DraftEvent, None]:
+        """Events until the coordinator ends the stream."""
+        stream = CommandStream(self._answer, self._metrics)
+        try:
+            async with contextlib.aclosing(stream.run(requests)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            await self._free()
+
+    async def _free(self) -> None:
+        try:
+            freed = await self._device.run(self._engine.release_owner, self._owner, urgent=True)
+        except Unavailable:  # the process is ending, and its memory with it
+            return
+        self._note_load()
+        log.info("session.ended", sequences=freed)
+
+    async def _answer(self, command: draft_pb2.DraftCommand) -> draft_pb2.DraftEvent | None:
+        kind = command.WhichOneof("command")
+        if kind is None:
+            self._metrics.dropped.labels(kind="command", reason="empty").inc()
+            return None
+        wrong = command.incarnation not in (0, self._incarnation)
+        if kind == "draft":
+            event = draft_pb2.DraftEvent(blocks=await self._draft(command.draft, wrong))
+        elif kind == "open":
+            event = draft_pb2.DraftEvent(opened=await self._open(command.open, wrong))
+        else:
+            event = draft_pb2.DraftEvent(released=await self._release(command.release, wrong))
+        event.tag = command.tag
+        event.incarnation = self._incarnation
+        event.drafter_version = self._engine.fingerprint
+        return event
+
+    # -- the three commands -----------------------------------------------------------------
+
+    async def _draft(self, cohort: draft_pb2.DraftCohort, wrong: bool) -> draft_pb2.Blocks:
+        read = [self._read_item(message, wrong) for message in cohort.items]
+        fit = [item for item in read if isinstance(item, DraftItem)]
+        wait_s = min(cohort.wait_us, self._engine.config.max_wait_us) * 1e-6
+        try:
+            drafted = await self._cohorts.draft(fit, wait_s)
+            blocks, forward_ns = drafted.blocks, drafted.forward_ns
+        except Exception as error:
+            # Failing is a matter of speed, never of the request: empty blocks, and a loud log.
+            log.error("draft.failed", exc_info=error)
+            self._metrics.refusals.labels(reason="internal").inc(len(fit))
+            blocks, forward_ns = [Block(item.cursor, empty_reason=EmptyReason.INVALID) for item in fit], 0
+        answers = iter(blocks)
+        items = [next(answers) if isinstance(item, DraftItem) else item for item in read]
+        return draft_pb2.Blocks(items=[codec.write_block(block) for block in items], forward_ns=forward_ns)
+
+    def _read_item(self, message: draft_pb2.DraftItem, wrong: bool) -> DraftItem | Block:
+        cursor = codec.read_cursor(message.cursor)
+        if wrong:
+            return Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE)
+        try:
+            law = codec.read_law(message.law)
+        except PeerError:
+            self._metrics.refusals.labels(reason="invalid").inc()
+            return Block(cursor, empty_reason=EmptyReason.INVALID)
+        return DraftItem(cursor, message.anchor, message.features_through, law, message.max_slots)
+
+    async def _open(self, command: draft_pb2.Open, wrong: bool) -> draft_pb2.Opened:
+        cursor = codec.read_cursor(command.cursor)
+        refusal: Refusal | None
+        if wrong:
+            refusal = Refusal(RefusalReason.WRONG_INCARNATION, "the command is for another process")
+        elif self._draining.is_set():
+            refusal = Refusal(RefusalReason.NO_PAGES, "the drafter is draining")
+        else:
+            try:
+                refusal = await self._device.run(
+                    lambda: self._engine.open(cursor, command.reserve_tokens, owner=self._owner), urgent=True
+                )
+            except (Overloaded, Unavailable) as error:
+                refusal = Refusal(RefusalReason.NO_PAGES, str(error))
+        if refusal is None:
+            self._note_load()
+            return draft_pb2.Opened(cursor=command.cursor)
+        self._metrics.refusals.labels(reason=refusal.reason.name.lower()).inc()
+        return draft_pb2.Opened(cursor=command.cursor, refusal=codec.write_refusal(refusal))
+
+    async def _release(self, command: draft_pb2.DraftRelease, wrong: bool) -> draft_pb2.DraftReleased:
+        named = [] if wrong else [(ref.sequence, ref.epoch) for ref in command.sequences]
+
+        def free() -> int:
+            return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)
+
+        freed = await self._device.run(free, urgent=True)
+        self._note_load()
+        return draft_pb2.DraftReleased(sequences=freed)
+
+    def _note_load(self) -> None:
+        held = self._engine.held
+        self._metrics.sequences.set(held.sequences)
+        self._metrics.pages_held.set(held.pages_held)
