@@ -30,14 +30,13 @@ class RoomShell:
         return os.getpid()
 
     async def start(
-        self, role: str, settings: Mapping[str, Any], *, name: str, token: str, node_ip: str
+        self, role: str, settings: Mapping[str, Any], *, name: str, secrets: Mapping[str, str], node_ip: str
     ) -> dict[str, Any]:
         """Starts the room. Returns what it is, or {"failed": sentence, "fatal": whether trying again is useless}."""
         configure_logging(role=role, name=name, fmt="json")
         self._name = name
         try:
-            mine = {**settings, "token_file": _token_file(settings.get("token_file"), token)}
-            self._process = await start_room(Role(role), mine, name=name)
+            self._process = await start_room(Role(role), _at_hand(settings, secrets), name=name)
         except DsparkError as error:
             return {"failed": str(error), "fatal": True}
         except Exception as error:
@@ -63,17 +62,19 @@ class RoomShell:
         return {"endpoint": f"{host}:{port}", "incarnation": self._process.incarnation, "pid": os.getpid()}
 
 
-def _token_file(wanted: str | None, token: str) -> str | None:
-    """The secret's file on this node; written here when the state folder is another node's."""
-    if not wanted or not token:
-        return wanted
-    if Path(wanted).is_file():
-        return wanted
-    path = state_dir() / "worker_token"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-    except OSError as error:
-        raise ConfigError(f"token_file: cannot write {path}: {error}") from error
-    return str(path)
+def _at_hand(settings: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
+    """The settings with every secret's file on this node; written here when the state folder is another node's."""
+    mine = dict(settings)
+    for key, secret in secrets.items():
+        wanted = mine.get(key)
+        if not wanted or Path(wanted).is_file():
+            continue
+        path = state_dir() / Path(wanted).name
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(secret + "\n")
+        except OSError as error:
+            raise ConfigError(f"{key}: cannot write {path}: {error}") from error
+        mine[key] = str(path)
+    return mine

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import ray
@@ -63,17 +63,19 @@ def _auth_mode() -> str:
 class Room(RoomShell):
     """A room's shell that knows its node."""
 
-    async def start_here(self, role: str, settings: Mapping[str, Any], *, name: str, token: str) -> dict[str, Any]:
+    async def start_here(
+        self, role: str, settings: Mapping[str, Any], *, name: str, secrets: Mapping[str, str]
+    ) -> dict[str, Any]:
         """Starts the room; others reach it by this node's address."""
         node_ip = str(ray.util.get_node_ip_address())
-        return await self.start(role, settings, name=name, token=token, node_ip=node_ip)
+        return await self.start(role, settings, name=name, secrets=secrets, node_ip=node_ip)
 
 
 class RayFleet:
     """Processes as detached actors of this cluster."""
 
-    def __init__(self, token: str, start_timeout_s: float) -> None:
-        self._token = token
+    def __init__(self, secrets: Mapping[str, str], start_timeout_s: float) -> None:
+        self._secrets = dict(secrets)
         self._timeout_s = start_timeout_s
         self._handles: dict[str, Any] = {}
         self._waiting: dict[str, str] = {}
@@ -104,7 +106,7 @@ class RayFleet:
         handle = (
             ray.remote(Room)
             .options(
-                name=f"{replica.name}{_SEPARATOR}{secrets.token_hex(4)}",
+                name=f"{replica.name}{_SEPARATOR}{token_hex(4)}",
                 namespace=NAMESPACE,
                 lifetime="detached",
                 num_cpus=0,  # makes Ray give torch one thread
@@ -118,7 +120,7 @@ class RayFleet:
         try:
             await self._await_place(handle, replica, deadline)
             call = handle.start_here.remote(
-                str(replica.role), dict(replica.settings), name=replica.name, token=self._token
+                str(replica.role), dict(replica.settings), name=replica.name, secrets=self._secrets
             )
             reply = await asyncio.wait_for(_awaitable(call), max(1.0, deadline - time.monotonic()))
         except TimeoutError:
@@ -172,9 +174,10 @@ class RayFleet:
 class ControllerShell:
     """The controller as an actor."""
 
-    def __init__(self, topology: Topology, token: str, start_timeout_s: float) -> None:
+    def __init__(self, topology: Topology, secrets: Mapping[str, str], start_timeout_s: float) -> None:
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
-        self._controller = Controller(topology, RayFleet(token, start_timeout_s), ControlAnnouncer(token or None))
+        fleet = RayFleet(secrets, start_timeout_s)
+        self._controller = Controller(topology, fleet, ControlAnnouncer(secrets.get("token_file")))
         # Started here, so that a controller that Ray restarted takes up its work without being asked.
         self._loop = asyncio.get_event_loop().create_task(self._controller.run())
 
@@ -188,14 +191,14 @@ class ControllerShell:
         self._loop.cancel()
 
 
-def start_controller(topology: Topology, *, token: str, start_timeout_s: float) -> None:
+def start_controller(topology: Topology, *, secrets: Mapping[str, str], start_timeout_s: float) -> None:
     """Creates the controller; a cell that is already there is refused."""
     if controller() is not None:
         raise DsparkError("this Ray cluster already runs a dspark cell; take it down first")
     handle = (
         ray.remote(ControllerShell)
         .options(name=CONTROLLER, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)
-        .remote(topology, token, start_timeout_s)
+        .remote(topology, dict(secrets), start_timeout_s)
     )
     _get(handle.report.remote(), 60.0, "the controller did not start")
 

@@ -18,6 +18,7 @@ from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cel
 from dspark.errors import ConfigError, DsparkError, Unavailable
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
+from dspark.runtime.security import is_loopback
 
 Say = Callable[[str], None]
 Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
@@ -44,7 +45,12 @@ def read_config(
 
 
 def plan_topology(
-    config: ClusterConfig, *, file: str | Path | None, environ: Mapping[str, str], port: int, token_file: Path
+    config: ClusterConfig,
+    *,
+    file: str | Path | None,
+    environ: Mapping[str, str],
+    port: int,
+    token_files: Mapping[str, Path],
 ) -> Topology:
     """Every process with its resolved settings; a wrong key or value is found here, before anything starts."""
     shared: dict[str, object] = {
@@ -52,7 +58,7 @@ def plan_topology(
         "drafter": config.drafter,
         "target_revision": config.revision,
         "drafter_revision": config.revision,
-        "token_file": str(token_file),
+        **{key: str(path) for key, path in token_files.items()},
         "insecure": config.insecure,
         "device": config.device,
         "policy": config.policy,
@@ -70,10 +76,12 @@ def plan_topology(
 def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping[str, str], say: Say) -> Cell:
     """Starts or joins Ray, starts the cell, waits until it serves, writes the state file."""
     _refuse_second(say)
-    token_file = state_dir() / "worker_token"
-    token = write_token(token_file)
+    token_files = _token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
-    topology = plan_topology(config, file=file, environ=environ, port=port, token_file=token_file)
+    topology = plan_topology(config, file=file, environ=environ, port=port, token_files=token_files)
+    secrets = {key: write_token(path) for key, path in token_files.items()}
+    if "client_token_file" in secrets:
+        say(f"clients from elsewhere need the token in {token_files['client_token_file']}")
     deadline = time.monotonic() + config.start_timeout_s
     cell_id = new_cell_id()
     head: Head | None = None
@@ -83,7 +91,7 @@ def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping
     cell = Cell(
         endpoint=f"{_reachable(config.bind)}:{port}",
         cell_id=cell_id,
-        token_file=str(token_file),
+        token_file=str(token_files["token_file"]),
         ray_address=head.address if head else str(config.address),
         ray_pid=head.pid if head else 0,
         ray_dir=str(head.folder) if head else "",
@@ -92,21 +100,27 @@ def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping
     )
     try:
         write_cell(cell)  # from now on `dspark down` can clear up, whatever happens here
-        return _serve(cell, topology, token, config, head, deadline, say)
+        return _serve(cell, topology, secrets, config, head, deadline, say)
     except BaseException:
         _undo(cell, head, say)
         raise
 
 
 def _serve(
-    cell: Cell, topology: Topology, token: str, config: ClusterConfig, head: Head | None, deadline: float, say: Say
+    cell: Cell,
+    topology: Topology,
+    secrets: Mapping[str, str],
+    config: ClusterConfig,
+    head: Head | None,
+    deadline: float,
+    say: Say,
 ) -> Cell:
     from deploy import cluster
 
     cluster.connect(cell.ray_address, local=head is not None)
     try:
         say(f"ray: {'started' if head else 'joined'} at {cell.ray_address}")
-        cluster.start_controller(topology, token=token, start_timeout_s=config.start_timeout_s)
+        cluster.start_controller(topology, secrets=secrets, start_timeout_s=config.start_timeout_s)
         rows = _await_replicas(cluster.report, deadline, say)
         served = next(row["endpoint"] for row in rows if row["name"] == topology.coordinator.name)
         if served != cell.endpoint:  # it runs on another node of the cluster
@@ -212,6 +226,14 @@ def _check_model(name: str, model: str) -> None:
     looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
     if looks_local and not (path / "config.json").is_file():
         raise ConfigError(f"cluster.{name}: {model} is not a folder with a config.json")
+
+
+def _token_files(config: ClusterConfig) -> dict[str, Path]:
+    """Secrets of the cell by configuration key. Clients need one as soon as strangers could reach the coordinator."""
+    files = {"token_file": state_dir() / "worker_token"}
+    if not is_loopback(config.bind) and not config.insecure:
+        files["client_token_file"] = state_dir() / "client_token"
+    return files
 
 
 def _reachable(bind: str) -> str:
