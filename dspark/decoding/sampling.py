@@ -38,8 +38,9 @@ class LawColumns:
 
     @staticmethod
     def of(laws: Sequence[Law], device: torch.device | str = "cpu") -> LawColumns:
-        """One row per law, or a single one when all are equal."""
-        laws = laws[:1] if all(law == laws[0] for law in laws) else laws
+        """One row per law, or a single one when all shape their rows alike."""
+        if len({(law.temperature, law.top_k, law.top_p) for law in laws}) == 1:
+            laws = laws[:1]
         greedy = [law.greedy for law in laws]
 
         def column(values: list[float], dtype: torch.dtype) -> Tensor:

@@ -152,6 +152,34 @@ def test_malformed_distributions_are_named(q: tuple[np.ndarray, np.ndarray, list
     assert why in problem
 
 
+def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
+    rng = np.random.default_rng(8)
+    logits = torch.from_numpy(rng.normal(0, 2, (3, 8))).float()
+    excluded = distribution(logits, LawColumns.of([Law(1.0, top_k=3)])) == 0
+    refused = judged = 0
+    for _ in range(4000):
+        entries = int(rng.integers(1, 5))
+        ids = np.array([rng.permutation(8)[:entries] for _ in range(2)], np.uint32)
+        probs = rng.dirichlet([1.0] * entries, 2).astype(np.float32)
+        payload = bytearray(probs.tobytes() + ids.tobytes())
+        if rng.random() < 0.7:
+            for _ in range(int(rng.integers(1, 3))):
+                payload[int(rng.integers(0, len(payload)))] = int(rng.integers(0, 256))
+        q = SparseQ(entries, bytes(payload[probs.nbytes :]), bytes(payload[: probs.nbytes]))
+        draft = [int(ids[0, 0]), int(ids[1, -1])]
+        problem = validate_q(*q.arrays(), draft, 8)
+        if problem is not None:
+            assert problem.startswith(("q", "draft_ids"))
+            refused += 1
+            continue
+        law = Law(1.0, top_k=3, seed=int(rng.integers(0, 2**63)))
+        ((accepted, token),) = judge(logits, [Case(Cursor(1, 1, 1, 9), law, 0, draft, q)])
+        assert not any(excluded[k, draft[k]] for k in range(accepted))
+        assert not excluded[accepted, token]
+        judged += 1
+    assert min(refused, judged) > 500
+
+
 @pytest.mark.parametrize("rule", [Rule.BLOCK, Rule.COUPLED])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rules_that_are_not_built_are_refused_by_name(rule: Rule, temperature: float) -> None:
