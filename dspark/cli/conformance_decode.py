@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dspark.errors import CheckpointError
+from dspark.model.calibration import IDENTITY
 from dspark.model.drafter import BlockDrafter
 from dspark.types import Block, Cursor, Law, Refusal, SparseQ, Verdict
 
@@ -38,6 +39,7 @@ class Run:
     threshold: float
     ids: list[int]
     stopped: bool = False
+    refused: str | None = None  # why an engine would not serve it
     acceptance_lengths: list[int] = dataclasses.field(default_factory=list)
     proposal_lengths: list[int] = dataclasses.field(default_factory=list)
     accepted_draft_lengths: list[int] = dataclasses.field(default_factory=list)
@@ -45,7 +47,7 @@ class Run:
     @property
     def going(self) -> bool:
         """Rounds go on while the anchor's index is below the end, wherever they may lead."""
-        return not self.stopped and len(self.ids) - 1 < self.end
+        return not self.stopped and not self.refused and len(self.ids) - 1 < self.end
 
     def take(self, draft: Sequence[int], accepted: int, next_token: int) -> None:
         """Counts one round and commits what it kept."""
@@ -62,6 +64,8 @@ class Run:
 
     def problem(self, case: dict[str, Any]) -> str | None:
         """None if everything came out as the case says."""
+        if self.refused:
+            return self.refused
         found = {
             "output_ids": self.ids[: self.end],
             "acceptance_lengths": self.acceptance_lengths,
@@ -101,11 +105,18 @@ def decode_cases(file: Path, *, drafter: BlockDrafter, target_folder: Path | Non
     )
     if verify.attention_path != "packed":
         raise CheckpointError(f"{target_folder}: runs {verify.attention_path}, not packed")
-    draft = DraftEngine.load(
-        DraftConfig(drafter=str(file.parent), device="cpu", dtype="float32", context_tokens=room, measure_cost=False)
+    draft = DraftEngine(
+        drafter=drafter,
+        calibration=IDENTITY,  # thresholds of the cases are meant for raw confidence
+        config=DraftConfig(drafter=str(file.parent), context_tokens=room),
+        version="",
+        calibrated=False,
     )
     for run in runs:
-        _prefill(run, verify, draft)
+        try:
+            _prefill(run, verify, draft)
+        except CheckpointError as error:
+            run.refused = str(error)
     while going := [run for run in runs if run.going]:
         _round(going, verify, draft)
     return [run.problem(case) for run, case in zip(runs, cases, strict=True)]

@@ -153,6 +153,26 @@ def test_one_altered_id_in_a_run_fails_it(
     assert capsys.readouterr().out.splitlines()[-1] == "7 passed, 1 failed, 0 skipped"
 
 
+def test_a_run_that_cannot_be_served_fails_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _keep_only(folder, "decode_cases.json")
+    path = folder / DRAFTER / "decode_cases.json"
+    cases: list[dict[str, Any]] = json.loads(path.read_text())
+    cases[0]["prompt_ids"][0] = 128
+    path.write_text(json.dumps(cases))
+    assert run(folder) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert "vocabulary size 128" in told[0]
+    assert told[-1] == "7 passed, 1 failed, 0 skipped"
+
+
+def test_thresholds_meet_raw_confidence_whatever_the_calibration(folder: Path) -> None:
+    _keep_only(folder, "decode_cases.json")
+    buckets = {"greedy": [50.0] * 7, "sampled": [50.0] * 7}
+    calibration = {"version": 1, "rule": "token", "top_k_cut": 64, "buckets": buckets}
+    (folder / DRAFTER / "calibration.json").write_text(json.dumps(calibration))
+    assert run(folder) == 0
+
+
 @pytest.mark.parametrize("file", ["block_cases.safetensors", "loss_case.safetensors", "decode_cases.json"])
 def test_a_broken_case_file_fails_and_the_others_still_count(
     folder: Path, file: str, capsys: pytest.CaptureFixture[str]
