@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from coordinator.clock import Clock
+from coordinator.clock import Clock, settled
 from coordinator.commit_log import End, Reason
 from coordinator.cost_curve import Running
 from coordinator.lane import Lane
@@ -46,6 +46,7 @@ class Admission:
         self._full: set[Lane] = set()
         self._between_ends = Running(weight=0.2)
         self._last_end = clock.time()
+        self._empty: asyncio.Future[None] | None = None
         self.draining = False
 
     # Requests.
@@ -100,9 +101,16 @@ class Admission:
         self.ended(track, None)
         return True
 
-    def end_all(self, error: Exception) -> None:
+    async def emptied(self, longest_s: float) -> None:
+        """Until no request is left, or for so long."""
+        if self._requests:
+            self._empty = asyncio.get_running_loop().create_future()
+            await settled((self._empty,), longest_s, self._clock)
+
+    def cut_all(self) -> None:
+        """Ends every request, saying where its answer stands."""
         for track in list(self._requests.values()):
-            self.ended(track, error)
+            self.ended(track, Unavailable(f"the coordinator stops; {_said(track)}"))
 
     # What lanes report.
 
@@ -118,6 +126,8 @@ class Admission:
         elif track in self._queue:
             self._queue.remove(track)
         del self._requests[track.request.id]
+        if not self._requests and self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
         now = self._clock.time()
         track.tally.ended = now
         self._between_ends.observe(now - self._last_end)

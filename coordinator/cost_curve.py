@@ -81,6 +81,11 @@ class CostCurve:
     def seconds(self, tokens: float, context: float) -> float:
         return float(self.column(context)(np.array([tokens], np.float64))[0])
 
+    def grid(self) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, contexts and the seconds in force, [tokens, contexts] in row-major order."""
+        seconds = (self._fit * self.correction).ravel().tolist()
+        return [int(t) for t in self._tokens], [int(c) for c in self._contexts], seconds
+
     def observe(self, tokens: float, context: float, seconds: float) -> None:
         """Move the correction a little towards what a finished step took."""
         if not (seconds > 0.0 and np.isfinite(seconds)):

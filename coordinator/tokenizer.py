@@ -47,6 +47,26 @@ class Tokenizer:
         return TextStream(self, self._backend, prompt[-_WINDOW:], skip_special)
 
 
+def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None:
+    """The tokenizer of a folder or of a hub id; None when the target has none or none is named."""
+    if not target:
+        return None
+    if Path(target).is_dir():
+        return Tokenizer.load(target)
+    from huggingface_hub import hf_hub_download  # comes with `tokenizers`; most deployments name a folder
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        path = hf_hub_download(target, _FILE, revision=revision)
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(f"target: {target} is no folder, and its tokenizer is not in the hub cache") from error
+    except EntryNotFoundError:
+        return None
+    except (HfHubHTTPError, ValueError, OSError) as error:
+        raise ConfigError(f"target: {target}: {error}") from error
+    return Tokenizer.load(Path(path).parent)
+
+
 class TextStream:
     """The text of one answer as its ids arrive."""
 

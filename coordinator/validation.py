@@ -16,6 +16,7 @@ from dspark.types import Law, Rule
 from dspark.wire.v1 import generate_pb2, types_pb2
 
 MAX_ID = 128
+MAX_TEXT = 4 * 1024 * 1024  # characters
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_IDS = 64

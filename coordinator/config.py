@@ -1,0 +1,34 @@
+"""What a coordinator process can be told. Light: the deployment reads it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """One coordinator process."""
+
+    target: str | None = field(default=None, metadata={"doc": "Folder or hub id whose tokenizer is used; absent: ids."})
+    target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
+    verify: tuple[str, ...] = field(default=(), metadata={"doc": "host:port of verifiers known from the start."})
+    draft: tuple[str, ...] = field(default=(), metadata={"doc": "host:port of drafters known from the start."})
+    bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
+    metrics_port: int | None = field(default=None, metadata={"doc": "Port of /metrics; 0 takes any, absent is off."})
+    token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
+    client_token_file: str | None = field(default=None, metadata={"doc": "File that holds the token clients need."})
+    insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
+    policy: str = field(default="greedy", metadata={"doc": "Default policy: off, fixed:k, threshold:t or greedy."})
+    max_running: int = field(default=256, metadata={"doc": "Requests in rounds or prefill at one time."})
+    max_queued: int = field(default=1024, metadata={"doc": "Requests that may wait; more are refused."})
+    max_unread: int = field(default=1024, metadata={"doc": "Commits a client may leave unread before it is cut."})
+    request_deadline_s: float = field(default=600.0, metadata={"doc": "Longest life of any request."})
+    open_deadline_s: float = field(default=1.0, metadata={"doc": "Longest wait for a drafter to make room."})
+    draft_deadline_s: float = field(default=0.5, metadata={"doc": "Longest wait for the drafts of one cohort."})
+    drafter_patience_s: float = field(default=5.0, metadata={"doc": "Silence after which a drafter is let go."})
+    feature_wait_us: int = field(default=3000, metadata={"doc": "Longest wait of a drafter for rows on their way."})
+    prefill_deadline_s: float = field(default=120.0, metadata={"doc": "Longest wait for one prefill."})
+    verify_deadline_s: float = field(default=10.0, metadata={"doc": "Longest wait for the verdicts of one cohort."})
+    describe_deadline_s: float = field(default=2.0, metadata={"doc": "Longest wait for a worker to say what it is."})
+    verifier_wait_s: float = field(default=20.0, metadata={"doc": "How long requests wait for another verifier."})
+    max_handovers: int = field(default=4, metadata={"doc": "Verifiers a request may lose before it fails."})

@@ -1,0 +1,187 @@
+"""Who is there: keeps a connection to every announced worker, checks that they fit, and makes lanes of them.
+
+One lane per verifier; every drafter that fits feeds every lane. The announced set is the whole truth: whoever is
+missing is let go. A worker that breaks is tried again with a capped back-off, and counts as lost in the moment its
+stream ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+
+import grpc
+import structlog
+
+from coordinator.admission import Admission
+from coordinator.clients import DrafterClient, VerifierClient, drafter_facts, verifier_facts
+from coordinator.clock import Clock
+from coordinator.compatibility import drafter_mismatch, verifier_mismatch
+from coordinator.lane import Lane, Waits
+from coordinator.ports import DrafterFacts, DrafterPort, VerifierFacts
+from coordinator.worker import Address, Role, Worker
+from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1 import draft_pb2, verify_pb2
+
+log = structlog.get_logger("dspark.membership")
+
+ANNOUNCE_WAIT_S = 1.0  # an announcement is answered when all are connected, or after this
+
+
+class Membership:
+    """Workers by address, lanes by verifier."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        *,
+        waits: Waits,
+        describe_s: float,
+        token: str | None,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._admission, self._waits, self._describe_s = admission, waits, describe_s
+        self._token, self._clock, self._metrics = token, clock, metrics
+        self._workers: dict[Address, Worker] = {}
+        self._load: Counter[DrafterPort] = Counter()
+        self._lanes: dict[VerifierClient, Lane] = {}
+        self._drafters: dict[DrafterClient, Worker] = {}
+        self._loops: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        return tuple(self._workers.values())
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return tuple(self._lanes.values())
+
+    @property
+    def verifiers(self) -> tuple[VerifierFacts, ...]:
+        return tuple(client.facts for client in self._lanes)
+
+    @property
+    def drafters(self) -> tuple[DrafterFacts, ...]:
+        return tuple(client.facts for client in self._drafters)
+
+    async def announce(self, addresses: Iterable[Address]) -> int:
+        """Replaces the set of workers; returns how many are connected."""
+        wanted = dict.fromkeys(addresses)
+        for address in [known for known in self._workers if known not in wanted]:
+            self._let_go(self._workers.pop(address), "no longer announced")
+        for address in wanted:
+            if address not in self._workers:
+                self._workers[address] = Worker(
+                    address, self._join, describe_s=self._describe_s, token=self._token, metrics=self._metrics
+                )
+        waiting = [worker.settled.wait() for worker in self._workers.values()]
+        if waiting:
+            tasks = [asyncio.ensure_future(wait) for wait in waiting]
+            await asyncio.wait(tasks, timeout=ANNOUNCE_WAIT_S)
+            for task in tasks:
+                task.cancel()
+        return sum(worker.connected for worker in self._workers.values())
+
+    async def close(self) -> None:
+        for worker in self._workers.values():
+            self._let_go(worker, "the coordinator stops")
+        self._workers.clear()
+        await asyncio.gather(*self._leaving, *self._loops, return_exceptions=True)
+
+    def _let_go(self, worker: Worker, why: str) -> None:
+        log.info("worker.let_go", worker=worker.address.name, why=why)
+        leaving = asyncio.get_running_loop().create_task(worker.close(why))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        worker.drop(why)
+
+    # One worker came or went. Both happen between two turns of the event loop.
+
+    def _join(
+        self,
+        worker: Worker,
+        said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription,
+        channel: grpc.aio.Channel,
+    ) -> str | None:
+        """Takes a described worker in; or says in a sentence why not."""
+        name, endpoint = worker.address.name, worker.address.endpoint
+        if isinstance(said, verify_pb2.VerifierDescription):
+            return self._verifier_came(worker, verifier_facts(name, endpoint, said), channel)
+        return self._drafter_came(worker, drafter_facts(name, endpoint, said), channel)
+
+    def _verifier_came(self, worker: Worker, facts: VerifierFacts, channel: grpc.aio.Channel) -> str | None:
+        for other in self.verifiers:
+            problem = verifier_mismatch(other, facts)
+            if problem is not None:
+                return problem
+
+        def lost(why: str) -> None:
+            lane = self._lanes.pop(client)
+            lane.close()
+            self._admission.lane_left(lane)
+            self._gone(worker, why)
+
+        client = VerifierClient(facts, channel, self._token, self._metrics, lost)
+        worker.hold(client, client.session)
+        lane = Lane(
+            client, self._admission, load=self._load, waits=self._waits, clock=self._clock, metrics=self._metrics
+        )
+        self._lanes[client] = lane
+        for drafter in self._drafters:
+            if drafter_mismatch(facts, drafter.facts) is None:
+                lane.drafter_joined(drafter)
+        self._note_fits()
+        loop = asyncio.get_running_loop().create_task(lane.run())
+        self._loops.add(loop)
+        loop.add_done_callback(lambda done: self._loop_ended(done, client))
+        self._admission.lane_joined(lane)
+        log.info("lane.opened", verifier=facts.name, model=facts.model, drafters=len(lane.drafters))
+        return None
+
+    def _drafter_came(self, worker: Worker, facts: DrafterFacts, channel: grpc.aio.Channel) -> str | None:
+        problems = [drafter_mismatch(verifier, facts) for verifier in self.verifiers]
+        if problems and all(problems):
+            return problems[0]
+
+        def lost(why: str) -> None:
+            del self._drafters[client]
+            for lane in self._lanes.values():
+                lane.drafter_left(client)
+            self._load.pop(client, None)
+            self._gone(worker, why)
+
+        client = DrafterClient(facts, channel, self._token, self._metrics, lost)
+        worker.hold(client, client.session)
+        self._drafters[client] = worker
+        for verifier, lane in self._lanes.items():
+            if drafter_mismatch(verifier.facts, facts) is None:
+                lane.drafter_joined(client)
+        self._note_fits()
+        log.info("drafter.joined", drafter=facts.name, model=facts.model)
+        return None
+
+    def _note_fits(self) -> None:
+        """A drafter that came before any verifier learns here whether it fits."""
+        for drafter, worker in self._drafters.items():
+            problems = [drafter_mismatch(verifier, drafter.facts) for verifier in self.verifiers]
+            worker.detail = next(filter(None, problems), "") if all(problems) else ""
+        for role in Role:
+            states = Counter(worker.state for worker in self._workers.values() if worker.address.role is role)
+            for state in ("serving", "connecting", "draining"):
+                self._metrics.pool_replicas.labels(pool=role.value, state=state).set(states[state])
+
+    def _gone(self, worker: Worker, why: str) -> None:
+        self._metrics.worker_losses.labels(pool=worker.address.role.value).inc()
+        log.warning("worker.lost", worker=worker.address.name, why=why)
+        worker.lost(why)
+        self._note_fits()
+
+    def _loop_ended(self, done: asyncio.Task[None], client: VerifierClient) -> None:
+        self._loops.discard(done)
+        error = None if done.cancelled() else done.exception()
+        if error is not None:  # a bug: its sequences get a fresh lane rather than none
+            log.error("lane.failed", verifier=client.facts.name, exc_info=error)
+            client.close("its lane failed")

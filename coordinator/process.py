@@ -1,0 +1,158 @@
+"""A coordinator process, from configuration to SERVING and back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import structlog
+
+from coordinator.admission import Admission, Bounds
+from coordinator.config import CoordinatorConfig
+from coordinator.control import ControlService
+from coordinator.drafting import DraftWaits
+from coordinator.frontdesk import FrontDesk, Offer
+from coordinator.lane import Waits
+from coordinator.membership import Membership
+from coordinator.policy import Policy, parse_policy
+from coordinator.service import GenerationService
+from coordinator.tokenizer import find_tokenizer
+from coordinator.worker import Address, Role
+from dspark.errors import ConfigError, InvalidRequest
+from dspark.runtime.identity import new_incarnation, read_token
+from dspark.runtime.security import Access, split_endpoint
+from dspark.runtime.server import GrpcServer
+from dspark.runtime.telemetry import Metrics, MetricsServer, serve_metrics
+from dspark.wire.v1 import control_pb2_grpc, generate_pb2_grpc
+
+log = structlog.get_logger("dspark.coordinator")
+
+GENERATION = "dspark.wire.v1.Generation"
+CONTROL = "dspark.wire.v1.Control"
+LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
+
+
+@dataclass
+class CoordinatorProcess:
+    """A serving coordinator."""
+
+    endpoint: str
+    incarnation: int
+    metrics: Metrics
+    metrics_port: int | None
+    membership: Membership
+    admission: Admission
+    _server: GrpcServer = field(repr=False)
+    _metrics_server: MetricsServer | None = field(repr=False)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Takes no new requests, lets running streams finish within the grace, then lets everybody go."""
+        self.admission.draining = True
+        await self._server.set_serving(False)
+        await self.admission.emptied(grace_s)
+        self.admission.cut_all()
+        await self._server.drain(min(grace_s, LAST_WRITES_S))
+        await self.membership.close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+            self._metrics_server = None
+
+
+async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> CoordinatorProcess:
+    """Serves at once; lanes open as workers are found."""
+    offer = Offer(policy=check(config), max_unread=config.max_unread)
+    token, client_token = read_token(config.token_file), read_token(config.client_token_file)
+    tokenizer = find_tokenizer(config.target, config.target_revision)
+    incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
+    metrics.policy_info.labels(policy=str(offer.policy)).set(1)
+    admission = Admission(_bounds(config), clock, metrics)
+    membership = Membership(
+        admission,
+        waits=_waits(config),
+        describe_s=config.describe_deadline_s,
+        token=token,
+        clock=clock,
+        metrics=metrics,
+    )
+    desk = FrontDesk(admission, membership, tokenizer, offer, clock)
+    control = ControlService(desk, name=name, incarnation=incarnation)
+    access = Access(token=token, client_token=client_token, client_services=frozenset({GENERATION}))
+    server = GrpcServer(
+        bind=config.bind,
+        access=access,
+        insecure=config.insecure,
+        max_concurrent_streams=config.max_running + config.max_queued + 64,  # so that excess is refused, not parked
+    )
+    generation = GenerationService(desk, clock, config.request_deadline_s)
+    server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
+    server.add(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL)
+    port = await server.start()
+    control.endpoint = server.endpoint(port)
+    await membership.announce(_static(config))
+    metrics_server = None
+    if config.metrics_port is not None:
+        metrics_server = serve_metrics(metrics, split_endpoint(config.bind)[0], config.metrics_port)
+    await server.set_serving(True)
+    log.info(
+        "coordinator.serving",
+        name=name,
+        endpoint=control.endpoint,
+        policy=str(offer.policy),
+        text=tokenizer is not None,
+    )
+    return CoordinatorProcess(
+        endpoint=control.endpoint,
+        incarnation=incarnation,
+        metrics=metrics,
+        metrics_port=metrics_server.port if metrics_server is not None else None,
+        membership=membership,
+        admission=admission,
+        _server=server,
+        _metrics_server=metrics_server,
+    )
+
+
+def check(config: CoordinatorConfig) -> Policy:
+    """Refuses what cannot work, by name, before anything is opened; returns the default policy."""
+    for key in ("max_running", "max_unread"):
+        if getattr(config, key) < 1:
+            raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is less than 1")
+    for key in ("max_queued", "max_handovers", "feature_wait_us"):
+        if getattr(config, key) < 0:
+            raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is negative")
+    for key in (
+        "request_deadline_s",
+        "open_deadline_s",
+        "draft_deadline_s",
+        "drafter_patience_s",
+        "prefill_deadline_s",
+        "verify_deadline_s",
+        "describe_deadline_s",
+        "verifier_wait_s",
+    ):
+        if not getattr(config, key) > 0:
+            raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is not above 0")
+    for endpoint in (*config.verify, *config.draft):
+        split_endpoint(endpoint)
+    try:
+        return parse_policy(config.policy, field="coordinator.policy")
+    except InvalidRequest as error:
+        raise ConfigError(str(error)) from error
+
+
+def _static(config: CoordinatorConfig) -> list[Address]:
+    given = ((Role.VERIFY, config.verify), (Role.DRAFT, config.draft))
+    return [
+        Address(role, endpoint, 0, f"{role.value}/{index}")
+        for role, endpoints in given
+        for index, endpoint in enumerate(endpoints)
+    ]
+
+
+def _bounds(config: CoordinatorConfig) -> Bounds:
+    return Bounds(config.max_running, config.max_queued, config.verifier_wait_s, config.max_handovers)
+
+
+def _waits(config: CoordinatorConfig) -> Waits:
+    draft = DraftWaits(config.draft_deadline_s, config.drafter_patience_s, config.feature_wait_us)
+    return Waits(draft, config.open_deadline_s, config.prefill_deadline_s, config.verify_deadline_s)
