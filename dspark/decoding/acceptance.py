@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import LawColumns, best, distribution, draw
+from dspark.decoding.slots import Slots
 from dspark.errors import Unsupported
 from dspark.types import Cursor, Law, Rule, SparseQ
 
@@ -65,7 +66,7 @@ def token_rule(
 ) -> tuple[int, int]:
     """(accepted, next token) of one sequence."""
     ids, probs = q
-    slots = _Slots.of([draft_ids], [ids.ravel()], [probs.ravel()], [ids.shape[1]])
+    slots = Slots.of([draft_ids], [ids.ravel()], [probs.ravel()], [ids.shape[1]])
     p = target_probs[torch.arange(len(draft_ids)), torch.tensor(draft_ids, dtype=torch.int64)].numpy()
     kept, rejected = _leading_run(p, slots, np.asarray(accept_u, np.float64).reshape(len(draft_ids)))
     return kept[0], _emit(target_probs[kept], slots, rejected, np.array([emit_u]))[0]
@@ -143,7 +144,7 @@ def _judge_greedy(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]
 
 def _judge_sampled(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
     lengths = [len(case.draft_ids) for case in cases]
-    slots = _Slots.of(
+    slots = Slots.of(
         [case.draft_ids for case in cases],
         [np.frombuffer(case.q.ids, "<u4") for case in cases],
         [np.frombuffer(case.q.probs, "<f4") for case in cases],
@@ -191,57 +192,7 @@ def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
     return logits[torch.tensor(rows, device=logits.device)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Slots:
-    """The drafted tokens of several sequences and their sparse distributions, flattened: S slots, N entries."""
-
-    lengths: list[int]  # slots of each sequence
-    within: Ints  # [S] slot number inside its sequence, from 1
-    drafted: Ints  # [S]
-    slot: Ints  # [N] slot of an entry, ascending
-    ids: Ints  # [N]
-    probs: Floats  # [N], divided by the float64 sum of their slot
-
-    @staticmethod
-    def of(
-        drafts: Sequence[Sequence[int]],
-        ids: Sequence[npt.NDArray[np.integer]],
-        probs: Sequence[npt.NDArray[np.floating]],
-        entries: Sequence[int],
-    ) -> _Slots:
-        lengths = [len(draft) for draft in drafts]
-        total = sum(lengths)
-        slot = np.repeat(np.arange(total), np.repeat(np.array(entries, np.int64), lengths))
-        weights = np.concatenate(probs).astype(np.float64)
-        return _Slots(
-            lengths=lengths,
-            within=np.concatenate([np.arange(1, length + 1) for length in lengths]),
-            drafted=np.array([token for draft in drafts for token in draft], np.int64),
-            slot=slot,
-            ids=np.concatenate(ids).astype(np.int64),
-            probs=weights / np.bincount(slot, weights, minlength=total)[slot],
-        )
-
-    def of_drafted(self) -> Floats:
-        """q of the drafted tokens: [S]."""
-        own = np.where(self.ids == self.drafted[self.slot], self.probs, 0.0)
-        q: Floats = np.bincount(self.slot, own, minlength=len(self.drafted)).astype(np.float64)
-        return q
-
-    def dense(self, chosen: Sequence[int | None], like: Tensor) -> Tensor:
-        """q of one slot per row, or zeros for None: shape and device of `like` [m, V]."""
-        row_of = np.full(len(self.drafted), -1)
-        for row, slot in enumerate(chosen):
-            if slot is not None:
-                row_of[slot] = row
-        rows = row_of[self.slot]
-        wanted = rows >= 0
-        q = torch.zeros_like(like)
-        where = (torch.from_numpy(rows[wanted]).to(q.device), torch.from_numpy(self.ids[wanted]).to(q.device))
-        return q.index_put_(where, torch.from_numpy(self.probs[wanted]).to(q.device))
-
-
-def _leading_run(p: Floats, slots: _Slots, accept_u: Floats) -> tuple[list[int], list[int | None]]:
+def _leading_run(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], list[int | None]]:
     """Per sequence: how many slots are kept, and the slot that was not (None if none was). p, accept_u [S]."""
     if not np.isfinite(p).all():
         raise FloatingPointError("target probabilities are not numbers")
@@ -263,7 +214,7 @@ def _leading_run(p: Floats, slots: _Slots, accept_u: Floats) -> tuple[list[int],
     return accepted, rejected
 
 
-def _emit(last: Tensor, slots: _Slots, rejected: Sequence[int | None], emit_u: Floats) -> list[int]:
+def _emit(last: Tensor, slots: Slots, rejected: Sequence[int | None], emit_u: Floats) -> list[int]:
     """The token the target adds to each sequence, from the row [m, V] where its run ended."""
     law = residual(last, slots.dense(rejected, last))
     ids: list[int] = draw(law, torch.from_numpy(emit_u).to(last.device)).tolist()

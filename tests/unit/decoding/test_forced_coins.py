@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding import acceptance
+from dspark.decoding import acceptance, slots
 from dspark.decoding.acceptance import token_rule
 
 N = 32
@@ -120,20 +120,20 @@ SOURCE_MUTANTS = {
 
 
 @pytest.mark.parametrize("bug", SOURCE_MUTANTS)
-def test_the_check_fails_when(bug: str, tmp_path: Path) -> None:
+def test_the_check_fails_when(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right, wrong = SOURCE_MUTANTS[bug]
-    source = Path(acceptance.__file__).read_text(encoding="utf-8")
-    assert source.count(right) == 1, "the mutant no longer matches the source"
+    (module,) = [m for m in (acceptance, slots) if right in Path(m.__file__).read_text(encoding="utf-8")]
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    assert source.count(right) == 1
     path = tmp_path / "mutant.py"
     path.write_text(source.replace(right, wrong), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("mutant", path)
     assert spec is not None
     assert spec.loader is not None
     mutant = importlib.util.module_from_spec(spec)
-    sys.modules["mutant"] = mutant
-    try:
-        spec.loader.exec_module(mutant)
-        with pytest.raises(AssertionError):
-            check(mutant.token_rule, 12)
-    finally:
-        del sys.modules["mutant"]
+    monkeypatch.setitem(sys.modules, "mutant", mutant)
+    spec.loader.exec_module(mutant)
+    if module is slots:
+        monkeypatch.setattr(acceptance, "Slots", mutant.Slots)
+    with pytest.raises(AssertionError):
+        check(token_rule if module is slots else mutant.token_rule, 12)

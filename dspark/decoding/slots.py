@@ -1,0 +1,69 @@
+"""The drafted slots of several sequences and the sparse distributions they were drawn from, side by side.
+
+Sequences differ in slots and in entries per slot, so everything lies flat and an index says what belongs where.
+Invariant 3, q sent is q sampled: the float32 numbers are divided by their float64 sum here, as when they were drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """S slots in all, N entries in all; sequences and slots in order."""
+
+    lengths: list[int]  # slots of each sequence
+    within: Ints  # [S] slot number inside its sequence, from 1
+    drafted: Ints  # [S]
+    slot: Ints  # [N] slot of an entry, ascending
+    ids: Ints  # [N]
+    probs: Floats  # [N], divided by the float64 sum of their slot
+
+    @staticmethod
+    def of(
+        drafts: Sequence[Sequence[int]],
+        ids: Sequence[npt.NDArray[np.integer]],
+        probs: Sequence[npt.NDArray[np.floating]],
+        entries: Sequence[int],
+    ) -> Slots:
+        """One item per sequence: its drafted tokens, flat ids and probabilities, and entries per slot."""
+        lengths = [len(draft) for draft in drafts]
+        total = sum(lengths)
+        slot = np.repeat(np.arange(total), np.repeat(np.array(entries, np.int64), lengths))
+        weights = np.concatenate(probs).astype(np.float64)
+        return Slots(
+            lengths=lengths,
+            within=np.concatenate([np.arange(1, length + 1) for length in lengths]),
+            drafted=np.array([token for draft in drafts for token in draft], np.int64),
+            slot=slot,
+            ids=np.concatenate(ids).astype(np.int64),
+            probs=weights / np.bincount(slot, weights, minlength=total)[slot],
+        )
+
+    def of_drafted(self) -> Floats:
+        """q of the drafted tokens: [S]."""
+        own = np.where(self.ids == self.drafted[self.slot], self.probs, 0.0)
+        q: Floats = np.bincount(self.slot, own, minlength=len(self.drafted)).astype(np.float64)
+        return q
+
+    def dense(self, chosen: Sequence[int | None], like: Tensor) -> Tensor:
+        """q of one slot per row, or zeros for None: shape and device of `like` [m, V]."""
+        row_of = np.full(len(self.drafted), -1)
+        for row, slot in enumerate(chosen):
+            if slot is not None:
+                row_of[slot] = row
+        rows = row_of[self.slot]
+        wanted = rows >= 0
+        q = torch.zeros_like(like)
+        where = (torch.from_numpy(rows[wanted]).to(q.device), torch.from_numpy(self.ids[wanted]).to(q.device))
+        return q.index_put_(where, torch.from_numpy(self.probs[wanted]).to(q.device))
