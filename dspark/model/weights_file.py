@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,8 +161,7 @@ def _read_header(file: Path) -> dict[str, Entry]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen = dict(pairs)
     if len(seen) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
         raise ValueError(f"duplicate name {_names(twice)}")
     return seen
 

@@ -77,3 +77,22 @@ def test_a_block_without_any_context_is_finite() -> None:
             context_len=torch.zeros(n, dtype=torch.long),
         )
         assert torch.isfinite(walk.corrected).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_half_precision_stays_close(dtype: torch.dtype) -> None:
+    drafter = load_drafter(DRAFTERS[0], dtype=dtype)
+    for case in block_cases(DRAFTERS[0]):
+        context = drafter.project(case["context_features"][0])
+        keys, values = drafter.context_kv(context, torch.arange(len(context)))
+        assert keys.dtype == values.dtype == dtype
+        walk = greedy_block(
+            drafter,
+            anchor_ids=case["anchor_id"],
+            context_k=keys[:, None],
+            context_v=values[:, None],
+            context_len=torch.tensor([len(context)]),
+        )
+        similarity = torch.cosine_similarity(walk.base.float(), case["base_logits"], dim=-1)
+        assert similarity.min() > 0.99
