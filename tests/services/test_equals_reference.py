@@ -1,0 +1,143 @@
+"""Invariant 7: the distributed system equals the one-page loop.
+
+Real coordinator, verifier and drafter talk over loopback. What the verifier was asked to judge is recorded; the
+recorded (anchor, prefix) choices, replayed by the reference loop over plain forwards of the target, must lead to the
+tokens the clients saw. At temperature 0 they must be those of plain greedy decoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worker_stream import drafter, verifier
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from dspark.client import AsyncClient
+from dspark.decoding.reference import Round, Target, replay
+from dspark.model.checkpoint import load_target
+from dspark.types import Law, Verdict
+
+pytestmark = pytest.mark.services
+
+POLICIES = ("greedy", "fixed:3", "threshold:0.4", "off")
+
+
+@dataclass
+class Cell:
+    """A running cell and the rounds its verifier judged, by the seed of the request."""
+
+    endpoint: str
+    coordinator: Any
+    rounds: dict[int, list[Round]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _record(cell: Cell, engine: Any) -> None:
+    """Keeps every judged item of `engine`; changes nothing."""
+    inner = engine.judge_cohort
+
+    def judge_cohort(items: Any) -> Any:
+        seeds = {item.cursor.sequence: engine._sequences[item.cursor.sequence].law.seed for item in items}
+        judged = inner(items)
+        for item, outcome in zip(items, judged.outcomes, strict=True):
+            assert isinstance(outcome, Verdict), outcome
+            made = Round(
+                item.cursor.anchor_position,
+                item.draft_ids,
+                item.q,
+                len(item.draft_ids),
+                outcome.accepted,
+                outcome.next_token,
+                item.cursor.epoch,
+            )
+            cell.rounds[seeds[item.cursor.sequence]].append(made)
+        return judged
+
+    engine.judge_cohort = judge_cohort
+
+
+@pytest.fixture
+async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
+    async with verifier(golden_target, golden_drafter) as v, drafter(golden_drafter) as d:
+        config = CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,))
+        coordinator = await coordinator_process.start(config)
+        cell = Cell(coordinator.endpoint, coordinator)
+        _record(cell, v.engine)
+        yield cell
+        await coordinator.stop(1.0)
+
+
+def _plain_target(path: Path) -> Target:
+    model = load_target(path).model
+
+    def logits(tokens: Any, rows: int) -> torch.Tensor:
+        with torch.inference_mode():
+            out = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+        return out[0, -rows:]
+
+    return logits
+
+
+async def _answer(client: AsyncClient, prompt: list[int], delay_s: float, **options: Any) -> list[int]:
+    await asyncio.sleep(delay_s)
+    completion = await client.complete(prompt, timeout=60.0, ignore_eos=True, **options)
+    return list(completion.token_ids)
+
+
+def _prompts(count: int) -> list[list[int]]:
+    rng = random.Random(5)
+    return [[rng.randrange(2, 120) for _ in range(rng.randrange(4, 40))] for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        pytest.param({"temperature": 1.0}, id="sampled"),
+        pytest.param({"temperature": 0.7, "top_k": 20, "top_p": 0.9}, id="truncated"),
+    ],
+)
+async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tokens(
+    cell: Cell, golden_target: Path, law: dict[str, Any]
+) -> None:
+    prompts, target = _prompts(8), _plain_target(golden_target)
+    client = AsyncClient(cell.endpoint)
+    answers = await asyncio.gather(
+        *(
+            _answer(client, prompt, 0.01 * index, max_tokens=24, seed=1000 + index, policy=POLICIES[index % 4], **law)
+            for index, prompt in enumerate(prompts)
+        )
+    )
+    await client.close()
+    assert sum(len(rounds) for rounds in cell.rounds.values()) > 0
+    assert any(made.accepted for rounds in cell.rounds.values() for made in rounds)
+    for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        # The wire carries float32 request fields.
+        as_sent = {key: float(torch.tensor(v).item()) if isinstance(v, float) else v for key, v in law.items()}
+        key = Law(**as_sent, seed=1000 + index)
+        rounds = cell.rounds[1000 + index]
+        assert tuple(answer) == replay(prompt, target, rounds, key, max_tokens=24, epoch=rounds[0].epoch)
+
+
+async def test_greedy_answers_equal_plain_greedy_decoding_whatever_the_policy(cell: Cell, golden_target: Path) -> None:
+    prompts, target = _prompts(8), _plain_target(golden_target)
+    client = AsyncClient(cell.endpoint)
+    answers = await asyncio.gather(
+        *(
+            _answer(client, prompt, 0.01 * index, max_tokens=40, temperature=0.0, policy=POLICIES[index % 4])
+            for index, prompt in enumerate(prompts)
+        )
+    )
+    await client.close()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = list(prompt)
+        for _ in range(40):
+            tokens.append(int(target(tokens, 1)[0].argmax()))
+        assert answer == tokens[len(prompt) :]
