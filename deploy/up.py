@@ -41,7 +41,11 @@ def read_config(
         if not model:
             raise ConfigError(f"cluster.{name}: required; say --{name} PATH_OR_ID")
         _check_model(name, model)
-    return load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags={**flags, **models})
+    # Workers may run in another folder: what is a folder here gets its full path.
+    full = {
+        name: str(Path(model).resolve()) if model and Path(model).is_dir() else model for name, model in models.items()
+    }
+    return load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags={**flags, **full})
 
 
 def plan_topology(

@@ -1,0 +1,141 @@
+"""Three processes started by hand: the answers of the system are those of the target alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.greedy_identity import plain_greedy
+from benchmarks.pair import Pair
+from deploy.processes import LocalCell
+from dspark.client import Client, Finished, InvalidRequest
+from dspark.errors import Unavailable
+
+pytestmark = [pytest.mark.e2e, pytest.mark.services]
+
+PROMPTS = [[5, 9, 17, 33], [2], list(range(2, 90)), [100, 3, 100, 3, 100, 3, 64]]
+TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCell]:
+    with LocalCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
+        yield cell
+
+
+@pytest.fixture(scope="module")
+def plain(golden_target: Path, golden_drafter: Path) -> list[list[int]]:
+    return plain_greedy(Pair(golden_target, golden_drafter), PROMPTS, TOKENS)
+
+
+def _settled(client: Client) -> bool:
+    """Waits at most a second for every sequence and page to be free."""
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        if not any(process.sequences or process.pages_held for process in client.status().processes):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("policy", ["off", "greedy", "fixed:1", "fixed:7", "threshold:0.5"])
+def test_greedy_answers_equal_the_target_alone_under_every_policy(
+    cell: LocalCell, plain: list[list[int]], policy: str
+) -> None:
+    with cell.client() as client:
+        for prompt, expected in zip(PROMPTS, plain, strict=True):
+            answer = client.complete(prompt, max_tokens=TOKENS, temperature=0.0, ignore_eos=True, policy=policy)
+            assert list(answer.token_ids) == expected
+            assert answer.end.speculation.policy == policy
+
+
+def test_answers_at_the_same_time_equal_those_one_by_one(cell: LocalCell, plain: list[list[int]]) -> None:
+    with cell.client() as client:
+        options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+        streams = [client.generate(prompt, **options) for prompt in PROMPTS * 3]
+        answers = [[token for event in stream for token in event.token_ids] for stream in streams]
+    assert answers == plain * 3
+
+
+def test_a_seed_fixes_a_sampled_answer(cell: LocalCell) -> None:
+    with cell.client() as client:
+        first, again, other = (
+            client.complete(PROMPTS[0], max_tokens=24, seed=seed, ignore_eos=True).token_ids for seed in (11, 11, 12)
+        )
+    assert first == again
+    assert first != other
+
+
+def test_an_answer_says_what_it_took(cell: LocalCell) -> None:
+    with cell.client() as client:
+        answer = client.complete(PROMPTS[2], max_tokens=TOKENS, temperature=0.0, ignore_eos=True, policy="fixed:3")
+    shape = answer.as_json()
+    spec, usage = shape["speculation"], shape["usage"]
+    assert usage["prompt_tokens"] == len(PROMPTS[2])
+    assert usage["completion_tokens"] == len(shape["token_ids"]) == TOKENS
+    assert sum(spec["acceptance_histogram"]) == sum(spec["verified_histogram"]) == spec["rounds"]
+    assert sum(i * n for i, n in enumerate(spec["acceptance_histogram"])) == spec["accepted_tokens"]
+    assert sum(i * n for i, n in enumerate(spec["verified_histogram"])) == spec["verified_tokens"] > 0
+    assert shape["timings"]["ttft_ms"] <= shape["timings"]["total_ms"]
+
+
+def test_status_shows_every_process_and_the_curve_in_force(cell: LocalCell, capsys: pytest.CaptureFixture[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "dspark.cli.main", "status", "--json", "--endpoint", cell.endpoint],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shape = json.loads(result.stdout)
+    shown = {(p["role"], p["endpoint"], p["pid"], p["incarnation"], p["state"]) for p in shape["processes"]}
+    started = {
+        (name.partition("/")[0], child.endpoint, child.pid, child.incarnation, "serving")
+        for name, child in cell.children.items()
+    }
+    assert shown == started
+    (lane,) = shape["lanes"]
+    assert len(lane["drafters"]) == 1
+    assert lane["cost_curve_in_force"]
+    assert lane["verify_cost"]["tokens"] == sorted(lane["verify_cost"]["tokens"])
+
+
+@pytest.mark.parametrize("moment", ["before the first token", "in the middle", "after the end"])
+def test_a_client_that_leaves_frees_everything_within_a_second(cell: LocalCell, moment: str) -> None:
+    with cell.client() as client:
+        stream = client.generate(PROMPTS[0], max_tokens=400, ignore_eos=True)
+        taken = {"before the first token": 0, "in the middle": 20, "after the end": 1_000}[moment]
+        for _, event in zip(range(taken), stream, strict=False):
+            if isinstance(event, Finished):
+                break
+        stream.close()
+        assert _settled(client)
+
+
+def test_a_request_beyond_the_model_is_refused_by_field(cell: LocalCell) -> None:
+    with cell.client() as client:
+        with pytest.raises(InvalidRequest) as caught:
+            client.complete([5, 128], max_tokens=4)
+        assert caught.value.field == "tokenized.input_ids"
+        with pytest.raises(InvalidRequest) as caught:
+            client.complete([5], max_tokens=4, top_p=1.5)
+        assert "top_p" in caught.value.field
+
+
+def test_generate_prints_ids_for_a_target_without_a_tokenizer(cell: LocalCell, plain: list[list[int]]) -> None:
+    words = ["generate", "--token-ids", ",".join(map(str, PROMPTS[0])), "--max-tokens", str(TOKENS)]
+    command = [sys.executable, "-m", "dspark.cli.main", *words, "--temperature", "0", "--ignore-eos"]
+    shown = subprocess.run([*command, "--endpoint", cell.endpoint], capture_output=True, text=True, check=True)
+    assert [int(word) for word in shown.stdout.split()] == plain[0]
+
+
+def test_a_checkpoint_that_is_not_there_is_named_and_nothing_is_left(golden_drafter: Path, tmp_path: Path) -> None:
+    cell = LocalCell(tmp_path / "nowhere", golden_drafter, folder=tmp_path)
+    with pytest.raises(Unavailable, match=r"verify/0 did not start: dspark: .*nowhere"):
+        cell.start()
+    assert not cell.children

@@ -1,0 +1,185 @@
+"""One local Ray cluster, brought up and taken down by the commands a user types."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.greedy_identity import plain_greedy
+from benchmarks.pair import Pair
+from deploy.marks import marked
+from dspark.client import Client, find_cell
+from dspark.client.cell import cell_file, is_alive
+
+pytestmark = [pytest.mark.ray, pytest.mark.e2e]
+
+PROMPT = [5, 9, 17, 33]
+
+
+def dspark(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """The command, as a user runs it."""
+    command = [sys.executable, "-m", "dspark.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=240)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("DSPARK_HOME", str(folder))
+        yield folder
+        dspark("down")
+
+
+@pytest.fixture(scope="session")
+def cluster(home: Path, golden_target: Path, golden_drafter: Path) -> Iterator[Client]:
+    came_up = dspark("up", "--target", str(golden_target), "--drafter", str(golden_drafter), check=False)
+    assert came_up.returncode == 0, came_up.stderr
+    with Client() as client:
+        assert came_up.stdout.strip() == client.endpoint
+        yield client
+
+
+def _processes() -> dict[str, dict[str, Any]]:
+    reply = json.loads(dspark("status", "--json").stdout)
+    return {process["name"]: process for process in reply["processes"]}
+
+
+def _await_replacement(name: str, before: int, within_s: float) -> dict[str, Any]:
+    deadline = time.monotonic() + within_s
+    while True:
+        result = dspark("status", "--json", check=False)
+        if result.returncode == 0:
+            now = {process["name"]: process for process in json.loads(result.stdout)["processes"]}.get(name)
+            if now and now["incarnation"] != before and now["state"] == "serving":
+                return now
+        assert time.monotonic() < deadline, f"{name} was not replaced: {result.stdout} {result.stderr}"
+        time.sleep(0.2)
+
+
+def test_a_cluster_answers_as_the_target_alone(cluster: Client, golden_target: Path, golden_drafter: Path) -> None:
+    answer = cluster.complete(PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True)
+    assert [list(answer.token_ids)] == plain_greedy(Pair(golden_target, golden_drafter), [PROMPT], 32)
+    assert answer.end.speculation.verified_tokens > 0
+
+
+def test_every_process_listens_on_loopback_only(cluster: Client) -> None:
+    pids = set(marked(find_cell().cell_id))
+    assert pids
+    listening = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                listening[fields[9]] = fields[1].partition(":")[0]
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    wide = []
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = os.readlink(link)
+            except OSError:
+                continue
+            inode = target.removeprefix("socket:[").removesuffix("]")
+            if inode in listening and listening[inode] not in loopback:
+                wide.append((pid, listening[inode]))
+    assert not wide
+
+
+def test_workers_refuse_calls_without_the_shared_token(cluster: Client) -> None:
+    import grpc
+
+    from dspark.wire.v1 import verify_pb2_grpc
+    from dspark.wire.v1.types_pb2 import DescribeRequest
+
+    with grpc.insecure_channel(_processes()["verify/0"]["endpoint"]) as channel:
+        stub = verify_pb2_grpc.VerifyStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Describe(DescribeRequest(), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert (find_cell().token() or "") != ""
+    assert Path(find_cell().token_file).stat().st_mode & 0o077 == 0
+
+
+def test_a_second_up_is_refused_and_the_first_unharmed(cluster: Client, golden_target: Path) -> None:
+    second = dspark("up", "--target", str(golden_target), "--drafter", str(golden_target), check=False)
+    assert second.returncode == 1
+    assert second.stderr == f"dspark: a cluster is already up at {cluster.endpoint}; `dspark down` ends it\n"
+    assert cluster.complete(PROMPT, max_tokens=2).end.finish_reason == "length"
+
+
+def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> None:
+    calm = cluster.complete(PROMPT, max_tokens=400, temperature=0.0, ignore_eos=True).token_ids
+    before = _processes()["draft/0"]
+    answers: list[tuple[int, ...]] = []
+
+    def ask() -> None:
+        while len(answers) < 6:
+            answers.append(cluster.complete(PROMPT, max_tokens=400, temperature=0.0, ignore_eos=True).token_ids)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.3)
+    os.kill(_pid_listening_at(before), signal.SIGKILL)
+    after = _await_replacement("draft/0", before["incarnation"], within_s=60)
+    asking.join(timeout=120)
+    assert not asking.is_alive()
+    assert all(answer == calm for answer in answers), "no stream ended early or changed"
+    assert after["pid"] != before["pid"]
+    answer = cluster.complete(PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True, policy="fixed:3")
+    assert answer.end.speculation.draft_tokens > 0, "the new drafter drafts"
+
+
+def test_a_killed_coordinator_comes_back_at_the_same_endpoint(cluster: Client) -> None:
+    before = _processes()["coordinator/0"]
+    os.kill(_pid_listening_at(before), signal.SIGKILL)
+    after = _await_replacement("coordinator/0", before["incarnation"], within_s=60)
+    assert after["endpoint"] == before["endpoint"]
+    deadline = time.monotonic() + 30
+    while "draft/0" not in _processes():
+        assert time.monotonic() < deadline
+    assert cluster.complete(PROMPT, max_tokens=4, temperature=0.0, timeout=30).end.usage.completion_tokens == 4
+
+
+def _pid_listening_at(process: dict[str, Any]) -> int:
+    pid = int(process["pid"])
+    assert pid in marked(find_cell().cell_id), "only processes of this cluster are hurt"
+    return pid
+
+
+def test_down_leaves_no_process_no_folder_and_no_state(cluster: Client, home: Path) -> None:
+    cell = find_cell()
+    pids = marked(cell.cell_id)
+    assert len(pids) >= 5
+    down = dspark("down")
+    assert down.stderr.strip().endswith(f"down: {cell.endpoint}")
+    assert marked(cell.cell_id) == []
+    assert not any(is_alive(pid) for pid in pids)
+    assert not Path(cell.ray_dir).exists()
+    assert not cell_file().exists()
+
+
+def test_a_bad_checkpoint_surfaces_the_worker_s_sentence_and_cleans_up(
+    home: Path, golden_target: Path, golden_drafter: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((golden_drafter / "config.json").read_text())
+    result = dspark("up", "--target", str(golden_target), "--drafter", str(broken), check=False)
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("dspark: ")
+    assert "cannot start" in last
+    assert "broken" in last
+    assert "Traceback" not in result.stderr
+    assert not cell_file().exists()
