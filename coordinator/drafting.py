@@ -32,7 +32,8 @@ class DraftWaits:
 
     deadline_s: float = 0.5
     patience_s: float = 5.0  # a drafter that is silent for longer is let go
-    feature_wait_us: int = 3_000  # what a drafter may wait for rows that are on their way
+    feature_wait_us: int = 3_000  # what a drafter may wait for rows that are on their way ...
+    feature_wait_us_each: int = 200  # ... and for each sequence of the cohort, whose rows come one after the other
 
 
 class Drafting:
@@ -83,7 +84,7 @@ class Drafting:
             turn.track.drafted = (turn.cursor.epoch, turn.cursor.committed_len)
             turn.drafter_version = drafter.facts.fingerprint
         orders = [turn.draft_order(drafter.facts.block_size) for turn in its]
-        return drafter.draft(orders, self._waits.feature_wait_us)
+        return drafter.draft(orders, self._waits.feature_wait_us + len(its) * self._waits.feature_wait_us_each)
 
     def _collect(self, drafter: DrafterPort, its: Sequence[Turn], reply: Future[Drafted]) -> Drafted | None:
         """The blocks of one drafter's cohort: all of them or none."""

@@ -144,7 +144,7 @@ class _Worker:
         return future
 
     def let_go(self, kind: str) -> None:
-        """Stops holding this kind back."""
+        """Stops holding this kind of reply back."""
         self.holding.discard(kind)
         for held in [each for each in self.held if each[0] == kind]:
             self.held.remove(held)
@@ -154,11 +154,16 @@ class _Worker:
         """As a killed process: every reply it owes fails, and what it held is gone."""
         self.talk.say(f"{self.name} dies")
         self.alive = False
+        self.forget_all()
         for future in list(self._open):
             future.set_exception(Lost(f"{self.name} is gone"))
 
+    def forget_all(self) -> None:
+        """What the session opened goes with it."""
+
     def close(self, why: str) -> None:
         self.talk.say(f"{self.name} is let go: {why}")
+        self.forget_all()
         self.closed_because = why
         self.alive = False
         for future in list(self._open):
@@ -214,6 +219,10 @@ class FakeDrafter(_Worker):
         self.rows.pop(cursor.sequence, None)
         self.epochs.pop(cursor.sequence, None)
 
+    def forget_all(self) -> None:
+        self.rows.clear()
+        self.epochs.clear()
+
     def ingest(self, sequence: int, epoch: int, start: int, tokens: Sequence[int]) -> None:
         """Rows from a verifier."""
         if self.alive and self.epochs.get(sequence) == epoch:
@@ -264,21 +273,21 @@ class FakeVerifier(_Worker):
         self.no_pages = False
         self.tampers: Callable[[Verdict], Verdict] = lambda verdict: verdict
         self.facts = VerifierFacts(
-            name,
-            f"{name}:1",
-            incarnation,
-            0,
-            "toy target",
-            "toy-target",
-            VOCAB,
-            512,
-            8,
-            "toy-projection",
-            16,
-            pages,
-            "packed",
-            stop_token_ids,
-            cost,
+            name=name,
+            endpoint=f"{name}:1",
+            incarnation=incarnation,
+            pid=0,
+            model="toy target",
+            fingerprint="toy-target",
+            vocab_size=VOCAB,
+            context_length=512,
+            hidden_size=8,
+            projection="toy-projection",
+            page_size=16,
+            pages_total=pages,
+            attention_path="packed",
+            stop_token_ids=stop_token_ids,
+            cost=cost,
         )
 
     def prefill(self, order: PrefillOrder) -> asyncio.Future[Prefilled | Declined]:
@@ -321,6 +330,9 @@ class FakeVerifier(_Worker):
     def release(self, cursor: Cursor) -> None:
         self.talk.say(f"{self.name} <- release {self.talk.at(cursor)}")
         self.sequences.pop(cursor.sequence, None)
+
+    def forget_all(self) -> None:
+        self.sequences.clear()
 
     def _judge(self, order: VerifyOrder) -> Verdict | Declined:
         cursor = order.cursor

@@ -1,0 +1,73 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.commit_log import CommitLog, End, Reason, cut
+from coordinator.sequence import NEXT, Effect, Event, Sequence, State, UnlistedEvent
+
+
+def a_sequence() -> Sequence:
+    return Sequence(7, CommitLog([1, 2, 3]))
+
+
+def test_a_life_without_trouble() -> None:
+    sequence = a_sequence()
+    events = [Event.PLACED, Event.PREFILLED, Event.GATHERED, Event.SCHEDULED, Event.JUDGED, Event.ENDED]
+    effects = [sequence.apply(event) for event in events]
+    assert sequence.state is State.FINISHED
+    assert effects == [(Effect.PREFILL,), (Effect.COMMIT,), (), (), (Effect.COMMIT,), (Effect.RELEASE,)]
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", Event)
+def test_an_event_the_table_does_not_list_is_an_error(state: State, event: Event) -> None:
+    sequence = a_sequence()
+    sequence.state = state
+    if (state, event) in NEXT:
+        sequence.apply(event)
+        assert sequence.state is NEXT[state, event][0]
+    else:
+        with pytest.raises(UnlistedEvent, match=f"{state.value}.*{event.value}"):
+            sequence.apply(event)
+        assert sequence.state is state
+
+
+def test_every_living_state_can_end_and_the_finished_one_knows_no_event() -> None:
+    assert {state for state, event in NEXT if event is Event.ENDED} == set(State) - {State.FINISHED}
+    assert not [key for key in NEXT if key[0] is State.FINISHED]
+
+
+def test_the_cursor_counts_rounds_and_a_hand_over_raises_the_epoch() -> None:
+    sequence = a_sequence()
+    for event in (Event.PLACED, Event.PREFILLED, Event.GATHERED, Event.SCHEDULED, Event.JUDGED):
+        sequence.apply(event)
+    sequence.log.append([4])
+    assert (sequence.cursor.epoch, sequence.cursor.round, sequence.cursor.committed_len) == (0, 2, 4)
+    sequence.apply(Event.ORPHANED)
+    assert (sequence.cursor.epoch, sequence.cursor.round, sequence.cursor.committed_len) == (1, 0, 4)
+
+
+def test_the_log_keeps_every_position() -> None:
+    log = CommitLog([9, 8])
+    log.append([7])
+    log.append([6, 5])
+    assert (len(log), log.anchor, log.answered) == (5, 5, 3)
+    assert log.ids() == (9, 8, 7, 6, 5)
+    assert log.answer() == (7, 6, 5)
+
+
+def test_a_stop_token_inside_what_was_accepted_cuts_behind_it() -> None:
+    assert cut([4, 5, 6], room=9, stop_ids=frozenset({5})) == ((4, 5), End(Reason.STOP, token_id=5))
+
+
+def test_a_stop_token_at_the_last_place_is_a_stop_and_not_a_length() -> None:
+    assert cut([4, 5], room=2, stop_ids=frozenset({5})) == ((4, 5), End(Reason.STOP, token_id=5))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 9), st.frozensets(st.integers(0, 5)))
+def test_a_cut_never_overshoots_and_is_a_prefix(tokens: list[int], room: int, stops: frozenset[int]) -> None:
+    kept, end = cut(tokens, room, stops)
+    assert kept == tuple(tokens[: len(kept)])
+    assert 1 <= len(kept) <= room
+    assert (end is None) == (len(kept) < room and kept[-1] not in stops)
+    assert not stops & set(kept[:-1])

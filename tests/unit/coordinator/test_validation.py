@@ -1,0 +1,139 @@
+import math
+
+import pytest
+
+from coordinator.policy import Fixed, Greedy
+from coordinator.request import Request
+from coordinator.validation import Limits, read_request
+from dspark.errors import InvalidRequest, Unsupported
+from dspark.types import Law, Rule
+from dspark.wire.v1 import generate_pb2 as g
+from dspark.wire.v1 import types_pb2
+
+
+def read(message: g.GenerateRequest, has_tokenizer: bool = False) -> Request:
+    limits = Limits(100, 50, 40, (1,), has_tokenizer, Greedy())
+    prompt = tuple(message.tokenized.input_ids) or ((7, 8) if message.text else ())
+    return read_request(message, prompt, limits, make_id=lambda: "made-up", draw_seed=lambda: 42)
+
+
+def ask(ids: tuple[int, ...] = (5, 6), **params: object) -> g.GenerateRequest:
+    return g.GenerateRequest(tokenized=g.TokenizedInput(input_ids=ids), sampling_params=g.SamplingParams(**params))
+
+
+def test_what_is_absent_takes_the_default() -> None:
+    assert read(ask()) == Request(
+        id="made-up",
+        prompt=(5, 6),
+        law=Law(1.0, 1.0, 0, 42, 0, Rule.TOKEN),
+        max_tokens=38,
+        policy=Greedy(),
+        stop_ids=frozenset({1}),
+    )
+
+
+def test_what_is_given_is_taken() -> None:
+    message = ask(temperature=0.5, top_p=0.25, top_k=9, seed=3, max_tokens=5, stop_token_ids=[4], ignore_eos=True)
+    message.request_id = "mine"
+    message.speculation.policy = "fixed:2"
+    request = read(message)
+    assert (request.id, request.law, request.max_tokens) == ("mine", Law(0.5, 0.25, 9, 3), 5)
+    assert (request.policy, request.stop_ids) == (Fixed(2), frozenset({4}))
+
+
+def test_zero_is_a_temperature_and_a_seed() -> None:
+    request = read(ask(temperature=0.0, seed=0))
+    assert (request.law.temperature, request.law.seed) == (0.0, 0)
+
+
+P = "sampling_params."
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("input", g.GenerateRequest()),
+        ("tokenized.input_ids", ask(())),
+        ("tokenized.input_ids", ask((5, 100))),
+        ("tokenized.input_ids", ask((5,) * 50)),
+        ("tokenized.input_ids", ask((5,) * 45)),
+        ("text", g.GenerateRequest(text="hello")),
+        ("request_id", g.GenerateRequest(request_id="x" * 129, tokenized=g.TokenizedInput(input_ids=[1]))),
+        (P + "temperature", ask(temperature=-0.1)),
+        (P + "temperature", ask(temperature=math.nan)),
+        (P + "temperature", ask(temperature=math.inf)),
+        (P + "top_p", ask(top_p=0.0)),
+        (P + "top_p", ask(top_p=1.5)),
+        (P + "top_p", ask(top_p=math.nan)),
+        (P + "max_tokens", ask(max_tokens=0)),
+        (P + "max_tokens", ask(max_tokens=49)),
+        (P + "max_tokens", ask(max_tokens=39)),
+        (P + "stop", ask(stop=["x"])),
+        (P + "stop_token_ids", ask(stop_token_ids=list(range(65)))),
+        (P + "stop_token_ids", ask(stop_token_ids=[100])),
+        (
+            "speculation.policy",
+            g.GenerateRequest(
+                tokenized=g.TokenizedInput(input_ids=[1]), speculation=g.SpeculationParams(policy="fastest")
+            ),
+        ),
+    ],
+)
+def test_what_is_malformed_is_refused_by_field_name(field: str, message: g.GenerateRequest) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(message)
+    assert refused.value.field == field
+    assert not isinstance(refused.value, Unsupported)
+
+
+@pytest.mark.parametrize("stop", [["x"] * 17, ["x" * 257], [""]])
+def test_stop_strings_are_bounded(stop: list[str]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(ask(stop=stop), has_tokenizer=True)
+    assert refused.value.field == P + "stop"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"min_p": 0.1},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": -0.5},
+        {"repetition_penalty": 1.1},
+        {"min_tokens": 2},
+        {"n": 2},
+        {"logprobs": 0},
+        {"logit_bias": {3: 1.0}},
+    ],
+)
+def test_what_is_not_built_is_refused_by_field_name(params: dict[str, object]) -> None:
+    with pytest.raises(Unsupported) as refused:
+        read(ask(**params))
+    assert refused.value.field == P + next(iter(params))
+
+
+@pytest.mark.parametrize("params", [{"min_p": 0.0}, {"repetition_penalty": 1.0}, {"n": 1}, {"min_tokens": 0}])
+def test_the_neutral_value_of_what_is_not_built_is_fine(params: dict[str, object]) -> None:
+    assert read(ask(**params)).prompt == (5, 6)
+
+
+@pytest.mark.parametrize("rule", [types_pb2.RULE_BLOCK, types_pb2.RULE_COUPLED])
+def test_other_rules_are_not_built_yet(rule: types_pb2.Rule) -> None:
+    message = ask()
+    message.speculation.rule = rule
+    with pytest.raises(Unsupported) as refused:
+        read(message)
+    assert refused.value.field == "speculation.rule"
+
+
+def test_a_seed_goes_with_the_token_rule() -> None:
+    message = ask(seed=5)
+    message.speculation.rule = types_pb2.RULE_TOKEN
+    assert read(message).law == Law(seed=5)
+
+
+def test_every_field_of_the_sampling_parameters_is_read_or_refused() -> None:
+    known = {"temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "skip_special_tokens"}
+    known |= {"ignore_eos", "seed", "include_stop_str_in_output"}
+    refused = {"min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens", "n", "logprobs"}
+    assert {field.name for field in g.SamplingParams.DESCRIPTOR.fields} == known | refused | {"logit_bias"}
