@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,6 +24,8 @@ from dspark.wire.v1 import draft_pb2_grpc, features_pb2_grpc
 
 log = structlog.get_logger("dspark.draft")
 
+_LOOK_S = 0.05  # between looks at what is still held while draining
+
 
 @dataclass
 class DraftProcess:
@@ -43,7 +46,13 @@ class DraftProcess:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Takes no new sequences, lets running calls end within the grace, frees everything."""
         self._service.drain()
-        await self._server.drain(grace_s)
+        await self._server.set_serving(False)
+        # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
+        for _ in range(int(grace_s / _LOOK_S)):
+            if not self.engine.held.sequences:
+                break
+            await asyncio.sleep(_LOOK_S)
+        await self._server.drain(min(grace_s, 0.2))
         await self._cohorts.close()
         await self._arrivals.close()
         self._device.close()

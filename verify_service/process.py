@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 import structlog
@@ -20,6 +21,8 @@ from verify_service.feature_push import FeaturePush
 from verify_service.service import NAME, VerifyService
 
 log = structlog.get_logger("dspark.verify")
+
+_LOOK_S = 0.05  # between looks at what is still held while draining
 
 
 @dataclass
@@ -40,7 +43,13 @@ class VerifyProcess:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Takes no new sequences, lets running calls end within the grace, frees everything."""
         self._service.drain()
-        await self._server.drain(grace_s)
+        await self._server.set_serving(False)
+        # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
+        for _ in range(int(grace_s / _LOOK_S)):
+            if not self.engine.held.sequences:
+                break
+            await asyncio.sleep(_LOOK_S)
+        await self._server.drain(min(grace_s, 0.2))
         await self._push.close()
         self._device.close()
         if self._metrics_server is not None:

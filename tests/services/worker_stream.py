@@ -1,0 +1,161 @@
+"""A coordinator's end of a worker's session, as plain calls, for tests of real workers over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.types import Cursor, Law, SparseQ
+from dspark.wire import codec
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+DEADLINE_S = 20.0
+GREEDY = Law(temperature=0.0)
+
+
+class Stream:
+    """Commands by tag; events in whatever order they come."""
+
+    def __init__(self, endpoint: str, stub: Any, command: Any, token: str | None = None) -> None:
+        self.channel = open_channel(endpoint)
+        self.stub = stub(self.channel)
+        self._command = command
+        self._call = self.stub.Session(metadata=auth_metadata(token))
+        self._tags = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    async def ask(self, incarnation: int = 0, **command: Any) -> Any:
+        tag = next(self._tags)
+        self._waiting[tag] = asyncio.get_running_loop().create_future()
+        await self._call.write(self._command(tag=tag, incarnation=incarnation, **command))
+        return await asyncio.wait_for(self._waiting[tag], DEADLINE_S)
+
+    async def end(self) -> None:
+        """Ends this side and waits for the worker to end its own."""
+        await self._call.done_writing()
+        await asyncio.wait_for(self._reader, DEADLINE_S)
+        await self.channel.close()
+
+    async def _read(self) -> None:
+        try:
+            async for event in self._call:
+                self._waiting.pop(event.tag).set_result(event)
+        except grpc.aio.AioRpcError as error:
+            for future in self._waiting.values():
+                future.set_exception(error)
+
+
+class VerifyStream(Stream):
+    def __init__(self, endpoint: str, token: str | None = None) -> None:
+        super().__init__(endpoint, verify_pb2_grpc.VerifyStub, verify_pb2.VerifyCommand, token)
+
+    async def prefill(
+        self,
+        cursor: Cursor,
+        ids: list[int],
+        law: Law = GREEDY,
+        *,
+        reserve: int = 0,
+        sink: Any = None,
+        keep: bool = True,
+    ) -> Any:
+        command = verify_pb2.Prefill(
+            cursor=codec.write_cursor(cursor),
+            token_ids=ids,
+            law=codec.write_law(law),
+            reserve_tokens=reserve or len(ids) + 80,
+            sink=sink,
+            keep_features=keep,
+        )
+        return (await self.ask(prefill=command)).prefilled
+
+    async def verify(self, *items: Any) -> Any:
+        return (await self.ask(verify=verify_pb2.VerifyCohort(items=items))).verdicts
+
+    async def release(self, sequence: int, epoch: int = 1) -> int:
+        ref = types_pb2.SequenceRef(sequence=sequence, epoch=epoch)
+        return (await self.ask(release=verify_pb2.VerifyRelease(sequences=[ref]))).released.sequences
+
+
+class DraftStream(Stream):
+    def __init__(self, endpoint: str, token: str | None = None) -> None:
+        super().__init__(endpoint, draft_pb2_grpc.DraftStub, draft_pb2.DraftCommand, token)
+
+    async def open(self, cursor: Cursor, reserve: int = 200) -> Any:
+        return (await self.ask(open=draft_pb2.Open(cursor=codec.write_cursor(cursor), reserve_tokens=reserve))).opened
+
+    async def draft(self, *items: Any, wait_us: int = 50_000) -> Any:
+        return (await self.ask(draft=draft_pb2.DraftCohort(items=items, wait_us=wait_us))).blocks
+
+
+def verify_item(
+    cursor: Cursor, anchor: int, draft_ids: list[int] | tuple[int, ...] = (), q: SparseQ | None = None, sink: Any = None
+) -> verify_pb2.VerifyItem:
+    if q is None:  # a greedy draft: all mass on the drafted token
+        q = one_hot(draft_ids)
+    return verify_pb2.VerifyItem(
+        cursor=codec.write_cursor(cursor),
+        anchor=anchor,
+        draft_ids=draft_ids,
+        q_entries=q.entries if draft_ids else 0,
+        q_ids=q.ids,
+        q_probs=q.probs,
+        sink=sink,
+    )
+
+
+def one_hot(ids: list[int] | tuple[int, ...]) -> SparseQ:
+    import numpy as np
+
+    return SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((len(ids), 1), np.float32))
+
+
+def draft_item(cursor: Cursor, anchor: int, law: Law = GREEDY, slots: int = 0) -> draft_pb2.DraftItem:
+    return draft_pb2.DraftItem(
+        cursor=codec.write_cursor(cursor),
+        anchor=anchor,
+        features_through=cursor.committed_len - 1,
+        law=codec.write_law(law),
+        max_slots=slots,
+    )
+
+
+@contextlib.asynccontextmanager
+async def verifier(target: Any, drafter: Any = None, **settings: Any) -> AsyncIterator[verify_process.VerifyProcess]:
+    config = VerifyConfig(
+        target=str(target), drafter=str(drafter) if drafter else None, **{"measure_cost": False, **settings}
+    )
+    process = await verify_process.start(config)
+    try:
+        yield process
+    finally:
+        await process.stop(1.0)
+
+
+@contextlib.asynccontextmanager
+async def drafter(path: Any, **settings: Any) -> AsyncIterator[draft_process.DraftProcess]:
+    process = await draft_process.start(DraftConfig(drafter=str(path), **{"measure_cost": False, **settings}))
+    try:
+        yield process
+    finally:
+        await process.stop(1.0)
+
+
+async def until(condition: Any, deadline_s: float = 5.0) -> None:
+    """Waits for something that another task brings about."""
+    for _ in range(int(deadline_s / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not so within {deadline_s} s")

@@ -1,0 +1,108 @@
+"""Contexts: rows in any order, twice, late, too many; the watermark counts what has no gap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from draft_service.contexts import ContextStore, Rows
+from dspark.model.checkpoint import load_drafter
+from dspark.model.drafter import BlockDrafter
+from dspark.types import Cursor, Refusal, RefusalReason
+
+
+@pytest.fixture(scope="module")
+def drafter(golden_drafter: Path) -> BlockDrafter:
+    return load_drafter(golden_drafter).requires_grad_(False)
+
+
+def store_of(drafter: BlockDrafter, tokens: int = 256) -> ContextStore:
+    return ContextStore(drafter, tokens=tokens, page_size=16, max_sequences=8)
+
+
+def rows(start: int, count: int, *, sequence: int = 1, epoch: int = 1, seed: int = 0) -> Rows:
+    everything = torch.randn(300, 64, generator=torch.Generator().manual_seed(seed))
+    return Rows(sequence, epoch, start, everything[start : start + count])
+
+
+def test_the_watermark_counts_rows_without_a_gap_in_whatever_order_they_come(drafter: BlockDrafter) -> None:
+    store = store_of(drafter)
+    store.open(Cursor(1, 1, 0, 10), 100, owner=0)
+    assert store.ingest([rows(20, 10)]) == [0]
+    assert store.ingest([rows(0, 5), rows(40, 2)]) == [5, 5]
+    assert store.ingest([rows(3, 12)]) == [15]  # overlaps what is there
+    assert store.ingest([rows(15, 5)]) == [30]  # closes the gap
+    assert store.ingest([rows(0, 30)]) == [30]  # again
+    assert store.ingest([rows(30, 10)]) == [42]
+
+
+def test_rows_out_of_order_give_the_context_that_rows_in_order_give(drafter: BlockDrafter) -> None:
+    one, two = store_of(drafter), store_of(drafter)
+    for store in (one, two):
+        store.open(Cursor(1, 1, 0, 10), 60, owner=0)
+    one.ingest([rows(0, 50)])
+    two.ingest([rows(30, 20), rows(30, 20)])
+    two.ingest([rows(0, 16)])
+    two.ingest([rows(10, 25)])
+    for left, right in zip(one.gather([(1, 50)]), two.gather([(1, 50)]), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+
+
+def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(drafter: BlockDrafter) -> None:
+    store = store_of(drafter, tokens=96)
+    for sequence in (1, 2, 3):
+        store.open(Cursor(sequence, 1, 0, 9), 16, owner=0)
+    store.release(2, 1)
+    store.open(Cursor(4, 1, 0, 9), 64, owner=0)  # no run of four pages is left
+    assert store.pages.base(4) is None
+    store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
+    keys, values = store.gather([(1, 9), (4, 60)])
+    assert keys.shape == (len(drafter.layers), 2, 60, drafter.config.num_key_value_heads, drafter.config.head_dim)
+    assert torch.isfinite(keys).all()
+    assert torch.isfinite(values).all()
+    alone = store_of(drafter)
+    alone.open(Cursor(4, 1, 0, 9), 64, owner=0)
+    alone.ingest([rows(0, 60, sequence=4)])
+    torch.testing.assert_close(keys[:, 1], alone.gather([(4, 60)])[0][:, 0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_higher_epoch_starts_over_and_a_lower_one_is_refused(drafter: BlockDrafter) -> None:
+    store = store_of(drafter)
+    store.open(Cursor(1, 2, 0, 10), 50, owner=0)
+    store.ingest([rows(0, 20, epoch=2)])
+    assert store.ingest([rows(0, 4, epoch=3)]) == [4]
+    late = store.ingest([rows(20, 5, epoch=2)])[0]
+    assert isinstance(late, Refusal)
+    assert late.reason is RefusalReason.STALE_CURSOR
+    refused = store.open(Cursor(1, 2, 0, 10), 50, owner=0)
+    assert refused is not None
+    assert refused.reason is RefusalReason.STALE_CURSOR
+    assert store.open(Cursor(1, 3, 0, 10), 50, owner=0) is None, "opening again is fine and keeps the rows"
+    assert store.ingest([rows(4, 1, epoch=3)]) == [5]
+
+
+def test_rows_nobody_made_room_for_get_none(drafter: BlockDrafter) -> None:
+    store = store_of(drafter)
+    unopened = store.ingest([rows(0, 5)])[0]
+    assert isinstance(unopened, Refusal)
+    assert unopened.reason is RefusalReason.UNKNOWN_SEQUENCE
+    store.open(Cursor(1, 1, 0, 10), 20, owner=0)
+    beyond = store.ingest([rows(30, 3)])[0]
+    assert isinstance(beyond, Refusal)
+    assert beyond.reason is RefusalReason.INVALID
+    assert store.pages.held == 2
+
+
+def test_every_page_comes_back(drafter: BlockDrafter) -> None:
+    store = store_of(drafter, tokens=64)
+    assert store.open(Cursor(1, 1, 0, 1), 40, owner=7) is None
+    assert store.open(Cursor(2, 1, 0, 1), 16, owner=8) is None
+    full = store.open(Cursor(3, 1, 0, 1), 16, owner=8)
+    assert full is not None
+    assert full.reason is RefusalReason.NO_PAGES
+    assert store.release_owner(7) == 1
+    assert not store.release(2, 0)
+    assert store.release(2, 1)
+    assert (store.pages.held, len(store)) == (0, 0)

@@ -1,0 +1,114 @@
+"""Blocks: equal alone and in company, reproducible from their keys, blind to rows that were not named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draft_service.config import DraftConfig
+from draft_service.engine import DraftEngine, DraftItem
+from dspark.decoding.acceptance import validate_q
+from dspark.types import Cursor, EmptyReason, Law
+
+GREEDY = Law(temperature=0.0)
+SAMPLED = Law(temperature=0.8, top_p=0.95, seed=5)
+
+
+@pytest.fixture
+def engine(golden_drafter: Path) -> DraftEngine:
+    return DraftEngine.load(DraftConfig(drafter=str(golden_drafter), context_tokens=4096))
+
+
+def fill(engine: DraftEngine, sequence: int, count: int) -> Cursor:
+    engine.open(Cursor(sequence, 1, 0, count), 200)
+    rows = torch.randn(count, 64, generator=torch.Generator().manual_seed(sequence))
+    engine.ingest(sequence, 1, 0, [0] * count, rows)
+    return Cursor(sequence, 1, 1, count + 1)
+
+
+def item(cursor: Cursor, law: Law = GREEDY, anchor: int = 7, slots: int = 0) -> DraftItem:
+    return DraftItem(cursor, anchor, cursor.committed_len - 1, law, slots)
+
+
+def test_a_cohort_gets_the_blocks_its_members_get_alone(engine: DraftEngine) -> None:
+    cursors = [fill(engine, sequence, count) for sequence, count in enumerate((5, 60, 17, 150, 40, 41))]
+    laws = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY, SAMPLED]
+    items = [item(cursor, law, anchor=9 + i) for i, (cursor, law) in enumerate(zip(cursors, laws, strict=True))]
+    together = engine.draft(items)
+    for one, block in zip(items, together, strict=True):
+        alone = engine.draft([one])[0]
+        assert alone.token_ids == block.token_ids
+        assert alone.q.entries == block.q.entries == (1 if one.law.greedy else 64)
+        np.testing.assert_allclose(alone.confidence, block.confidence, atol=1e-4)
+        ids, probs = block.q.arrays()
+        assert validate_q(ids.astype(np.int64), probs, block.token_ids, 128) is None
+
+
+def test_draws_are_keyed_by_the_request_and_the_anchor(engine: DraftEngine) -> None:
+    cursor = fill(engine, 1, 20)
+    law = Law(temperature=3.0, seed=11)
+    first = engine.draft([item(cursor, law)])[0]
+    assert engine.draft([item(cursor, law)])[0].token_ids == first.token_ids
+    other = engine.draft([item(cursor, Law(temperature=3.0, seed=12))])[0]
+    assert other.token_ids != first.token_ids
+    assert other.q.arrays()[0][0].tolist() == first.q.arrays()[0][0].tolist(), "slot 1 has the same distribution"
+
+
+def test_rows_past_the_ones_named_are_not_seen(engine: DraftEngine) -> None:
+    cursor = fill(engine, 1, 30)
+    named = engine.draft([item(cursor)])[0]
+    engine.ingest(1, 1, 30, [0] * 20, 50 * torch.ones(20, 64))
+    again = engine.draft([item(cursor)])[0]
+    assert (again.token_ids, again.confidence) == (named.token_ids, named.confidence)
+    assert again.watermark == 50
+
+
+def test_fewer_slots_are_the_head_of_the_full_block(engine: DraftEngine) -> None:
+    cursor = fill(engine, 1, 30)
+    for law in (GREEDY, SAMPLED):
+        full = engine.draft([item(cursor, law)])[0]
+        short = engine.draft([item(cursor, law, slots=3)])[0]
+        assert len(full.token_ids) == 7
+        assert short.token_ids == full.token_ids[:3]
+        assert short.q == full.q.prefix(3)
+        np.testing.assert_allclose(short.confidence, full.confidence[:3], atol=1e-6)
+
+
+def test_what_cannot_be_drafted_is_an_empty_block_that_says_why(engine: DraftEngine) -> None:
+    ready = fill(engine, 1, 20)
+    waiting = Cursor(1, 1, 1, 30)
+    longest = engine.context_length
+    engine.open(Cursor(2, 1, 0, 5), longest + 10)
+    blocks = engine.draft(
+        [
+            item(waiting),
+            item(Cursor(9, 1, 1, 5)),
+            item(Cursor(1, 2, 1, 21)),
+            item(ready, anchor=128),
+            item(Cursor(2, 1, 1, longest - 5)),
+            item(ready),
+        ]
+    )
+    assert [block.empty_reason for block in blocks] == [
+        EmptyReason.FEATURES_MISSING,
+        EmptyReason.UNKNOWN_SEQUENCE,
+        EmptyReason.UNKNOWN_SEQUENCE,
+        EmptyReason.INVALID,
+        EmptyReason.TOO_LONG,
+        EmptyReason.NONE,
+    ]
+    assert blocks[0].watermark == 20
+    assert all(not block.token_ids for block in blocks[:5])
+
+
+def test_a_poisoned_context_spoils_its_own_sequence_only(engine: DraftEngine) -> None:
+    good, bad = fill(engine, 1, 20), fill(engine, 2, 20)
+    alone = engine.draft([item(good)])[0]
+    engine.open(Cursor(2, 2, 0, 20), 200)
+    engine.ingest(2, 2, 0, [0] * 20, torch.full((20, 64), float("nan")))
+    blocks = engine.draft([item(good), item(Cursor(2, 2, 1, bad.committed_len))])
+    assert blocks[0].token_ids == alone.token_ids
+    assert (blocks[1].token_ids, blocks[1].empty_reason) == ((), EmptyReason.INVALID)
