@@ -1,0 +1,390 @@
+"""A coordinator with the real workers over loopback gRPC, all in this process, on the golden pair."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from coordinator.process import CoordinatorProcess
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+pytestmark = pytest.mark.services
+
+PROMPTS = ((3, 17, 42, 9, 77, 5), (8,), tuple(range(2, 60)), (100, 99, 98), (64, 64, 64, 64))
+
+
+@dataclass
+class Answer:
+    tokens: list[int]
+    complete: generate_pb2.GenerateComplete
+    chunks: int
+
+
+class Cell:
+    """Processes that are stopped at the end, and a client."""
+
+    def __init__(self, target: Path, drafter: Path) -> None:
+        self._target, self._drafter = str(target), str(drafter)
+        self._processes: list[Any] = []
+        self._channels: list[grpc.aio.Channel] = []
+        self._numbers = itertools.count()
+
+    async def verifier(self, **settings: Any) -> Any:
+        given = {"target": self._target, "drafter": self._drafter, "measure_cost": False, **settings}
+        return self._kept(await verify_process.start(VerifyConfig(**given), name=f"verify/{next(self._numbers)}"))
+
+    async def drafter(self, folder: Path | None = None, **settings: Any) -> Any:
+        given = {"drafter": str(folder or self._drafter), "measure_cost": False, **settings}
+        return self._kept(await draft_process.start(DraftConfig(**given), name=f"draft/{next(self._numbers)}"))
+
+    async def coordinator(self, verifiers: Sequence[Any] = (), drafters: Sequence[Any] = (), **settings: Any) -> Any:
+        config = CoordinatorConfig(
+            verify=tuple(each.endpoint for each in verifiers),
+            draft=tuple(each.endpoint for each in drafters),
+            **settings,
+        )
+        return self._kept(await coordinator_process.start(config))
+
+    async def whole(self, **settings: Any) -> CoordinatorProcess:
+        return await self.coordinator([await self.verifier()], [await self.drafter()], **settings)
+
+    def stub(self, process: CoordinatorProcess) -> Any:
+        return generate_pb2_grpc.GenerationStub(self.channel(process))
+
+    def control(self, process: CoordinatorProcess) -> Any:
+        return control_pb2_grpc.ControlStub(self.channel(process))
+
+    def channel(self, process: CoordinatorProcess) -> grpc.aio.Channel:
+        self._channels.append(open_channel(process.endpoint))
+        return self._channels[-1]
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+        for process in reversed(self._processes):
+            await process.stop(0.2)
+
+    def _kept(self, process: Any) -> Any:
+        self._processes.append(process)
+        return process
+
+
+@pytest_asyncio.fixture
+async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
+    cell = Cell(golden_target, golden_drafter)
+    yield cell
+    await cell.close()
+
+
+@pytest.fixture(scope="module")
+def plain(golden_target: Path) -> Any:
+    """Plain greedy decoding by transformers, one token at a time."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(golden_target, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def decode(prompt: Sequence[int], tokens: int) -> list[int]:
+        ids = list(prompt)
+        for _ in range(tokens):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+    return decode
+
+
+def request(prompt: Sequence[int], tokens: int = 24, policy: str = "", **params: Any) -> generate_pb2.GenerateRequest:
+    given = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True, **params}
+    return generate_pb2.GenerateRequest(
+        tokenized=generate_pb2.TokenizedInput(input_ids=prompt),
+        sampling_params=generate_pb2.SamplingParams(**given),
+        speculation=generate_pb2.SpeculationParams(policy=policy),
+    )
+
+
+async def answer(stub: Any, message: generate_pb2.GenerateRequest, timeout: float = 30.0) -> Answer:
+    tokens: list[int] = []
+    chunks = 0
+    async for response in stub.Generate(message, timeout=timeout):
+        if response.HasField("complete"):
+            return Answer(tokens, response.complete, chunks)
+        assert response.chunk.offset == len(tokens)
+        tokens += response.chunk.token_ids
+        chunks += 1
+    raise AssertionError("the stream ended without `complete`")
+
+
+async def until(true: Any, within_s: float = 5.0) -> None:
+    """Waits for something another process does in its own time."""
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline, "did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("policy", ["greedy", "fixed:3", "threshold:0.2", "off"])
+async def test_greedy_ids_equal_plain_decoding_under_every_policy(cell: Cell, plain: Any, policy: str) -> None:
+    coordinator = await cell.whole()
+    stub = cell.stub(coordinator)
+    answers = await asyncio.gather(*(answer(stub, request(prompt, policy=policy)) for prompt in PROMPTS))
+    assert [each.tokens for each in answers] == [plain(prompt, 24) for prompt in PROMPTS]
+    for each in answers:
+        stats = each.complete.speculation
+        assert sum(stats.acceptance_histogram) == stats.rounds
+        assert sum(i * count for i, count in enumerate(stats.acceptance_histogram)) == stats.accepted_tokens
+        assert stats.rounds + stats.accepted_tokens == 23
+        assert each.chunks == 1 + stats.rounds
+        assert each.complete.usage.completion_tokens == 24
+        assert stats.policy == policy
+    drafted = sum(each.complete.speculation.draft_tokens for each in answers)
+    assert (drafted > 0) == (policy != "off")
+
+
+async def test_a_measured_cost_curve_decides_and_the_ids_stay(cell: Cell, plain: Any) -> None:
+    verifier = await cell.verifier(measure_cost=True, cost_max_tokens=16)
+    coordinator = await cell.coordinator([verifier], [await cell.drafter(measure_cost=True)])
+    each = await answer(cell.stub(coordinator), request(PROMPTS[0], policy="greedy"))
+    assert each.tokens == plain(PROMPTS[0], 24)
+    assert coordinator.metrics.value("cost_curve_in_force", lane="verify/0") == 1
+
+
+async def test_a_seed_fixes_the_draws_of_plain_decoding(cell: Cell) -> None:
+    coordinator = await cell.whole()
+    stub = cell.stub(coordinator)
+    message = request(PROMPTS[0], policy="off", temperature=1.0, seed=1234)
+    first, second = await answer(stub, message), await answer(stub, message)
+    other = await answer(stub, request(PROMPTS[0], policy="off", temperature=1.0, seed=1235))
+    assert first.tokens == second.tokens != other.tokens
+
+
+async def test_sampling_with_speculation_ends_in_good_order(cell: Cell) -> None:
+    coordinator = await cell.whole()
+    stub = cell.stub(coordinator)
+    for policy in ("greedy", "fixed:7"):
+        each = await answer(stub, request(PROMPTS[0], 40, policy, temperature=0.9, top_p=0.9, top_k=40, seed=5))
+        assert len(each.tokens) == 40
+        assert coordinator.metrics.value("refusals_total", reason="invalid") == 0
+
+
+async def test_the_target_s_own_stop_token_ends_the_answer(cell: Cell, plain: Any) -> None:
+    coordinator = await cell.whole()
+    whole = plain(PROMPTS[0], 24)
+    message = request(PROMPTS[0], stop_token_ids=[whole[7]])
+    each = await answer(cell.stub(coordinator), message)
+    assert each.tokens == whole[: whole.index(whole[7]) + 1]
+    assert each.complete.finish_reason == generate_pb2.FINISH_REASON_STOP
+    assert each.complete.matched_token_id == whole[7]
+
+
+async def test_a_cancelled_call_frees_both_pools(cell: Cell) -> None:
+    verifier, drafter = await cell.verifier(), await cell.drafter()
+    coordinator = await cell.coordinator([verifier], [drafter])
+    call = cell.stub(coordinator).Generate(request(PROMPTS[0], 400), timeout=30)
+    await call.read()
+    call.cancel()
+    await until(lambda: coordinator.admission.running == 0)
+    await until(lambda: verifier.engine.held.sequences == 0 and verifier.engine.held.pages_held == 0)
+    await until(lambda: drafter.engine.held.sequences == 0)
+
+
+async def test_a_deadline_is_kept_and_frees_both_pools(cell: Cell) -> None:
+    verifier = await cell.verifier()
+    coordinator = await cell.coordinator([verifier], [await cell.drafter()])
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await answer(cell.stub(coordinator), request(PROMPTS[0], 400), timeout=0.3)
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: verifier.engine.held.sequences == 0)
+
+
+async def test_abort_ends_a_running_answer(cell: Cell) -> None:
+    coordinator = await cell.whole()
+    stub = cell.stub(coordinator)
+    message = request(PROMPTS[0], 400)
+    message.request_id = "mine"
+    running = asyncio.ensure_future(answer(stub, message))
+    await until(lambda: coordinator.admission.find("mine") is not None)
+    reply = await stub.Abort(generate_pb2.AbortRequest(request_ids=["mine", "nobody's"]), timeout=5)
+    assert list(reply.aborted) == ["mine"]
+    assert (await running).complete.finish_reason == generate_pb2.FINISH_REASON_ABORT
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "field"),
+    [
+        (request((5,), temperature=-1.0), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.temperature"),
+        (request((5, 128)), grpc.StatusCode.INVALID_ARGUMENT, "tokenized.input_ids"),
+        (request((5,), tokens=600), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.max_tokens"),
+        (request((5,), min_p=0.5), grpc.StatusCode.UNIMPLEMENTED, "sampling_params.min_p"),
+        (request((5,), policy="async"), grpc.StatusCode.UNIMPLEMENTED, "speculation.policy"),
+    ],
+)
+async def test_a_bad_request_is_answered_with_its_field(cell: Cell, message: Any, code: Any, field: str) -> None:
+    coordinator = await cell.coordinator([await cell.verifier()])
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await answer(cell.stub(coordinator), message)
+    assert failed.value.code() is code
+    assert dict(failed.value.trailing_metadata())["bad-field"] == field
+
+
+async def test_without_a_verifier_the_cell_is_unavailable(cell: Cell) -> None:
+    coordinator = await cell.coordinator()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await answer(cell.stub(coordinator), request((5,)))
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_full_queue_is_refused_with_a_hint(cell: Cell) -> None:
+    coordinator = await cell.coordinator([await cell.verifier()], max_running=1, max_queued=1)
+    stub = cell.stub(coordinator)
+    calls = [asyncio.ensure_future(answer(stub, request((5, 6), 200))) for _ in range(6)]
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [each for each in done if isinstance(each, grpc.aio.AioRpcError)]
+    assert len(refused) == 4
+    assert {each.code() for each in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert all(int(dict(each.trailing_metadata())["retry-after-ms"]) > 0 for each in refused)
+
+
+async def test_a_drafter_that_leaves_and_one_that_comes_change_no_id(cell: Cell, plain: Any) -> None:
+    verifier, drafter = await cell.verifier(), await cell.drafter()
+    coordinator = await cell.coordinator([verifier], [drafter])
+    control = cell.control(coordinator)
+    running = asyncio.ensure_future(answer(cell.stub(coordinator), request(PROMPTS[0], 300, "fixed:7")))
+    await until(lambda: coordinator.metrics.value("rounds_total") > 5)
+    await drafter.stop(0.0)
+    await until(lambda: coordinator.metrics.value("empty_blocks_total", reason="no_drafter") > 3)
+    other = await cell.drafter()
+    workers = [
+        control_pb2.WorkerEndpoint(role=control_pb2.ROLE_VERIFY, endpoint=verifier.endpoint, name="verify/0"),
+        control_pb2.WorkerEndpoint(role=control_pb2.ROLE_DRAFT, endpoint=other.endpoint, name="draft/9"),
+    ]
+    reply = await control.Announce(control_pb2.AnnounceRequest(workers=workers), timeout=5)
+    assert reply.connected == 2
+    before = coordinator.metrics.value("spec_decode_num_draft_tokens_total")
+    assert (await running).tokens == plain(PROMPTS[0], 300)
+    assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") > before
+    assert coordinator.metrics.value("prefills_total", reason="new") == 1
+    assert coordinator.metrics.value("resends_total", reason="attached") == 1
+
+
+async def test_a_verifier_that_dies_is_replaced_and_no_id_changes(cell: Cell, plain: Any) -> None:
+    first, second = await cell.verifier(), await cell.verifier()
+    coordinator = await cell.coordinator([first, second], [await cell.drafter()])
+    stub = cell.stub(coordinator)
+    running = [asyncio.ensure_future(answer(stub, request(prompt, 120))) for prompt in PROMPTS]
+    await until(lambda: coordinator.metrics.value("rounds_total") > 20)
+    await first.stop(0.0)
+    answers = await asyncio.gather(*running)
+    assert [each.tokens for each in answers] == [plain(prompt, 120) for prompt in PROMPTS]
+    assert coordinator.metrics.value("prefills_total", reason="handover") >= 1
+
+
+async def test_when_the_last_verifier_stays_away_the_client_hears_the_offset(cell: Cell) -> None:
+    verifier = await cell.verifier()
+    coordinator = await cell.coordinator([verifier], verifier_wait_s=0.5)
+    running = asyncio.ensure_future(answer(cell.stub(coordinator), request(PROMPTS[0], 400)))
+    await until(lambda: coordinator.metrics.value("rounds_total") > 5)
+    await verifier.stop(0.0)
+    with pytest.raises(grpc.aio.AioRpcError, match="the answer stands at offset") as failed:
+        await running
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def with_another_projection(golden: Path, folder: Path) -> Path:
+    """The golden drafter with other weights in its context projection."""
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir()
+    for file in golden.glob("*.json"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    weights = load_file(golden / "model.safetensors")
+    name = next(key for key in weights if key.endswith("fc.weight"))
+    save_file({**weights, name: weights[name] * 2}, folder / "model.safetensors")
+    return folder
+
+
+async def test_a_drafter_of_another_projection_is_refused_and_status_says_why(
+    cell: Cell, golden_drafter: Path, tmp_path: Path
+) -> None:
+    other = with_another_projection(golden_drafter, tmp_path / "other")
+    coordinator = await cell.coordinator([await cell.verifier()], [await cell.drafter(other)])
+    status = await cell.control(coordinator).GetStatus(control_pb2.GetStatusRequest(), timeout=5)
+    refused = next(each for each in status.processes if each.role == control_pb2.ROLE_DRAFT)
+    assert refused.state == "connecting"
+    assert "both must load the same drafter" in refused.detail
+    assert not status.lanes[0].drafters
+
+
+async def test_status_shows_the_whole_cell(cell: Cell) -> None:
+    coordinator = await cell.whole()
+    await answer(cell.stub(coordinator), request(PROMPTS[0], policy="fixed:2"))
+    status = await cell.control(coordinator).GetStatus(control_pb2.GetStatusRequest(), timeout=5)
+    assert [(each.name, each.state) for each in status.processes] == [
+        ("coordinator/0", "serving"),
+        ("verify/0", "serving"),
+        ("draft/0", "serving"),
+    ]
+    lane = status.lanes[0]
+    assert (lane.verifier, list(lane.drafters), lane.policy) == ("verify/0", ["draft/0"], "greedy")
+    assert lane.rounds > 0
+    assert lane.mean_acceptance_length >= 1
+    info = await cell.stub(coordinator).GetModelInfo(generate_pb2.GetModelInfoRequest(), timeout=5)
+    assert (info.vocab_size, info.context_length, info.block_size, info.has_tokenizer) == (128, 512, 7, False)
+    assert list(info.stop_token_ids) == [1]
+
+
+async def test_announcing_needs_the_workers_token(cell: Cell, tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("a-long-enough-secret")
+    verifier = await cell.verifier(token_file=str(secret))
+    coordinator = await cell.coordinator([verifier], token_file=str(secret))
+    control = cell.control(coordinator)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await control.Announce(control_pb2.AnnounceRequest(), timeout=5)
+    assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    allowed = auth_metadata("a-long-enough-secret")
+    status = await control.GetStatus(control_pb2.GetStatusRequest(), timeout=5, metadata=allowed)
+    assert [each.state for each in status.processes] == ["serving", "serving"]
+    assert len((await answer(cell.stub(coordinator), request((5, 6)))).tokens) == 24  # clients need none
+
+
+async def test_draining_flips_health_first_and_lets_streams_finish(cell: Cell, plain: Any) -> None:
+    coordinator = await cell.whole()
+    stub = cell.stub(coordinator)
+    health = health_pb2_grpc.HealthStub(cell.channel(coordinator))
+    asked = health_pb2.HealthCheckRequest(service="dspark.wire.v1.Generation")
+    assert (await health.Check(asked, timeout=5)).status == health_pb2.HealthCheckResponse.SERVING
+    running = asyncio.ensure_future(answer(stub, request(PROMPTS[0], 200)))
+    await until(lambda: coordinator.metrics.value("rounds_total") > 3)
+    stopping = asyncio.ensure_future(coordinator.stop(20.0))
+    await asyncio.sleep(0.02)
+    assert (await health.Check(asked, timeout=5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await answer(stub, request((5,)))
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (await running).tokens == plain(PROMPTS[0], 200)
+    await asyncio.wait_for(stopping, 5)
+
+
+async def test_a_cell_without_drafters_decodes_plainly(cell: Cell, plain: Any) -> None:
+    coordinator = await cell.coordinator([await cell.verifier()])
+    each = await answer(cell.stub(coordinator), request(PROMPTS[2]))
+    assert each.tokens == plain(PROMPTS[2], 24)
+    assert each.complete.speculation.rounds == 23
