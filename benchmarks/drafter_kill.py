@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
+import itertools
+import re
 import sys
 import time
 import urllib.request
@@ -23,14 +24,16 @@ from dspark.client import AsyncClient, Chunk, Finished
 STREAMS = 8
 KILL_AFTER = 0.25  # share of the tokens after which the drafter is killed
 BACK_AFTER_S = 1.0
+SETTLED_AFTER_S = 1.0  # after a drafter is there again, or the others have taken over
+RESUMED = 0.9  # of the share of rounds that began with a draft before
 
 
 @dataclass
 class Trace:
-    """One stream: ids, and when how many came."""
+    """One stream: ids, and when messages came."""
 
     ids: list[int] = field(default_factory=list)
-    times: list[tuple[float, int]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     finish: str = ""
 
 
@@ -56,11 +59,11 @@ def main(argv: list[str] | None = None) -> int:
             "same_ids": same,
             "ended_normally": ended,
             "prefills": hurt.prefills,
-            "tokens_a_message_before": round(hurt.before, 2),
-            "tokens_a_message_after": round(hurt.after, 2),
+            "rounds_with_drafts_before": round(hurt.before, 3),
+            "rounds_with_drafts_after": round(hurt.after, 3),
             "longest_pause_s": round(hurt.longest_pause_s, 3),
         }
-        resumed = hurt.after > 1.0 + 0.5 * (hurt.before - 1.0)
+        resumed = hurt.after >= RESUMED * hurt.before > 0
         holds &= same == ended == STREAMS and hurt.prefills == calm.prefills and resumed
     value["prefills_undisturbed"] = calm.prefills
     bar = "all streams end with the same ids, no prefill more, drafts come back"
@@ -81,28 +84,41 @@ class Outcome:
 def _run(pair: Pair, prompts: list[list[int]], tokens: int, *, drafters: int, kill: bool) -> Outcome:
     (metrics_port,) = free_ports(1)
     with LocalCell(pair.target, pair.drafter, drafters=drafters, coordinator={"metrics_port": metrics_port}) as cell:
-        traces, killed, back = asyncio.run(_streams(cell, prompts, tokens, kill, restart=drafters == 1))
-        prefills = _counter(metrics_port, "dspark_prefills_total")
-    # The last quarter lies well behind the return of the drafter.
-    late = [max(back, trace.times[len(trace.times) * 3 // 4][0]) for trace in traces]
-    return Outcome(
-        traces,
-        prefills,
-        before=_mean([n for trace in traces for at, n in trace.times[1:] if at < killed]),
-        after=_mean([n for trace, start in zip(traces, late, strict=True) for at, n in trace.times if at > start]),
-        longest_pause_s=max(
-            b[0] - a[0] for trace in traces for a, b in zip(trace.times, trace.times[1:], strict=False)
-        ),
-    )
+        meter = Meter(metrics_port)
+        traces = asyncio.run(_streams(cell, prompts, tokens, meter, kill=kill, restart=drafters == 1))
+        meter.mark()
+        prefills = round(meter.counter("prefills"))
+    gaps = [later - earlier for trace in traces for earlier, later in itertools.pairwise(trace.times)]
+    return Outcome(traces, prefills, meter.share(0), meter.share(-1) if kill else 0.0, max(gaps))
 
 
-def _mean(values: list[int]) -> float:
-    return statistics.mean(values) if values else 0.0
+class Meter:
+    """Share of rounds that began with a draft, between marks."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._marks = [(0.0, 0.0)]
+
+    def counter(self, name: str) -> float:
+        """Sum of a counter of the coordinator over its labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=5) as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"dspark_{name}_total[ {{]", line))
+
+    def mark(self) -> None:
+        """Ends one stretch and begins the next."""
+        self._marks.append((self.counter("spec_decode_num_drafts"), self.counter("rounds")))
+
+    def share(self, stretch: int) -> float:
+        """Of one stretch; 0 when it held no round."""
+        stretches = list(itertools.pairwise(self._marks))
+        (drafts_before, rounds_before), (drafts, rounds) = stretches[stretch]
+        return (drafts - drafts_before) / (rounds - rounds_before) if rounds > rounds_before else 0.0
 
 
 async def _streams(
-    cell: LocalCell, prompts: list[list[int]], tokens: int, kill: bool, *, restart: bool
-) -> tuple[list[Trace], float, float]:
+    cell: LocalCell, prompts: list[list[int]], tokens: int, meter: Meter, *, kill: bool, restart: bool
+) -> list[Trace]:
     traces = [Trace() for _ in prompts]
 
     async def one(client: AsyncClient, prompt: list[int], trace: Trace) -> None:
@@ -111,13 +127,14 @@ async def _streams(
                 if event.offset != len(trace.ids):
                     raise AssertionError(f"offset {event.offset} after {len(trace.ids)} tokens")
                 trace.ids += event.token_ids
-                trace.times.append((time.monotonic(), len(event.token_ids)))
+                trace.times.append(time.monotonic())
             elif isinstance(event, Finished):
                 trace.finish = event.finish_reason
 
-    async def disturb() -> tuple[float, float]:
+    async def disturb() -> None:
         while sum(len(trace.ids) for trace in traces) < KILL_AFTER * tokens * len(traces):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+        await asyncio.to_thread(meter.mark)
         cell.kill("draft/0")
         killed = time.monotonic()
         note(f"killed draft/0 after {sum(len(trace.ids) for trace in traces)} tokens")
@@ -125,23 +142,17 @@ async def _streams(
             await asyncio.sleep(BACK_AFTER_S)
             await asyncio.to_thread(cell.restart, "draft/0")
             note(f"draft/0 is back after {time.monotonic() - killed:.1f} s")
-        return killed, time.monotonic()
+        await asyncio.sleep(SETTLED_AFTER_S)
+        await asyncio.to_thread(meter.mark)
 
     async with AsyncClient(cell.endpoint) as client:
-        began = time.monotonic()
         running = asyncio.gather(*(one(client, p, t) for p, t in zip(prompts, traces, strict=True)))
-        killed, back = await disturb() if kill else (began + 1e9, began)
-        if kill and running.done():
-            note("the streams ended before the drafter was back; use more tokens")
+        if kill:
+            await disturb()
+            if running.done():
+                note("the streams ended before drafting could resume; use more tokens")
         await running
-    return traces, killed, back
-
-
-def _counter(port: int, name: str) -> int:
-    """Sum of a counter over its labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
-        lines = reply.read().decode().splitlines()
-    return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)))
+    return traces
 
 
 if __name__ == "__main__":
