@@ -99,7 +99,11 @@ class Session(Generic[Command]):
         if future is None or read is None:
             self._metrics.dropped.labels(kind="event", reason="unknown_tag").inc()
         elif not future.done():
-            future.set_result(read(event))
+            try:
+                future.set_result(read(event))
+            except PeerError as error:
+                _fail(future, f"{self._name}: broke the protocol: {error}")
+                raise
 
     def _lose(self, why: str) -> None:
         if self._why_lost is not None:
