@@ -1,0 +1,145 @@
+"""The engine by itself: features are projected taps, rows of rejected tokens never leave, room always comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.model.checkpoint import load_drafter, load_target
+from dspark.model.target import TargetTaps
+from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+from verify_service.feature_store import FeatureRows
+from verify_service.sequences import VerifyItem
+
+GREEDY = Law(temperature=0.0)
+PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
+
+
+@pytest.fixture
+def engine(golden_target: Path, golden_drafter: Path) -> VerifyEngine:
+    return VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter), kv_tokens=2048))
+
+
+def begin(engine: VerifyEngine, sequence: int, prompt: list[int], law: Law = GREEDY, *, keep: bool = True) -> int:
+    assert engine.open(Cursor(sequence, 1, 0, len(prompt)), law, 100, keep) is None
+    for first in range(0, len(prompt), 4):
+        engine.prefill_chunk(sequence, prompt[first : first + 4])
+    anchor = engine.first_token(sequence)
+    assert isinstance(anchor, int)
+    return anchor
+
+
+def item(sequence: int, number: int, length: int, anchor: int, draft: list[int]) -> VerifyItem:
+    q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32))
+    return VerifyItem(Cursor(sequence, 1, number, length), anchor, tuple(draft), q)
+
+
+def direct_rows(target: Path, drafter: Path, ids: list[int]) -> torch.Tensor:
+    """Projected taps by one plain forward of the whole sequence."""
+    model, projection = load_target(target).model, load_drafter(drafter)
+    with torch.inference_mode(), TargetTaps(model, projection.target_layer_ids) as taps:
+        model(input_ids=torch.tensor([ids]), use_cache=False)
+        return projection.project(taps.collect()[0])
+
+
+def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
+    engine: VerifyEngine, golden_target: Path, golden_drafter: Path
+) -> None:
+    tokens = [*PROMPT, begin(engine, 1, PROMPT)]
+    pushed: list[FeatureRows] = []
+    for number in range(1, 9):
+        # One right token would need the oracle; any draft will do, most of it is rejected.
+        judged = engine.judge_cohort([item(1, number, len(tokens), tokens[-1], [7 * number % 128, 9, 11])])
+        verdict, rows = judged.outcomes[0], judged.features[0]
+        assert isinstance(verdict, Verdict)
+        assert rows is not None
+        assert (rows.start, len(rows.token_ids)) == (len(tokens) - 1, verdict.accepted + 1)
+        draft = [7 * number % 128, 9, 11]
+        tokens += [*draft[: verdict.accepted], verdict.next_token]
+        pushed.append(rows)
+    expected = direct_rows(golden_target, golden_drafter, tokens[:-1])
+    got = torch.cat([rows.rows for rows in pushed]).float()
+    torch.testing.assert_close(got, expected[len(PROMPT) :], rtol=1e-2, atol=1e-2)  # bf16
+    assert [token for rows in pushed for token in rows.token_ids] == tokens[len(PROMPT) : -1]
+
+    kept = engine.features(Cursor(1, 1, 9, len(tokens)), 3)
+    assert isinstance(kept, FeatureRows)
+    assert (kept.start, kept.token_ids) == (3, tokens[3:-1])
+    torch.testing.assert_close(kept.rows.float(), expected[3:], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(kept.rows[len(PROMPT) - 3 :].float(), got, rtol=0, atol=0)
+
+
+def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: VerifyEngine) -> None:
+    laws = [GREEDY, Law(temperature=1.0, seed=3), Law(temperature=0.7, top_k=5, seed=4), Law(temperature=1.5, seed=5)]
+    draws = np.random.default_rng(1)
+    items = []
+    for base in (0, 100):  # the same sequences twice: once for company, once alone
+        for n, law in enumerate(laws):
+            anchor = begin(engine, base + n, PROMPT[: 4 + 2 * n], law)
+            draft = [int(t) for t in draws.integers(0, 128, n)] if base == 0 else list(items[n].draft_ids)
+            items.append(item(base + n, 1, 5 + 2 * n, anchor, draft))
+    together = engine.verify(items[:4])
+    for one, alone in zip(together, items[4:], strict=True):
+        other = engine.verify([alone])[0]
+        assert isinstance(one, Verdict)
+        assert isinstance(other, Verdict)
+        assert (one.accepted, one.next_token) == (other.accepted, other.next_token)
+
+
+def test_sequences_that_do_not_keep_features_cannot_be_resent(engine: VerifyEngine) -> None:
+    begin(engine, 1, PROMPT, keep=False)
+    answer = engine.features(Cursor(1, 1, 1, len(PROMPT) + 1), 0)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is RefusalReason.INVALID
+
+
+def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> None:
+    small = VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=2048, max_batch_tokens=5))
+    anchors = [begin(small, n, PROMPT) for n in range(4)]
+    items = [item(n, 1, len(PROMPT) + 1, anchors[n], [9, 9]) for n in range(4)]
+    judged = small.judge_cohort(items)
+    assert judged.tokens == 12
+    assert {(o.accepted, o.next_token) for o in judged.outcomes if isinstance(o, Verdict)} == {
+        (judged.outcomes[0].accepted, judged.outcomes[0].next_token)  # type: ignore[union-attr]
+    }
+    assert len(judged.outcomes) == 4
+
+
+def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(engine: VerifyEngine) -> None:
+    assert engine.open(Cursor(1, 1, 0, 8), GREEDY, 40, True) is None
+    engine.prefill_chunk(1, PROMPT[:4])
+    early = engine.verify([item(1, 1, 9, 5, [])])[0]
+    assert isinstance(early, Refusal)
+    assert early.reason is RefusalReason.UNKNOWN_SEQUENCE
+    over = engine.prefill_chunk(1, PROMPT[:5])
+    assert isinstance(over, Refusal)
+    assert isinstance(engine.first_token(1), Refusal)
+    assert engine.release(1, 1)
+    assert engine.held.pages_held == 0
+
+
+def test_logits_that_are_not_numbers_refuse_their_own_row(
+    engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchors = [begin(engine, n, PROMPT) for n in range(3)]
+    items = [item(n, 1, len(PROMPT) + 1, anchors[n], [9]) for n in range(3)]
+    run = engine._runner.run
+
+    def spoil(segments, rows):  # type: ignore[no-untyped-def]
+        result = run(segments, rows)
+        logits = result.logits.clone()
+        logits[2:4] = float("nan")
+        return result._replace(logits=logits)
+
+    monkeypatch.setattr(engine._runner, "run", spoil)
+    outcomes = engine.verify(items)
+    assert isinstance(outcomes[1], Refusal)
+    assert outcomes[1].reason is RefusalReason.INTERNAL
+    assert [type(outcome) for outcome in outcomes] == [Verdict, Refusal, Verdict]
+    monkeypatch.undo()
+    assert isinstance(engine.verify([items[1]])[0], Verdict), "the row stands where it stood"
