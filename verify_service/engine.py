@@ -25,8 +25,8 @@ from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import ROW_DTYPE, FeatureRows, FeatureStore
 from verify_service.loading import load_parts
-from verify_service.paged_attention import Segment
 from verify_service.passes import Pass, Runner
+from verify_service.plan import Segment
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from dspark.errors import CheckpointError
 from dspark.model.target import TargetTaps
 from verify_service import paged_attention
-from verify_service.paged_attention import KeyValuePool, Segment, build_plan
+from verify_service.paged_attention import KeyValuePool
+from verify_service.plan import Segment, build_plan
 
 
 class Pass(NamedTuple):

@@ -26,6 +26,7 @@ CONTEXTS = (128, 1024)
 PER_SEQUENCE = 8  # tokens of one sequence before a step is spread over more of them
 BUDGET_S = 5.0
 MOST_SWEEPS = 15
+LEAST_POINTS = 4
 _LAW = Law(temperature=0.0)
 
 
@@ -61,16 +62,26 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
     share = budget_s / len(contexts)
     for at, context in enumerate(contexts):
         _open(engine, _sequences(tokens[-1]), context)
-        for sweep in range(MOST_SWEEPS + 1):
+        # The first visit pays for memory and kernels that later ones find ready; it also shows what can be afforded.
+        tokens = _affordable(engine, tokens, context, share)
+        for sweep in range(MOST_SWEEPS):
             for count in tokens:
-                seconds = _step(engine, count, context)
-                if sweep:  # the first visit pays for memory and kernels that later ones find ready
-                    samples.setdefault((count, context), []).append(seconds)
-            if sweep >= 2 and time.perf_counter() - began > share * (at + 1):
+                samples.setdefault((count, context), []).append(_step(engine, count, context))
+            if sweep >= 1 and time.perf_counter() - began > share * (at + 1):
                 break
         engine.forget_all()
     medians = np.array([[np.median(samples[t, c]) for c in contexts] for t in tokens])
     return Curve(np.array(tokens), np.array(contexts), medians, "measured")
+
+
+def _affordable(engine: VerifyEngine, tokens: list[int], context: int, share: float) -> list[int]:
+    """The step sizes, ascending, whose one visit each stays within a third of the time; at least a few."""
+    began = time.perf_counter()
+    for at, count in enumerate(tokens):
+        _step(engine, count, context)
+        if at + 1 >= LEAST_POINTS and time.perf_counter() - began > share / 3:
+            return tokens[: at + 1]
+    return tokens
 
 
 def _sequences(tokens: int) -> int:

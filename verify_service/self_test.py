@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dspark.model.checkpoint import LoadedTarget
-from verify_service.paged_attention import Segment
 from verify_service.passes import Runner
+from verify_service.plan import Segment
 
 _LENGTHS = (23, 9)
 _LONGEST_WINDOW = 512  # a shorter sliding window is crossed by the first prompt

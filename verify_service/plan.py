@@ -1,0 +1,168 @@
+"""Who is in one packed pass, where their keys and values lie, and who may see what.
+
+A pass is one row of tokens: those of several sequences end to end. Everything that depends only on who is in the pass
+(slots, masks, gather indices) is worked out once, here, so that a layer does nothing but write and attend.
+
+Symbols: T tokens of the pass, n sequences of a group, Q queries and S keys of its longest member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+ALONE_FROM = 384  # on a CPU, from this context length a sliced view beats a share of a padded gather
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """New tokens of one sequence: positions start .. start + len(token_ids) - 1."""
+
+    key: int
+    start: int
+    token_ids: Sequence[int]
+    slots: Sequence[int]  # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive
+
+    @property
+    def length(self) -> int:
+        """Keys that its last token sees."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(slots=True)
+class Group:
+    """Sequences that share one attention call."""
+
+    lengths: list[int]  # keys of each member, new ones included
+    counts: list[int]  # queries of each member
+    device: torch.device
+    view: slice | None  # slots of a lone member that lie in a row
+    gather: Tensor | None  # [n * S] slots; padding repeats a slot of the same sequence, so it is never garbage
+    rows: Tensor | None  # [n * Q] which tokens of the pass are the queries; None: all, in order
+    kept: Tensor | None  # [sum of counts] which of the n * Q outputs count; None: all
+    _masks: dict[tuple[int | None, bool, torch.dtype], Tensor | None] = field(default_factory=dict)
+
+    @property
+    def members(self) -> int:
+        return len(self.lengths)
+
+    def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive [n, 1, groups * Q, S]; None when every query sees every key."""
+        key = (window, groups > 1, dtype)
+        if key not in self._masks:
+            self._masks[key] = self._build_mask(window, groups, dtype)
+        return self._masks[key]
+
+    def _build_mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+        longest, most = max(self.lengths), max(self.counts)
+        even = min(self.lengths) == longest and most == 1
+        if even and (window is None or longest <= window):
+            return None
+        lengths = torch.tensor(self.lengths, device=self.device).view(-1, 1, 1)
+        counts = torch.tensor(self.counts, device=self.device).view(-1, 1, 1)
+        # Query j of a member stands at position length - count + j; padded ones stand with the last.
+        slot = torch.arange(most, device=self.device).view(1, -1, 1).minimum(counts - 1)
+        position = lengths - counts + slot
+        keys = torch.arange(longest, device=self.device).view(1, 1, -1)
+        visible = keys <= position
+        if window is not None:
+            visible &= keys > position - window
+        mask = torch.zeros(visible.shape, dtype=dtype, device=self.device)
+        mask.masked_fill_(~visible, float("-inf"))
+        if groups > 1:
+            mask = mask.repeat(1, groups, 1)
+        return mask.unsqueeze(1)
+
+
+@dataclass(slots=True)
+class Plan:
+    """One packed pass."""
+
+    token_ids: Tensor  # [1, T]
+    positions: Tensor  # [1, T]
+    slots: Tensor  # [T] where each token's keys and values go
+    groups: list[Group]
+
+
+def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:
+    """Who attends to what in one pass over `segments`, in their order."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    first_rows: list[int] = []
+    for segment in segments:
+        first_rows.append(len(ids))
+        ids.extend(segment.token_ids)
+        positions.extend(range(segment.start, segment.length))
+        slots.extend(segment.slots[segment.start : segment.length])
+    groups = [
+        _group([segments[i] for i in chosen], [first_rows[i] for i in chosen], whole=len(chosen) == len(segments))
+        for chosen in _choose_groups(segments, device)
+    ]
+    packed = torch.tensor([ids, positions, slots], dtype=torch.int64)
+    if device.type != "cpu":
+        packed = packed.to(device)
+    for group in groups:
+        group.device = device
+        group.gather, group.rows, group.kept = (
+            None if index is None else index.to(device) for index in (group.gather, group.rows, group.kept)
+        )
+    return Plan(packed[0:1], packed[1:2], packed[2], groups)
+
+
+def _choose_groups(segments: Sequence[Segment], device: torch.device) -> list[list[int]]:
+    """Indices of segments by group: long ones alone where they are a view, the others with their like.
+
+    Padding in a group costs at most about as much again as the work itself.
+    """
+    if len(segments) == 1:
+        return [[0]]
+    alone_from = ALONE_FROM if device.type == "cpu" else 1 << 62
+    groups: list[list[int]] = []
+    shared: list[int] = []
+    for index, segment in enumerate(segments):
+        if isinstance(segment.slots, range) and segment.length >= alone_from:
+            groups.append([index])
+        else:
+            shared.append(index)
+    shared.sort(key=lambda i: (segments[i].length, len(segments[i].token_ids)))
+    current: list[int] = []
+    for index in shared:
+        members = [segments[i] for i in (*current, index)]
+        longest, most = max(s.length for s in members), max(len(s.token_ids) for s in members)
+        padded = len(members) * longest * most
+        useful = sum(s.length * len(s.token_ids) for s in members)
+        if current and padded > 2 * useful + 4096:
+            groups.append(sorted(current))
+            current = []
+        current.append(index)
+    if current:
+        groups.append(sorted(current))
+    return groups
+
+
+def _group(members: list[Segment], first_rows: list[int], *, whole: bool) -> Group:
+    lengths = [segment.length for segment in members]
+    counts = [len(segment.token_ids) for segment in members]
+    longest, most = max(lengths), max(counts)
+    even = min(counts) == most
+    view, gather = None, None
+    if len(members) == 1 and isinstance(members[0].slots, range):
+        view = slice(members[0].slots[0], members[0].slots[0] + longest)
+    else:
+        table: list[int] = []
+        for segment, length in zip(members, lengths, strict=True):
+            table.extend(segment.slots[:length])
+            table.extend([segment.slots[0]] * (longest - length))
+        gather = torch.tensor(table)
+    rows, kept = None, None
+    if not (whole and even):
+        rows = torch.tensor(
+            [first + min(j, count - 1) for first, count in zip(first_rows, counts, strict=True) for j in range(most)]
+        )
+    if not even:
+        kept = torch.tensor([i * most + j for i, count in enumerate(counts) for j in range(count)])
+    return Group(lengths, counts, torch.device("cpu"), view, gather, rows, kept)
