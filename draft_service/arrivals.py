@@ -1,7 +1,8 @@
 """Feature rows on their way into contexts, and whoever waits for them.
 
 Chunks that arrive while the device is busy go in together, in one job; rows of running rounds go before prompts. A
-draft may wait for rows that are still travelling, up to a deadline of the whole cohort. Lives on the event loop.
+draft may wait for rows that are still travelling, up to a deadline of the whole cohort; once they are handed to the
+device it only has to queue behind them, so a round pays for no extra trip through the threads. Lives on the event loop.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Arrivals:
         self._waiting: dict[bool, list[tuple[Rows, asyncio.Future[Outcome]]]] = {True: [], False: []}
         self._rows = 0
         self._work: dict[bool, asyncio.Task[None] | None] = {True: None, False: None}
+        self._handed: list[Rows] = []  # urgent rows whose job the device has been given and not reported back
         self._arrived = asyncio.Event()
 
     def put(self, chunk: Rows) -> asyncio.Future[Outcome]:
@@ -72,9 +74,18 @@ class Arrivals:
 
     def _misses(self, item: DraftItem) -> bool:
         cursor = item.cursor
-        return self._engine.knows(cursor) and (
-            self._engine.watermark(cursor.sequence, cursor.epoch) < item.features_through
-        )
+        if not self._engine.knows(cursor):
+            return False
+        through = self._engine.watermark(cursor.sequence, cursor.epoch)
+        for chunk in self._handed:
+            if (chunk.sequence, chunk.epoch) == (cursor.sequence, cursor.epoch) and chunk.start <= through:
+                through = max(through, chunk.start + len(chunk.rows))
+        return through < item.features_through
+
+    def _wake(self) -> None:
+        """Wakes everybody who waits now, and nobody who comes later."""
+        self._arrived.set()
+        self._arrived = asyncio.Event()
 
     async def _ingest(self, urgent: bool) -> None:
         queue = self._waiting[urgent]
@@ -91,16 +102,23 @@ class Arrivals:
             self._work[urgent] = None
 
     async def _run(self, taken: list[tuple[Rows, asyncio.Future[Outcome]]], urgent: bool) -> None:
+        chunks = [chunk for chunk, _ in taken]
+        job = asyncio.ensure_future(self._device.run(self._engine.ingest_many, chunks, urgent=urgent))
+        if urgent:
+            await asyncio.sleep(0)  # the job is in the device's queue now; urgent jobs run in their order
+            self._handed = chunks
+            self._wake()
         try:
-            outcomes = await self._device.run(self._engine.ingest_many, [chunk for chunk, _ in taken], urgent=urgent)
+            outcomes = await job
         except Exception as error:  # each chunk's stream decides what to do about it
             for _, future in taken:
                 if not future.done():
                     future.set_exception(error)
             return
+        finally:
+            if urgent:
+                self._handed = []
         for (_, future), outcome in zip(taken, outcomes, strict=True):
             if not future.done():
                 future.set_result(outcome)
-        # Wakes everybody who waits now, and nobody who comes later.
-        self._arrived.set()
-        self._arrived = asyncio.Event()
+        self._wake()
