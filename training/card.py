@@ -21,7 +21,7 @@ python -m training corpus        --workdir DIR
 python -m training tokenizer     --workdir DIR
 python -m training target        --workdir DIR --compile --steps {target}
 python -m training continuations --workdir DIR --shards {facts["continuations"]["shards"]}
-python -m training drafter       --workdir DIR --compile --steps {drafter}
+python -m training drafter       --workdir DIR --steps {drafter}
 python -m training calibrate     --workdir DIR
 python -m training evaluate      --workdir DIR
 python -m training card          --workdir DIR
@@ -105,7 +105,8 @@ tau counts the bonus token; distinct-4 is the share of different runs of four to
 ## Training
 
 {facts["continuations"]["tokens"] / 1e6:.2f} M tokens that the target wrote after training prompts of all
-three domains, at temperatures 0, 0.3, 0.7 and 1. {run["steps"]:,} steps of {recipe["anchors"]:,} blocks; losses
+three domains, at temperatures 0, 0.3, 0.7 and 1, and a fifth as much plain training text.
+{run["steps"]:,} steps of {recipe["anchors"]:,} blocks; losses
 0.1 cross-entropy, 0.9 L1, 1.0 confidence, slots decaying by 4.0;
 seed {recipe["seed"]}; {run["seconds"] / 60:.0f} minutes
 on two shared CPU cores, after {facts["continuations"]["minutes"]:.0f} minutes of generation.

@@ -5,7 +5,7 @@ step reads and where its blocks start depend on (seed, step) alone, so a resumed
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,12 +22,12 @@ from dspark.model.fresh import fresh_drafter
 from dspark.model.target import TargetTaps
 from training import checkpoint, record
 from training.anchors import draw_anchors, label_blocks
-from training.loss import LossSums, LossWeights, block_loss, figures, mix, target_slot_logits
+from training.continuations import Shard
+from training.lean_loss import LeanLoss, lean_block_loss
+from training.loss import LossSums, LossWeights, figures
 from training.schedule import rate, steps_within
 from training.target import set_rates
 from training.tokenizer import MASK_ID
-
-Shard = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class Recipe:
     log_every: int = 20
     held_out_shards: int = 1
     save_every_s: float = 120.0
-    compile: bool = False
 
 
 def tap_layers(layers: int, taps: int) -> tuple[int, ...]:
@@ -80,7 +79,7 @@ def build(target: Qwen3ForCausalLM, recipe: Recipe) -> BlockDrafter:
         markov_head_type="vanilla",
         enable_confidence_head=True,
         confidence_head_with_markov=True,
-        num_anchors=recipe.anchors,
+        num_anchors=recipe.anchors * 300 // recipe.tokens,
     )
     return fresh_drafter(
         config,
@@ -115,7 +114,7 @@ def pick_rows(shards: Sequence[Shard], recipe: Recipe, step: int) -> tuple[Tenso
     return shard["ids"][first:end], ~shard["forced"][first:end]
 
 
-def sums_of(
+def loss_of(
     drafter: BlockDrafter,
     target: Qwen3ForCausalLM,
     ids: Tensor,
@@ -123,37 +122,35 @@ def sums_of(
     *,
     anchors: int,
     generator: torch.Generator,
-    judge: Callable[..., LossSums],
-) -> LossSums:
-    """The loss sums of `anchors` blocks spread over the rows ids [B, T]."""
-    size = drafter.config.block_size
-    drawn = draw_anchors(supervised.long(), max(1, anchors // len(ids)), generator=generator)
-    labels = label_blocks(input_ids=ids, loss_mask=supervised.long(), anchors=drawn, block_size=size)
+) -> LeanLoss:
+    """The loss of `anchors` blocks spread over the rows ids [B, T]."""
+    size, mask = drafter.config.block_size, supervised.long()
+    drawn = draw_anchors(mask, max(1, anchors // len(ids)), generator=generator)
+    labels = label_blocks(input_ids=ids, loss_mask=mask, anchors=drawn, block_size=size)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad(), TargetTaps(target, drafter.config.target_layer_ids) as taps:
             last = target.model(input_ids=ids, use_cache=False).last_hidden_state
             features = taps.collect()
-        wanted = target_slot_logits(
-            last_hidden=last, anchor_positions=drawn.positions, block_size=size, lm_head=target.lm_head
-        )
-        blocks = drafter.forward_blocks(
+        hidden = drafter.forward_hidden(
             features=features, input_ids=ids, anchor_positions=drawn.positions, block_keep_mask=drawn.keep
         )
-    return judge(
-        corrected_logits=blocks.corrected_logits,
-        confidence_logits=blocks.confidence_logits,
-        target_logits=wanted,
-        target_ids=labels.target_ids,
-        eval_mask=labels.eval_mask,
-        decay=LossWeights().decay,
-    )
+        return lean_block_loss(
+            drafter,
+            hidden=hidden,
+            previous_ids=drafter.previous_ids(ids, drawn.positions),
+            target_ids=labels.target_ids,
+            eval_mask=labels.eval_mask,
+            anchor_positions=drawn.positions,
+            last_hidden=last,
+            target_head=target.lm_head.weight,
+            weights=LossWeights(),
+        )
 
 
 def train(target: Qwen3ForCausalLM, shards: Sequence[Shard], recipe: Recipe, folder: Path) -> Path:
     """Trains or resumes below `folder`; returns the folder of the exported drafter."""
     drafter = build(target, recipe)
     optimizers = optimizers_of(drafter, recipe)
-    judge: Callable[..., LossSums] = torch.compile(block_loss, dynamic=True) if recipe.compile else block_loss
     facts = checkpoint.load(folder, "state", drafter, optimizers)
     done = facts["step"] if facts else 0
     kept_out, used = shards[: recipe.held_out_shards], shards[recipe.held_out_shards :]
@@ -161,9 +158,9 @@ def train(target: Qwen3ForCausalLM, shards: Sequence[Shard], recipe: Recipe, fol
     def backward(step: int) -> LossSums:
         ids, supervised = pick_rows(used, recipe, step)
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-        sums = sums_of(drafter, target, ids, supervised, anchors=recipe.anchors, generator=generator, judge=judge)
-        mix(sums, LossWeights()).backward()  # type: ignore[no-untyped-call]
-        return sums
+        loss = loss_of(drafter, target, ids, supervised, anchors=recipe.anchors, generator=generator)
+        (loss.objective / (loss.sums.denominator + 1e-6)).backward()  # type: ignore[no-untyped-call]
+        return loss.sums
 
     steps = recipe.steps or (facts["steps"] if facts else 0)
     if not steps:
@@ -212,16 +209,9 @@ def held_out(drafter: BlockDrafter, target: Qwen3ForCausalLM, shards: Sequence[S
     taus = []
     for shard in shards:
         generator = torch.Generator().manual_seed(1)
-        sums = sums_of(
-            drafter,
-            target,
-            shard["ids"][:18],
-            ~shard["forced"][:18],
-            anchors=720,
-            generator=generator,
-            judge=block_loss,
-        )
-        taus.append(figures(sums)["tau_probabilistic"])
+        rows, supervised = shard["ids"][:18], ~shard["forced"][:18]
+        loss = loss_of(drafter, target, rows, supervised, anchors=720, generator=generator)
+        taus.append(figures(loss.sums)["tau_probabilistic"])
     return {"tau": sum(taus) / max(1, len(taus))}
 
 

@@ -70,20 +70,27 @@ def release(made: Path, folder: Path) -> None:
 
 
 def write_continuations(chosen: argparse.Namespace) -> None:
-    model = load_target(chosen.workdir / "target" / "model", torch.bfloat16)
-    streams = tokens.load(chosen.workdir / "tokens.safetensors")
-    folder = chosen.workdir / "continuations"
+    sources = continuations.Sources(
+        target=chosen.workdir / "target" / "model",
+        tokens=chosen.workdir / "tokens.safetensors",
+        folder=chosen.workdir / "continuations",
+        seed=chosen.seed,
+    )
     start = time.perf_counter()
-    shards = continuations.write(model, streams, folder, minutes=chosen.minutes, seed=chosen.seed, shards=chosen.shards)
-    generated = sum(int((~shard["forced"]).sum()) for shard in continuations.read(folder))
+    continuations.write(sources, minutes=chosen.minutes, workers=chosen.threads, shards=chosen.shards)
     minutes = (time.perf_counter() - start) / 60
-    note(chosen.workdir, continuations={"shards": shards, "tokens": generated, "minutes": minutes})
+    shards = continuations.read(sources.folder)
+    sampled = sum(int((~shard["forced"]).sum()) for shard in shards)
+    note(chosen.workdir, continuations={"shards": len(shards), "tokens": sampled, "minutes": minutes})
 
 
 def train_drafter(chosen: argparse.Namespace) -> None:
-    recipe = drafter.Recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes, compile=chosen.compile)
+    recipe = drafter.Recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes)
     frozen = load_target(chosen.workdir / "target" / "model", torch.bfloat16)
     shards = continuations.read(chosen.workdir / "continuations")
+    streams = tokens.load(chosen.workdir / "tokens.safetensors")
+    # One shard in five is plain training text.
+    shards += continuations.corpus_shards(streams, shards=len(shards) // 4, rows=192, length=300, seed=chosen.seed)
     release(drafter.train(frozen, shards, recipe, chosen.workdir / "drafter"), chosen.models / DRAFTER_NAME)
 
 

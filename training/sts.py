@@ -35,7 +35,8 @@ class Fit:
 
 def survival(logits: Floats, temperatures: tuple[float, ...]) -> Floats:
     """Predicted chance that slots 1..k are all accepted: [n, k]."""
-    products: Floats = np.cumprod(sigmoid(logits / np.asarray(temperatures)), axis=-1)
+    chances = sigmoid(logits / np.asarray(temperatures))
+    products: Floats = np.cumprod(chances, axis=-1, dtype=np.float64)
     return products
 
 

@@ -54,4 +54,8 @@ def train(documents: list[Document], vocabulary: int = VOCABULARY) -> PreTrained
 
 
 def load(folder: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    loaded = PreTrainedTokenizerFast.from_pretrained(folder)
+    for key in ("is_local", "local_files_only"):
+        # How it was found on this machine is no part of what is saved again.
+        loaded.init_kwargs.pop(key, None)
+    return loaded
