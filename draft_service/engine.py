@@ -101,10 +101,8 @@ class DraftEngine:
     # -- contexts ---------------------------------------------------------------------------
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
-        """Makes room for a sequence."""
-        if reserve_tokens > self.config.context_tokens:
-            reserve_tokens = min(reserve_tokens, self.context_length)
-        return self._contexts.open(cursor, reserve_tokens, owner)
+        """Makes room for a sequence, as far as blocks can reach: rows past that length are of no use here."""
+        return self._contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
 
     def ingest(
         self, sequence: int, epoch: int, start: int, token_ids: Sequence[int], rows: torch.Tensor

@@ -98,6 +98,7 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,
+        metrics_port=metrics_server.port if metrics_server is not None else None,
         projection=engine.projection,
         calibrated=engine.calibrated,
     )

@@ -22,7 +22,7 @@ log = structlog.get_logger("dspark.profiler")
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (128, 1024)
 BUDGET_S = 2.0
-MOST_SWEEPS = 15
+MOST_SWEEPS = 40
 _LAW = Law(temperature=0.0)
 
 

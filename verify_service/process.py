@@ -99,6 +99,7 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProces
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,
+        metrics_port=metrics_server.port if metrics_server is not None else None,
         projection=engine.projection.fingerprint if engine.projection is not None else None,
     )
     return VerifyProcess(

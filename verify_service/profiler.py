@@ -25,7 +25,7 @@ TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384
 CONTEXTS = (128, 1024)
 PER_SEQUENCE = 8  # tokens of one sequence before a step is spread over more of them
 BUDGET_S = 5.0
-MOST_SWEEPS = 15
+MOST_SWEEPS = 40
 LEAST_POINTS = 4
 _LAW = Law(temperature=0.0)
 
