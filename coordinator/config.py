@@ -21,10 +21,13 @@ class CoordinatorConfig:
     policy: str = field(default="greedy", metadata={"doc": "Default policy: off, fixed:k, threshold:t or greedy."})
     max_running: int = field(default=256, metadata={"doc": "Requests in rounds or prefill at one time."})
     max_queued: int = field(default=1024, metadata={"doc": "Requests that may wait; more are refused."})
+    max_prefills: int = field(default=8, metadata={"doc": "Prefills at one time per verifier; the others wait."})
     max_unread: int = field(default=1024, metadata={"doc": "Commits a client may leave unread before it is cut."})
     request_deadline_s: float = field(default=600.0, metadata={"doc": "Longest life of any request."})
     open_deadline_s: float = field(default=1.0, metadata={"doc": "Longest wait for a drafter to make room."})
-    draft_deadline_s: float = field(default=0.5, metadata={"doc": "Longest wait for the drafts of one cohort."})
+    draft_deadline_s: float = field(
+        default=0.5, metadata={"doc": "Least deadline of a cohort's drafts; slow passes get more."}
+    )
     drafter_patience_s: float = field(default=5.0, metadata={"doc": "Silence after which a drafter is let go."})
     feature_wait_us: int = field(default=3000, metadata={"doc": "Longest wait of a drafter for rows on their way."})
     prefill_deadline_s: float = field(default=120.0, metadata={"doc": "Longest wait for one prefill."})

@@ -25,15 +25,17 @@ from dspark.types import Block, EmptyReason
 log = structlog.get_logger("dspark.drafting")
 T = TypeVar("T")
 
+SLACK = 3.0  # expected passes a draft may take before it is late
+
 
 @dataclass(frozen=True, slots=True)
 class DraftWaits:
     """How long drafters are waited for."""
 
-    deadline_s: float = 0.5
+    deadline_s: float = 0.5  # or what the passes are known to take, times SLACK
     patience_s: float = 5.0  # a drafter that is silent for longer is let go
     feature_wait_us: int = 3_000  # what a drafter may wait for rows that are on their way ...
-    feature_wait_us_each: int = 200  # ... and for each sequence of the cohort, whose rows come one after the other
+    feature_wait_us_each: int = 300  # ... and for each sequence of the cohort, whose rows come one after the other
 
 
 class Drafting:
@@ -43,6 +45,10 @@ class Drafting:
         self._feeding, self._waits, self._clock, self._metrics = feeding, waits, clock, metrics
         self._owed: dict[DrafterPort, Future[Drafted]] = {}  # replies that missed their deadline
         self._measured: dict[DrafterPort, Running] = {}  # stands in for a curve
+
+    def left(self, drafter: DrafterPort) -> None:
+        """It is gone; what it owed fails by itself."""
+        self._measured.pop(drafter, None)
 
     def sort(self, turns: Iterable[Turn]) -> dict[DrafterPort, list[Turn]]:
         """Who is asked for which blocks; the other turns say why not."""
@@ -63,9 +69,10 @@ class Drafting:
         if not asked:
             return 0.0
         began = self._clock.time()
+        deadline_s = max(self._waits.deadline_s, SLACK * self.seconds(asked))
         replies = {drafter: self._ask(drafter, its) for drafter, its in asked.items()}
         self._metrics.control_round_trips.labels(kind="draft").inc()
-        await settled(replies.values(), self._waits.deadline_s, self._clock)
+        await settled(replies.values(), deadline_s, self._clock)
         took = self._clock.time() - began
         self._metrics.draft_rpc.observe(took)
         drafted = [self._collect(drafter, asked[drafter], reply) for drafter, reply in replies.items()]
@@ -97,7 +104,7 @@ class Drafting:
             return None
         for turn, block in zip(its, drafted.blocks, strict=True):
             self._accept(turn, block)
-        self._measured.setdefault(drafter, Running()).observe(drafted.forward_s)
+        self._learn(drafter, drafted.forward_s)
         if drafter.facts.cost is not None:
             drafter.facts.cost.observe(len(its), mean_context(its), drafted.forward_s)
         return drafted
@@ -124,10 +131,15 @@ class Drafting:
             timer.cancel()
             self._owed.pop(drafter, None)
             drafted = result_of(done)
+            if drafted is not None:
+                self._learn(drafter, drafted.forward_s)
             for block in drafted.blocks if drafted is not None else ():
                 self._drop(block, "late")  # its anchor has moved on
 
         reply.add_done_callback(came)
+
+    def _learn(self, drafter: DrafterPort, forward_s: float) -> None:
+        self._measured.setdefault(drafter, Running(weight=0.2)).observe(forward_s)
 
     def _drop(self, block: Block, reason: str) -> None:
         self._metrics.dropped.labels(kind="block", reason=reason).inc()
@@ -136,7 +148,8 @@ class Drafting:
     def _expected(self, drafter: DrafterPort, its: Sequence[Turn]) -> float:
         if drafter.facts.cost is not None:
             return drafter.facts.cost.seconds(len(its), mean_context(its))
-        return self._measured[drafter].seconds if drafter in self._measured else 0.0
+        measured = self._measured.get(drafter)
+        return measured.seconds if measured is not None else 0.0
 
 
 def result_of(future: Future[T]) -> T | None:

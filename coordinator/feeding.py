@@ -22,7 +22,7 @@ from dspark.types import Block, EmptyReason
 
 log = structlog.get_logger("dspark.feeding")
 
-MISSING_ROUNDS = 3  # rounds in a row without rows before they are asked for again
+MISSING_ROUNDS = 3  # rounds in a row without any new row before rows are asked for again
 RETRY_S = 0.5  # least time between two attempts for the same sequence
 
 
@@ -113,8 +113,13 @@ class Feeding:
 
     def noted(self, track: Track, block: Block) -> None:
         """Learns from a block what the drafter has."""
+        if block.empty_reason is not EmptyReason.FEATURES_MISSING:
+            track.missing = 0
+        elif block.watermark > track.watermark:
+            track.missing = 1  # rows come, only late
+        else:
+            track.missing += 1
         track.watermark = block.watermark
-        track.missing = track.missing + 1 if block.empty_reason is EmptyReason.FEATURES_MISSING else 0
         if block.empty_reason is EmptyReason.TOO_LONG:
             track.too_long = True
         elif block.empty_reason is EmptyReason.UNKNOWN_SEQUENCE:

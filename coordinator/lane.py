@@ -36,10 +36,11 @@ log = structlog.get_logger("dspark.lane")
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long a lane waits for whom, in seconds."""
+    """How long a lane waits for whom, in seconds, and how many wait at once."""
 
     draft: DraftWaits = field(default_factory=DraftWaits)
     open_s: float = 1.0
+    prefills: int = 8  # at one time; more would all come late, as they share one device
     prefill_s: float = 120.0
     verify_s: float = 10.0
 
@@ -67,6 +68,7 @@ class Lane:
         self._settling = Settling(owner, self._orphan, verifier.facts.vocab_size, metrics)
         self._tracks: dict[int, Track] = {}
         self._intakes: set[asyncio.Task[None]] = set()
+        self._prefill_room = asyncio.Semaphore(waits.prefills)
         self._wake: asyncio.Future[None] | None = None
         self._closed = False
         self._said_uncosted = False
@@ -112,7 +114,7 @@ class Lane:
         self._tracks[track.sequence.number] = track
         intake = asyncio.get_running_loop().create_task(self._take_in(track))
         self._intakes.add(intake)
-        intake.add_done_callback(self._intakes.discard)
+        intake.add_done_callback(lambda done: self._taken_in(track, done))
 
     def forget(self, track: Track) -> None:
         """Frees a sequence in both pools at once."""
@@ -125,6 +127,7 @@ class Lane:
 
     def drafter_left(self, drafter: DrafterPort) -> None:
         self._feeding.left(drafter, list(self._tracks.values()))
+        self._drafting.left(drafter)
 
     def close(self) -> None:
         """The verifier is gone: every sequence goes back to where it came from, oldest first in line."""
@@ -174,19 +177,29 @@ class Lane:
         return judged
 
     async def _take_in(self, track: Track) -> None:
-        opening = self._feeding.open(track)
-        if opening is not None:
-            await settled((opening,), self._waits.open_s, self._clock)
-        sequence, log_ids = track.sequence, track.answer.log.ids()
-        if sequence.state is not State.PREFILLING or self._closed:
-            return
-        cursor = sequence.cursor
+        sequence, epoch = track.sequence, track.sequence.epoch
+        async with self._prefill_room:
+            if (sequence.state, sequence.epoch) != (State.PREFILLING, epoch):
+                return  # it ended in line
+            opening = self._feeding.open(track)
+            if opening is not None:
+                await settled((opening,), self._waits.open_s, self._clock)
+            if (sequence.state, sequence.epoch) == (State.PREFILLING, epoch):
+                await self._prefill(track)
+
+    async def _prefill(self, track: Track) -> None:
+        sequence, cursor = track.sequence, track.sequence.cursor
         keep = track.speculates and bool(self.verifier.facts.projection)
-        sink = self._feeding.prefilling(track)
         self._metrics.prefills.labels(reason="handover" if track.handovers else "new").inc()
-        reply = self.verifier.prefill(
-            PrefillOrder(cursor, log_ids, track.request.law, track.request.longest, sink, keep)
+        order = PrefillOrder(
+            cursor,
+            track.answer.log.ids(),
+            track.request.law,
+            track.request.longest,
+            self._feeding.prefilling(track),
+            keep,
         )
+        reply = self.verifier.prefill(order)
         await settled((reply,), self._waits.prefill_s, self._clock)
         if not reply.done():
             self.verifier.close(f"no prefill within {self._waits.prefill_s:g} s")
@@ -200,6 +213,13 @@ class Lane:
             self._orphan(track)
         else:
             self._refused(track, prefilled)
+
+    def _taken_in(self, track: Track, intake: asyncio.Task[None]) -> None:
+        self._intakes.discard(intake)
+        error = None if intake.cancelled() else intake.exception()
+        if error is not None:  # a bug: the request fails and its neighbours do not notice
+            log.error("intake.failed", sequence=track.sequence.number, exc_info=error)
+            self._owner.ended(track, PeerError("the prefill failed; see the coordinator's log"))
 
     def _join(self, track: Track, prefilled: Prefilled) -> None:
         if prefilled.anchor >= self.verifier.facts.vocab_size:

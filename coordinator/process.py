@@ -114,7 +114,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
 
 def check(config: CoordinatorConfig) -> Policy:
     """Refuses what cannot work, by name, before anything is opened; returns the default policy."""
-    for key in ("max_running", "max_unread"):
+    for key in ("max_running", "max_prefills", "max_unread"):
         if getattr(config, key) < 1:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is less than 1")
     for key in ("max_queued", "max_handovers", "feature_wait_us"):
@@ -155,4 +155,6 @@ def _bounds(config: CoordinatorConfig) -> Bounds:
 
 def _waits(config: CoordinatorConfig) -> Waits:
     draft = DraftWaits(config.draft_deadline_s, config.drafter_patience_s, config.feature_wait_us)
-    return Waits(draft, config.open_deadline_s, config.prefill_deadline_s, config.verify_deadline_s)
+    return Waits(
+        draft, config.open_deadline_s, config.max_prefills, config.prefill_deadline_s, config.verify_deadline_s
+    )

@@ -25,7 +25,7 @@ log = structlog.get_logger("dspark.session")
 T = TypeVar("T")
 Command = TypeVar("Command")
 
-MAX_UNSENT = 1024
+MAX_UNSENT = 8192
 
 
 class Session(Generic[Command]):

@@ -37,7 +37,7 @@ class Track:
     drafter: DrafterPort | None = None
     feed: Feed = Feed.NONE
     attach_at: float = 0.0  # clock time before which no drafter is asked again
-    missing: int = 0  # rounds in a row whose rows did not arrive
+    missing: int = 0  # rounds in a row in which no missing row arrived
     watermark: int = 0  # rows the drafter said it holds
     resend_at: float = 0.0  # clock time before which rows are not asked for again
     too_long: bool = False  # past what the drafter was trained for

@@ -138,4 +138,8 @@ class Worker:
         wanted = self.address.incarnation
         if wanted not in (0, said.incarnation):
             return f"another process answers at {self.address.endpoint}: incarnation {said.incarnation}, not {wanted}"
-        return self._join(self, said, self._channel)
+        try:
+            return self._join(self, said, self._channel)
+        except Exception as error:  # a bug, or a description nobody foresaw: this worker stays out, the others serve
+            log.error("worker.not_understood", worker=self.address.name, exc_info=error)
+            return "what it says about itself is not understood; see the coordinator's log"

@@ -184,7 +184,7 @@ class FakeDrafter(_Worker):
         super().__init__(talk, name)
         self.wrong_every = wrong_every
         self.confidence = 0.9
-        self.malformed = False
+        self.step_s = STEP_S
         self.rows: dict[int, dict[int, int]] = {}  # sequence -> position -> token
         self.epochs: dict[int, int] = {}
         self.facts = DrafterFacts(
@@ -212,7 +212,7 @@ class FakeDrafter(_Worker):
     def draft(self, orders: Sequence[DraftOrder], wait_us: int) -> asyncio.Future[Drafted]:
         asked = ", ".join(f"{self.talk.at(o.cursor)} anchor={o.anchor} slots={o.max_slots}" for o in orders)
         self.talk.say(f"{self.name} <- draft [{asked}]")
-        return self.reply("draft", lambda: Drafted(tuple(self._block(order) for order in orders), STEP_S))
+        return self.reply("draft", lambda: Drafted(tuple(self._block(order) for order in orders), self.step_s))
 
     def release(self, cursor: Cursor) -> None:
         self.talk.say(f"{self.name} <- release {self.talk.at(cursor)}")

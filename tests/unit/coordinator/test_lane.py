@@ -96,6 +96,19 @@ async def test_rounds_of_others_go_on_while_a_long_prompt_prefills(make_cell: Ma
     assert await read(slow) == answer_of(tuple(range(60)), 4)
 
 
+async def test_prefills_go_a_few_at_a_time_in_order(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Waits(prefills=2))
+    cell.verifier.holding.add("prefill")
+    tracks = [cell.ask((seed, 7), max_tokens=3) for seed in range(5)]
+    await calm()
+    assert cell.verifier.prefills == 2
+    cell.admission.ended(tracks[2], Cancelled("gone while in line"))
+    cell.verifier.let_go("prefill")
+    await cell.finish(*tracks)
+    assert cell.verifier.prefills == 4
+    assert [await read(track) for track in tracks[3:]] == [answer_of((seed, 7), 3) for seed in (3, 4)]
+
+
 async def test_a_lost_drafter_only_slows_the_answer(make_cell: MakeCell) -> None:
     cell = make_cell()
     cell.drafters[0].holding.add("draft")
@@ -142,6 +155,27 @@ async def test_a_late_draft_is_dropped_and_counted(make_cell: MakeCell) -> None:
     assert cell.metrics.value("dropped_total", kind="block", reason="late") == 1
 
 
+async def test_a_drafter_known_to_be_slow_gets_a_longer_deadline(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Waits(draft=DraftWaits(deadline_s=0.1, patience_s=9.0)))
+    drafter = cell.drafters[0]
+    drafter.step_s = 0.2
+    drafter.holding.add("draft")
+    track = cell.ask(max_tokens=40)
+    await calm()
+    cell.verifier.holding.add("verify")
+    await cell.clock.advance(0.15)  # late; it answers while the round goes on, and says how long its pass took
+    drafter.let_go("draft")
+    await calm()
+    drafter.holding.add("draft")
+    cell.verifier.let_go("verify")
+    await calm()
+    await cell.clock.advance(0.5)  # in time now
+    drafter.let_go("draft")
+    await cell.finish(track)
+    assert cell.metrics.value("empty_blocks_total", reason="late") == 1
+    assert await read(track) == answer_of((5, 6), 40)
+
+
 async def test_a_drafter_that_stays_silent_is_let_go(make_cell: MakeCell) -> None:
     cell = make_cell(waits=Waits(draft=DraftWaits(deadline_s=0.1, patience_s=3.0)))
     cell.drafters[0].holding.add("draft")
@@ -176,6 +210,24 @@ async def test_missing_rows_are_asked_for_again_after_three_rounds(make_cell: Ma
     assert cell.metrics.value("resends_total", reason="features_missing") == 1
     assert [line for line in cell.talk.lines if "resend" in line and "from=1" in line]
     assert cell.metrics.value("spec_decode_num_accepted_tokens_total") > 20
+
+
+async def test_rows_that_come_late_but_come_are_not_asked_for_again(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    drafter = cell.drafters[0]
+    ingest, late = drafter.ingest, []
+
+    def one_round_late(sequence: int, epoch: int, start: int, tokens: list[int]) -> None:
+        late.append((sequence, epoch, start, tokens))
+        if len(late) > 1:
+            ingest(*late[-2])
+
+    drafter.ingest = one_round_late
+    track = cell.ask(max_tokens=20)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 20)
+    assert cell.metrics.value("empty_blocks_total", reason="features_missing") > 10
+    assert not [line for line in cell.talk.lines if "resend" in line]
 
 
 async def test_a_cancelled_request_is_freed_in_both_pools_at_once(make_cell: MakeCell) -> None:
