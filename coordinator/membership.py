@@ -164,10 +164,14 @@ class Membership:
         return None
 
     def _note_fits(self) -> None:
-        """A drafter that came before any verifier learns here whether it fits."""
+        """A drafter that came before any verifier learns here whether it fits; the next one may be the right one."""
         for drafter, worker in self._drafters.items():
             problems = [drafter_mismatch(verifier, drafter.facts) for verifier in self.verifiers]
-            worker.detail = next(filter(None, problems), "") if all(problems) else ""
+            problem = next(filter(None, problems), "") if all(problems) else ""
+            if problem != worker.detail:
+                worker.state, worker.detail = ("connecting", problem) if problem else ("serving", "")
+                if problem:
+                    log.warning("drafter.does_not_fit", drafter=drafter.facts.name, why=problem)
         for role in Role:
             states = Counter(worker.state for worker in self._workers.values() if worker.address.role is role)
             for state in ("serving", "connecting", "draining"):
