@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,21 +20,24 @@ import ray
 import structlog
 
 from deploy.actors import RoomShell
-from deploy.controller import Controller, Started, StartFailed
+from deploy.controller import Controller, NothingStarted, Started, StartFailed
 from deploy.probe import ControlAnnouncer
 from deploy.topology import Replica, Topology
-from dspark.errors import DsparkError, Unavailable
+from dspark.errors import Unavailable
+from dspark.runtime.security import split_endpoint
 from dspark.runtime.telemetry import configure_logging
 
 log = structlog.get_logger("deploy.cluster")
 
 NAMESPACE = "dspark"
+CONNECT_TIMEOUT_S = 5.0
 CONTROLLER = "controller"
 _SEPARATOR = "#"  # actor name = replica name, separator, a random part: a dead actor's name is not free at once
 
 
 def connect(address: str, *, local: bool) -> None:
     """Makes this process a driver of the cluster at `address`."""
+    _check_reachable(address)
     os.environ.setdefault("RAY_AUTH_MODE", _auth_mode())
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if local else {}
     try:
@@ -46,7 +50,16 @@ def connect(address: str, *, local: bool) -> None:
         )
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = str(error).strip().splitlines()
-        raise Unavailable(f"cannot join the Ray cluster at {address}: {first[0] if first else error!r}") from error
+        raise NothingStarted(f"cannot join the Ray cluster at {address}: {first[0] if first else error!r}") from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray tries a dead address for minutes; a look at the port takes seconds."""
+    host, port = split_endpoint(address)
+    try:
+        socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise NothingStarted(f"cannot join the Ray cluster at {address}: {error}") from error
 
 
 def disconnect() -> None:
@@ -194,7 +207,7 @@ class ControllerShell:
 def start_controller(topology: Topology, *, secrets: Mapping[str, str], start_timeout_s: float) -> None:
     """Creates the controller; a cell that is already there is refused."""
     if controller() is not None:
-        raise DsparkError("this Ray cluster already runs a dspark cell; take it down first")
+        raise NothingStarted("this Ray cluster already runs a dspark cell; whoever brought it up must take it down")
     handle = (
         ray.remote(ControllerShell)
         .options(name=CONTROLLER, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)

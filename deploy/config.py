@@ -37,5 +37,7 @@ class ClusterConfig:
             raise ConfigError(f"cluster.port: {self.port} is no port")
         if min(self.verifier_gpus, self.drafter_gpus) < 0:
             raise ConfigError("cluster.verifier_gpus, cluster.drafter_gpus: must not be negative")
+        if self.address is not None and (":" not in self.address or "//" in self.address):
+            raise ConfigError(f"cluster.address: {self.address!r} is not host:port of a Ray cluster's GCS")
         if self.start_timeout_s <= 0:
             raise ConfigError(f"cluster.start_timeout_s: {self.start_timeout_s} is not positive")

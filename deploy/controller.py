@@ -48,6 +48,10 @@ class StartFailed(DsparkError):
         self.fatal = fatal
 
 
+class NothingStarted(DsparkError):
+    """A Ray cluster cannot be joined, or somebody else's cell runs there: nothing of ours is to be undone."""
+
+
 class Fleet(Protocol):
     """Runs processes. Names are those of the topology; at most one process has a name."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.config import ClusterConfig
+from deploy.controller import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
 from deploy.marks import new_cell_id
 from deploy.rooms import load_settings
@@ -105,6 +106,12 @@ def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping
     try:
         write_cell(cell)  # from now on `dspark down` can clear up, whatever happens here
         return _serve(cell, topology, secrets, config, head, deadline, say)
+    except NothingStarted:
+        if head is None:
+            remove_cell()
+        else:
+            _undo(cell, head, say)
+        raise
     except BaseException:
         _undo(cell, head, say)
         raise

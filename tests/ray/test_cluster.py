@@ -17,7 +17,8 @@ import pytest
 
 from benchmarks.greedy_identity import plain_greedy
 from benchmarks.pair import Pair
-from deploy.marks import marked
+from deploy.head import start_head, stop_head
+from deploy.marks import marked, new_cell_id
 from dspark.client import Client, find_cell
 from dspark.client.cell import cell_file, is_alive
 
@@ -183,3 +184,25 @@ def test_a_bad_checkpoint_surfaces_the_worker_s_sentence_and_cleans_up(
     assert "broken" in last
     assert "Traceback" not in result.stderr
     assert not cell_file().exists()
+
+
+def test_a_cluster_of_others_is_joined_and_left_as_it_was(
+    golden_target: Path, golden_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
+    before = dict(os.environ)
+    head = start_head(tmp_path / "ray_token", new_cell_id(), os.environ)
+    try:
+        theirs = set(marked(head.cell_id))
+        models = ("--target", str(golden_target), "--drafter", str(golden_drafter))
+        came_up = dspark("up", "--address", head.address, *models, check=False)
+        assert came_up.returncode == 0, came_up.stderr
+        assert len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4").stdout.split()) == 4
+        ours = {process["pid"] for process in _processes().values()}
+        dspark("down")
+        assert not any(is_alive(pid) for pid in ours)
+        assert {pid for pid in theirs if is_alive(pid)} >= {head.pid}, "the head is not ours to stop"
+    finally:
+        assert stop_head(head) == []
+        for name in set(os.environ) - set(before):
+            del os.environ[name]

@@ -1,0 +1,63 @@
+"""From one configuration file to the settings of every process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.config import ClusterConfig
+from deploy.rooms import config_class
+from deploy.topology import Role
+from deploy.up import plan_topology, read_config
+from dspark.cli.lifecycle import pair
+from dspark.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "cell.yaml"
+
+
+def _plan(config: ClusterConfig, file: Path | None = None, **environ: str) -> dict[str, dict[str, object]]:
+    topology = plan_topology(
+        config, file=file, environ=environ, port=4242, token_files={"token_file": Path("/s/worker_token")}
+    )
+    return {replica.name: dict(replica.settings) for replica in topology.replicas}
+
+
+def test_every_process_gets_what_its_room_understands() -> None:
+    plan = _plan(ClusterConfig(target="t", drafter="d", policy="fixed:3", device="cpu", revision="r1"))
+    assert plan["coordinator/0"]["bind"] == "127.0.0.1:4242"
+    assert plan["coordinator/0"]["policy"] == "fixed:3"
+    assert (plan["verify/0"]["target"], plan["verify/0"]["drafter"]) == ("t", "d")
+    assert plan["draft/0"]["drafter"] == "d"
+    assert {plan[name]["bind"] for name in ("verify/0", "draft/0")} == {"127.0.0.1:0"}
+    assert {settings["token_file"] for settings in plan.values()} == {"/s/worker_token"}
+    assert (plan["verify/0"]["target_revision"], plan["draft/0"]["drafter_revision"]) == ("r1", "r1")
+
+
+def test_settings_build_the_configuration_of_their_room() -> None:
+    for name, settings in _plan(ClusterConfig(target="t", drafter="d")).items():
+        config_class(Role(name.partition("/")[0]))(**settings)
+
+
+def test_the_example_file_is_valid_and_the_environment_overrides_it() -> None:
+    config = read_config(file=EXAMPLE, environ={}, flags={"target": "org/t", "drafter": "org/d"}, pair=pair)
+    assert config.drafters == 2
+    plan = _plan(config, EXAMPLE, DSPARK_DRAFT__Q_ENTRIES="16")
+    assert plan["coordinator/0"]["max_queued"] == 256
+    assert plan["draft/1"]["q_entries"] == 16
+
+
+def test_a_folder_gets_its_full_path_so_that_workers_find_it(
+    golden_target: Path, golden_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(golden_target.parent)
+    flags = {"target": golden_target.name, "drafter": golden_drafter.name}
+    config = read_config(file=None, environ={}, flags=flags, pair=pair)
+    assert (config.target, config.drafter) == (str(golden_target), str(golden_drafter))
+
+
+def test_an_unknown_key_of_a_process_is_found_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "cell.yaml"
+    file.write_text("verify:\n  page_sise: 3\n")
+    with pytest.raises(ConfigError, match=r"verify\.page_sise: unknown key"):
+        _plan(ClusterConfig(target="t", drafter="d"), file)
