@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -139,11 +140,13 @@ class _Link:
 
     async def _stream(self, name: str, queue: _Queue) -> None:
         stub = features_pb2_grpc.FeaturesStub(self._channel)  # type: ignore[no-untyped-call]
+        travelling: deque[int] = deque()  # rows of the chunks that no acknowledgement has come for
 
         async def chunks() -> AsyncIterator[features_pb2.FeatureChunk]:
             while True:
                 chunk = await queue.get()
                 rows = len(chunk.token_ids)
+                travelling.append(rows)
                 self._metrics.feature_rows.labels(direction="sent").inc(rows)
                 self._metrics.bytes.labels(direction="sent", kind="features").inc(len(chunk.rows.data))
                 yield chunk
@@ -151,6 +154,8 @@ class _Link:
         try:
             await queue.first()  # no stream before there is something to send
             async for ack in stub.Push(chunks(), metadata=self._metadata, wait_for_ready=False):
+                if travelling:
+                    travelling.popleft()
                 if ack.HasField("refusal"):
                     self._metrics.dropped.labels(kind="feature_chunks", reason="refused_by_sink").inc()
             raise ConnectionError("the drafter ended the stream")
@@ -160,6 +165,9 @@ class _Link:
                 self.broken_at = time.monotonic()
                 log.warning("feature_push.broken", sink=self._sink.endpoint, stream=name, reason=reason)
             self._drop_queued("broken")
+        finally:
+            if travelling:
+                self._metrics.dropped.labels(kind="feature_rows", reason="unacknowledged").inc(sum(travelling))
 
     def _drop_queued(self, reason: str) -> None:
         rows = sum(queue.clear() for queue in self._queues.values())

@@ -177,7 +177,7 @@ async def test_a_sink_that_is_not_there_costs_rows_and_nothing_else(golden_targe
         await until(
             lambda: (
                 v.metrics.value("dropped_total", kind="feature_rows", reason="broken")
-                + v.metrics.value("feature_rows_total", direction="sent")
+                + v.metrics.value("dropped_total", kind="feature_rows", reason="unacknowledged")
                 >= len(PROMPT)
             )
         )

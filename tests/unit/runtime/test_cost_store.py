@@ -1,0 +1,41 @@
+"""Stored cost curves: found under their own key only, and never trusted when damaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dspark.runtime.cost_store import Curve, load_curve, store_curve
+
+KEY = {"role": "verify", "model": "abc", "threads": 1}
+
+
+def curve() -> Curve:
+    return Curve(np.array([1, 2, 4]), np.array([128, 1024]), np.array([[1.0, 2], [2, 3], [4, 5]]), "measured")
+
+
+def test_a_curve_is_found_under_its_own_key_alone() -> None:
+    store_curve(KEY, curve())
+    found = load_curve(KEY)
+    assert found is not None
+    assert found.source == "stored"
+    np.testing.assert_array_equal(found.seconds, curve().seconds)
+    np.testing.assert_array_equal(found.tokens, [1, 2, 4])
+    assert load_curve(KEY | {"threads": 2}) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("4.0", "NaN"),
+        lambda text: text.replace("4.0", "-4.0"),
+        lambda text: text.replace("128", "4096"),
+        lambda text: "[]",
+        lambda text: text.replace('"tokens"', '"tokins"'),
+    ],
+)
+def test_a_damaged_file_is_as_good_as_none(damage) -> None:  # type: ignore[no-untyped-def]
+    path = store_curve(KEY, curve())
+    path.write_text(damage(path.read_text()))
+    assert load_curve(KEY) is None
