@@ -114,12 +114,13 @@ class StepCost:
 
     def __init__(self, verify: CostCurve | None) -> None:
         self.verify = verify  # None: greedy verifies everything, and the lane says so
-        self.hops = Running()  # round trips less device time
+        self.draft_hops = Running()  # round trips less device time
+        self.verify_hops = Running()
 
     def of_round(self, context: float, draft_s: float) -> StepSeconds | None:
         """Tokens in the verification -> seconds of the round, or None without a measured curve."""
         if self.verify is None:
             return None
         verify = self.verify.column(context)
-        other = draft_s + self.hops.seconds
+        other = draft_s + self.draft_hops.seconds + self.verify_hops.seconds
         return lambda tokens: verify(tokens) + other

@@ -64,10 +64,10 @@ class Drafting:
         """What these drafts are expected to take; drafters work side by side."""
         return max((self._expected(drafter, its) for drafter, its in asked.items()), default=0.0)
 
-    async def fill(self, asked: dict[DrafterPort, list[Turn]]) -> float:
-        """Fills in blocks; returns the seconds that were spent on the way rather than on a device."""
+    async def fill(self, asked: dict[DrafterPort, list[Turn]]) -> float | None:
+        """Fills in blocks; returns the seconds spent on the way rather than on a device, None when nothing came."""
         if not asked:
-            return 0.0
+            return None
         began = self._clock.time()
         deadline_s = max(self._waits.deadline_s, SLACK * self.seconds(asked))
         replies = {drafter: self._ask(drafter, its) for drafter, its in asked.items()}
@@ -76,7 +76,7 @@ class Drafting:
         took = self._clock.time() - began
         self._metrics.draft_rpc.observe(took)
         drafted = [self._collect(drafter, asked[drafter], reply) for drafter, reply in replies.items()]
-        return max((took - each.forward_s for each in drafted if each is not None), default=0.0)
+        return max((took - each.forward_s for each in drafted if each is not None), default=None)
 
     def _why_not(self, turn: Turn) -> str:
         why = self._feeding.why_not(turn.track)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from coordinator.bypass import Bypass
 from coordinator.clock import Clock, settled
 from coordinator.cost_curve import StepCost
 from coordinator.drafting import Drafting, DraftWaits, result_of
@@ -65,7 +66,8 @@ class Lane:
         self._owner, self._waits, self._clock, self._metrics = owner, waits, clock, metrics
         self._feeding = Feeding(verifier, load, clock, metrics)
         self._drafting = Drafting(self._feeding, waits.draft, clock, metrics)
-        self._settling = Settling(owner, self._orphan, verifier.facts.vocab_size, metrics)
+        self._bypass = Bypass(self.cost)
+        self._settling = Settling(owner, self._orphan, self._bypass, verifier.facts.vocab_size, metrics)
         self._tracks: dict[int, Track] = {}
         self._intakes: set[asyncio.Task[None]] = set()
         self._prefill_room = asyncio.Semaphore(waits.prefills)
@@ -81,12 +83,14 @@ class Lane:
             if not turns:
                 await self._work()
                 continue
-            asked = self._drafting.sort(turns)
+            asked = self._ask_whom(turns)
             step_seconds = self.cost.of_round(mean_context(turns), self._drafting.seconds(asked))
             hops_s = await self._drafting.fill(asked)
+            if hops_s is not None:
+                self.cost.draft_hops.observe(hops_s)
             turns = [turn for turn in turns if turn.track.sequence.state is State.DRAFTING]
             choose_prefixes(turns, step_seconds)
-            judged = await self._verify(turns, hops_s)
+            judged = await self._verify(turns)
             if judged is not None:
                 self.rounds += len(turns)
                 self.committed_by_rounds += self._settling.settle(turns, judged.verdicts)
@@ -120,6 +124,7 @@ class Lane:
         """Frees a sequence in both pools at once."""
         if self._tracks.pop(track.sequence.number, None) is not None:
             self._feeding.drop(track)
+            self._bypass.forget(track.sequence.number)
             self.verifier.release(track.sequence.cursor)
 
     def drafter_joined(self, drafter: DrafterPort) -> None:
@@ -152,7 +157,16 @@ class Lane:
             log.warning("lane.no_cost_curve", verifier=self.verifier.facts.name, effect="greedy verifies everything")
         return turns
 
-    async def _verify(self, turns: Sequence[Turn], hops_s: float) -> Judged | None:
+    def _ask_whom(self, turns: Sequence[Turn]) -> dict[DrafterPort, list[Turn]]:
+        asked = self._drafting.sort(turns)
+        drafted = [turn for its in asked.values() for turn in its]
+        if not self._bypass.applies(turns, drafted, self._drafting.seconds(asked)):
+            return asked
+        for turn in drafted:
+            turn.empty_because = "bypass"
+        return {}
+
+    async def _verify(self, turns: Sequence[Turn]) -> Judged | None:
         """Verdicts on every prefix; None when there is nobody left to ask or to ask for."""
         if not turns or self._closed:
             return None
@@ -171,7 +185,7 @@ class Lane:
             self.close()
             return None
         self._metrics.verify_rpc.observe(took)
-        self.cost.hops.observe(hops_s + took - judged.forward_s)
+        self.cost.verify_hops.observe(took - judged.forward_s)
         if self.cost.verify is not None:
             self.cost.verify.observe(judged.tokens, mean_context(turns), judged.forward_s)
         return judged

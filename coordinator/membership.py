@@ -86,9 +86,9 @@ class Membership:
         return sum(worker.connected for worker in self._workers.values())
 
     async def close(self) -> None:
-        for worker in self._workers.values():
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
             self._let_go(worker, "the coordinator stops")
-        self._workers.clear()
         await asyncio.gather(*self._leaving, *self._loops, return_exceptions=True)
 
     def _let_go(self, worker: Worker, why: str) -> None:
@@ -178,8 +178,9 @@ class Membership:
                 self._metrics.pool_replicas.labels(pool=role.value, state=state).set(states[state])
 
     def _gone(self, worker: Worker, why: str) -> None:
-        self._metrics.worker_losses.labels(pool=worker.address.role.value).inc()
-        log.warning("worker.lost", worker=worker.address.name, why=why)
+        if self._workers.get(worker.address) is worker:  # otherwise it was let go
+            self._metrics.worker_losses.labels(pool=worker.address.role.value).inc()
+            log.warning("worker.lost", worker=worker.address.name, why=why)
         worker.lost(why)
         self._note_fits()
 

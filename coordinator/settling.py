@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from coordinator.answer import Piece
+from coordinator.bypass import Bypass
 from coordinator.outlet import Overfull
 from coordinator.ports import Declined
 from coordinator.rounds import Turn
@@ -36,8 +37,16 @@ class Owner(Protocol):
 class Settling:
     """The last step of a round."""
 
-    def __init__(self, owner: Owner, orphan: Callable[[Track], None], vocab_size: int, metrics: Metrics) -> None:
-        self._owner, self._orphan, self._vocab_size, self._metrics = owner, orphan, vocab_size, metrics
+    def __init__(
+        self,
+        owner: Owner,
+        orphan: Callable[[Track], None],
+        bypass: Bypass,
+        vocab_size: int,
+        metrics: Metrics,
+    ) -> None:
+        self._owner, self._orphan, self._bypass = owner, orphan, bypass
+        self._vocab_size, self._metrics = vocab_size, metrics
 
     def settle(self, turns: Sequence[Turn], verdicts: Sequence[Verdict | Declined]) -> int:
         """Returns the tokens committed."""
@@ -77,6 +86,8 @@ class Settling:
         piece = track.answer.take((*turn.block.token_ids[: verdict.accepted], verdict.next_token))
         accepted = min(verdict.accepted, len(piece.tokens))
         track.tally.round(verified=turn.prefix, accepted=accepted, committed=len(piece.tokens))
+        if turn.block.token_ids:
+            self._bypass.observe(turn.cursor.sequence, verdict.accepted + 1, turn.prefix)
         self._count(turn, verdict.accepted, accepted)
         self.show(track, piece)
         return len(piece.tokens)

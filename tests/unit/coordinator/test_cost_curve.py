@@ -64,7 +64,8 @@ def test_the_correction_follows_what_steps_really_take_and_stays_bounded() -> No
 def test_a_round_costs_its_draft_its_verification_and_its_hops() -> None:
     assert StepCost(None).of_round(10, 0.5) is None
     cost = StepCost(CostCurve([1, 10], [10], [1.0, 10.0]))
-    cost.hops.observe(0.25)
+    cost.draft_hops.observe(0.15)
+    cost.verify_hops.observe(0.1)
     step = cost.of_round(10, 0.5)
     assert step is not None
     assert step(np.array([4.0]))[0] == pytest.approx(4.75)

@@ -468,6 +468,34 @@ async def test_an_expensive_step_makes_greedy_verify_less(make_cell: MakeCell) -
     assert cell.metrics.value("cost_curve_in_force", lane="verify/0") == 1
 
 
+async def test_drafts_that_never_pay_are_bypassed_and_tried_again_now_and_then(make_cell: MakeCell) -> None:
+    cell = make_cell(cost=CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017]), outlet=1000)
+    cell.drafters[0].wrong_every = 1  # every slot is wrong
+    track = cell.ask(max_tokens=300)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 300)
+    drafts = cell.metrics.value("spec_decode_num_drafts_total")
+    bypassed = cell.metrics.value("empty_blocks_total", reason="bypass")
+    assert drafts + bypassed == 298  # the last token needs no draft
+    assert 8 < drafts < 8 + 3 * 290 / 16
+
+
+async def test_drafts_that_pay_are_never_bypassed(make_cell: MakeCell) -> None:
+    cell = make_cell(cost=CostCurve([1, 2, 8], [64], [0.010, 0.0101, 0.0107]), outlet=1000)
+    track = cell.ask(max_tokens=200)
+    await cell.finish(track)
+    assert cell.metrics.value("empty_blocks_total", reason="bypass") == 0
+
+
+@pytest.mark.parametrize("policy", ["fixed:2", "threshold:0.1"])
+async def test_other_policies_are_not_second_guessed(make_cell: MakeCell, policy: str) -> None:
+    cell = make_cell(cost=CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017]), outlet=1000)
+    cell.drafters[0].wrong_every = 1
+    track = cell.ask(max_tokens=60, policy=policy)
+    await cell.finish(track)
+    assert cell.metrics.value("spec_decode_num_drafts_total") == 58
+
+
 async def test_without_a_cost_curve_a_gauge_says_so(make_cell: MakeCell) -> None:
     cell = make_cell()
     track = cell.ask(max_tokens=12)
