@@ -32,13 +32,15 @@ class Stream:
         self._command = command
         self._call = self.stub.Session(metadata=auth_metadata(token))
         self._tags = itertools.count(1)
+        self._writing = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._reader = asyncio.create_task(self._read())
 
     async def ask(self, incarnation: int = 0, **command: Any) -> Any:
         tag = next(self._tags)
         self._waiting[tag] = asyncio.get_running_loop().create_future()
-        await self._call.write(self._command(tag=tag, incarnation=incarnation, **command))
+        async with self._writing:  # a call takes one write at a time
+            await self._call.write(self._command(tag=tag, incarnation=incarnation, **command))
         return await asyncio.wait_for(self._waiting[tag], DEADLINE_S)
 
     async def end(self) -> None:
