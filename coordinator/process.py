@@ -20,7 +20,7 @@ from coordinator.tokenizer import find_tokenizer
 from coordinator.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.runtime.identity import new_incarnation, read_token
-from dspark.runtime.security import Access, split_endpoint
+from dspark.runtime.security import Access, is_loopback, split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics, MetricsServer, serve_metrics
 from dspark.wire.v1 import control_pb2_grpc, generate_pb2_grpc
@@ -76,7 +76,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     )
     desk = FrontDesk(admission, membership, tokenizer, offer, clock)
     control = ControlService(desk, name=name, incarnation=incarnation)
-    access = Access(token=token, client_token=client_token, client_services=frozenset({GENERATION}))
+    access = Access(token=token, client_token=client_token, client_services=_client_services(config))
     server = GrpcServer(
         bind=config.bind,
         access=access,
@@ -138,6 +138,12 @@ def check(config: CoordinatorConfig) -> Policy:
         return parse_policy(config.policy, field="coordinator.policy")
     except InvalidRequest as error:
         raise ConfigError(str(error)) from error
+
+
+def _client_services(config: CoordinatorConfig) -> frozenset[str]:
+    """What clients may call: beyond loopback nothing, until they have a token of their own or the operator says so."""
+    near = is_loopback(split_endpoint(config.bind)[0])
+    return frozenset({GENERATION}) if near or config.insecure or config.client_token_file else frozenset()
 
 
 def _static(config: CoordinatorConfig) -> list[Address]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.policy import Policy, parse_policy
+from coordinator.policy import Greedy, Policy, Threshold, parse_policy
 from coordinator.request import Request
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.types import Law, Rule
@@ -76,8 +76,8 @@ def read_request(
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     _check_prompt(prompt, field, limits)
     params = message.sampling_params
-    policy = parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
     law = _read_law(params, draw_seed)
+    policy = _read_policy(message, law, limits.policy)
     stops = _read_stops(params, limits.has_tokenizer)
     stop_ids = _read_stop_ids(params, limits)
     return Request(
@@ -112,6 +112,19 @@ def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:
         raise InvalidRequest(field, f"{len(prompt)} tokens can never fit into {limits.capacity} cache slots")
     if max(prompt) >= limits.vocab_size:
         raise InvalidRequest(field, f"token id {max(prompt)} is not below the vocabulary size {limits.vocab_size}")
+
+
+def _read_policy(message: generate_pb2.GenerateRequest, law: Law, default: Policy) -> Policy:
+    """The policy asked for, or the deployment's.
+
+    Who gives a seed and samples wants the same answer again. Under the token rule a draw's use depends on how much of
+    a block is verified, and `greedy` decides that by measured time; so such a request verifies whole blocks instead.
+    """
+    if message.speculation.policy:
+        return parse_policy(message.speculation.policy)
+    if isinstance(default, Greedy) and message.sampling_params.HasField("seed") and not law.greedy:
+        return Threshold(0.0)
+    return default
 
 
 def _read_law(params: generate_pb2.SamplingParams, draw_seed: Callable[[], int]) -> Law:

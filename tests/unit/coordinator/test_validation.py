@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from coordinator.policy import Fixed, Greedy
+from coordinator.policy import Fixed, Greedy, Threshold
 from coordinator.request import Request
 from coordinator.validation import Limits, read_request
 from dspark.errors import InvalidRequest, Unsupported
@@ -124,6 +124,15 @@ def test_other_rules_are_not_built_yet(rule: types_pb2.Rule) -> None:
     with pytest.raises(Unsupported) as refused:
         read(message)
     assert refused.value.field == "speculation.rule"
+
+
+def test_a_seeded_sample_is_scheduled_without_a_clock_unless_it_names_a_policy() -> None:
+    assert read(ask(seed=5)).policy == Threshold(0.0)
+    assert read(ask(seed=5, temperature=0.0)).policy == Greedy()
+    assert read(ask()).policy == Greedy()
+    message = ask(seed=5)
+    message.speculation.policy = "greedy"
+    assert read(message).policy == Greedy()
 
 
 def test_a_seed_goes_with_the_token_rule() -> None:
