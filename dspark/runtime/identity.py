@@ -21,7 +21,7 @@ def state_dir() -> Path:
     """
     home = os.environ.get("DSPARK_HOME")
     if home:
-        path = Path(home)
+        path = Path(home).expanduser().resolve()  # other processes have other working folders
     else:
         base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         path = Path(base) / "dspark"

@@ -43,7 +43,15 @@ async def run_until_signal(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    process = await start()
+    starting = asyncio.ensure_future(start())
+    asking = asyncio.ensure_future(asked.wait())
+    await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # told to go while still loading
+        starting.cancel()
+        log.info("process.stopped", before="serving")
+        return
+    asking.cancel()
+    process = starting.result()
     log.info("process.serving", endpoint=process.endpoint, incarnation=process.incarnation)
     if ready is not None:
         ready(process)

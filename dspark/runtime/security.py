@@ -57,6 +57,10 @@ class Access:
     client_token: str | None = None
     client_services: frozenset[str] = field(default_factory=frozenset)
 
+    def __post_init__(self) -> None:
+        if self.client_token is not None and self.token is None:
+            raise ConfigError("client_token_file: needs token_file too, or operators' calls would be open to everybody")
+
     def check(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         """Raises Denied unless `metadata` allows the full method name ("/package.Service/Method")."""
         if self.token is None or method.startswith(_FREE):

@@ -61,6 +61,11 @@ def test_without_a_client_secret_clients_are_free_and_operators_are_not() -> Non
         access.check(ANNOUNCE, ())
 
 
+def test_a_client_secret_alone_would_leave_operators_calls_open() -> None:
+    with pytest.raises(ConfigError, match="client_token_file"):
+        Access(None, "client-secret", CLIENTS)
+
+
 def test_a_token_file_is_private_and_long_enough(tmp_path: Path) -> None:
     path = tmp_path / "token"
     token = write_token(path)
