@@ -91,7 +91,7 @@ class PerRequestRunner:
     path = "per_request"
 
     def __init__(self, model: Any, taps: TargetTaps | None) -> None:
-        model.set_attn_implementation("sdpa")
+        use_own_attention(model)
         self.device: torch.device = next(model.parameters()).device
         self._model = model
         self._taps = taps
@@ -153,3 +153,11 @@ class PerRequestRunner:
                 f"{type(self._model).__name__} cannot take tokens back"
             )
         return cache
+
+
+def use_own_attention(model: Any) -> None:
+    """The library's attention for this model: fused where it has that, else by its own formula."""
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:  # caps on scores and sinks have no fused form
+        model.set_attn_implementation("eager")

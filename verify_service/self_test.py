@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.model.checkpoint import LoadedTarget
-from verify_service.passes import Runner
+from verify_service.passes import Runner, use_own_attention
 from verify_service.plan import Segment
 
 _LENGTHS = (23, 9)
@@ -22,9 +22,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 8e-2}  #
 
 @torch.inference_mode()
 def expected(target: LoadedTarget) -> list[tuple[list[int], Tensor]]:
-    """Random prompts and their logits [length, V] by the library's sdpa path, one prompt at a time."""
+    """Random prompts and their logits [length, V] by the library's own attention, one prompt at a time."""
     model = target.model
-    model.set_attn_implementation("sdpa")
+    use_own_attention(model)
     device = next(model.parameters()).device
     draw = torch.Generator().manual_seed(11)
     cases = []

@@ -1,0 +1,77 @@
+"""Targets the packed pass is right for: grouped heads, windows, caps, sinks, unequal head sizes; and one it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from dspark.model.checkpoint import LoadedTarget
+from verify_service import self_test
+from verify_service.passes import PackedRunner, PerRequestRunner
+
+SHAPE = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaConfig(**SHAPE),
+    "mistral, every layer with a window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=16),
+    "gemma2, capped scores and some windows": lambda: transformers.Gemma2Config(
+        **SHAPE, head_dim=16, sliding_window=16, query_pre_attn_scalar=16, attn_logit_softcapping=5.0
+    ),
+    "gpt-oss, sinks, experts and some windows": lambda: transformers.GptOssConfig(
+        **SHAPE, head_dim=16, sliding_window=16, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "deepseek-v2, values smaller than keys": lambda: transformers.DeepseekV2Config(
+        **{**SHAPE, "num_key_value_heads": 4},
+        **MIXTURE,
+        kv_lora_rank=16,
+        q_lora_rank=None,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        topk_method="greedy",
+    ),
+}
+
+
+def loud(config: Any) -> LoadedTarget:
+    """A random target whose layers all matter: fresh weights would hardly show a mistake in attention."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0, 0.15)
+    return LoadedTarget(model, Path("nowhere"), (), 512, 128, 64, 4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_packed_pass_is_right_for(family: str) -> None:
+    target = loud(FAMILIES[family]())
+    cases = self_test.expected(target)
+    assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is None
+    assert self_test.disagreement(PerRequestRunner(target.model, None), cases) is None
+
+
+def test_a_target_without_a_cache_that_can_be_cut_is_not_eligible() -> None:
+    target = loud(transformers.MambaConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, state_size=8))
+    cases = self_test.expected(target)
+    assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is not None
+    assert self_test.disagreement(PerRequestRunner(target.model, None), cases) is not None
