@@ -116,7 +116,7 @@ class Lane:
         """Opens and prefills beside the rounds; the sequence joins them when its anchor is there."""
         track.sequence.apply(Event.PLACED)
         self._tracks[track.sequence.number] = track
-        intake = asyncio.get_running_loop().create_task(self._take_in(track))
+        intake = asyncio.get_running_loop().create_task(self._take_in(track, track.sequence.epoch))
         self._intakes.add(intake)
         intake.add_done_callback(lambda done: self._taken_in(track, done))
 
@@ -190,8 +190,8 @@ class Lane:
             self.cost.verify.observe(judged.tokens, mean_context(turns), judged.forward_s)
         return judged
 
-    async def _take_in(self, track: Track) -> None:
-        sequence, epoch = track.sequence, track.sequence.epoch
+    async def _take_in(self, track: Track, epoch: int) -> None:
+        sequence = track.sequence
         async with self._prefill_room:
             if (sequence.state, sequence.epoch) != (State.PREFILLING, epoch):
                 return  # it ended in line

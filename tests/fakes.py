@@ -128,6 +128,7 @@ class _Worker:
         self.held: list[tuple[str, asyncio.Future[Any], Any]] = []
         self._open: set[asyncio.Future[Any]] = set()
         self.closed_because = ""
+        self.on_close: Callable[[], object] = lambda: None  # membership hears of it
 
     def reply(self, kind: str, value: Any) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -155,8 +156,7 @@ class _Worker:
         self.talk.say(f"{self.name} dies")
         self.alive = False
         self.forget_all()
-        for future in list(self._open):
-            future.set_exception(Lost(f"{self.name} is gone"))
+        self._fail_all(f"{self.name} is gone")
 
     def forget_all(self) -> None:
         """What the session opened goes with it."""
@@ -166,8 +166,13 @@ class _Worker:
         self.forget_all()
         self.closed_because = why
         self.alive = False
+        self._fail_all(why)
+        self.on_close()
+
+    def _fail_all(self, why: str) -> None:
         for future in list(self._open):
-            future.set_exception(Lost(why))
+            if not future.done():
+                future.set_exception(Lost(why))
 
     @staticmethod
     def _answer(future: asyncio.Future[Any], value: Any) -> None:
@@ -390,12 +395,18 @@ class ToyCell:
         lane = Lane(
             verifier, self.admission, load=self._load, waits=self._waits, clock=self.clock, metrics=self.metrics
         )
+        verifier.on_close = lambda: (lane.close(), self.admission.lane_left(lane))
         for drafter in self.drafters:
             if drafter.alive:
-                lane.drafter_joined(drafter)
+                self.join(lane, drafter)
         self._loops.add(asyncio.get_running_loop().create_task(lane.run()))
         self.admission.lane_joined(lane)
         return lane
+
+    def join(self, lane: Lane, drafter: FakeDrafter) -> None:
+        """What membership does when a drafter fits a lane."""
+        drafter.on_close = lambda: lane.drafter_left(drafter)
+        lane.drafter_joined(drafter)
 
     def lose_verifier(self) -> None:
         """What membership does when a verifier's stream breaks."""
@@ -412,7 +423,7 @@ class ToyCell:
         drafter = FakeDrafter(self.talk, "draft/0", incarnation=incarnation)
         self.drafters.append(drafter)
         self.verifier.drafters.append(drafter)
-        self.lane.drafter_joined(drafter)
+        self.join(self.lane, drafter)
         return drafter
 
     def ask(self, prompt: Sequence[int] = (5, 6), max_tokens: int = 8, policy: str = "greedy", **more: Any) -> Track:
