@@ -6,7 +6,7 @@ Arguments are read before anything heavy is imported, so that `--help` answers a
 import argparse
 from pathlib import Path
 
-STAGES = ("corpus", "tokenizer", "target", "continuations", "drafter", "calibrate", "evaluate", "card")
+STAGES = ("corpus", "tokenizer", "target", "variety", "continuations", "drafter", "calibrate", "evaluate", "card")
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

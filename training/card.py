@@ -20,6 +20,7 @@ def commands(facts: Mapping[str, Mapping[str, Any]]) -> str:
 python -m training corpus        --workdir DIR
 python -m training tokenizer     --workdir DIR
 python -m training target        --workdir DIR --compile --steps {target}
+python -m training variety       --workdir DIR
 python -m training continuations --workdir DIR --shards {facts["continuations"]["shards"]}
 python -m training drafter       --workdir DIR --steps {drafter}
 python -m training calibrate     --workdir DIR
@@ -31,6 +32,7 @@ python -m training card          --workdir DIR
 def target_card(facts: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> str:
     run, recipe = facts["target"], facts["target"]["recipe"]
     losses = ", ".join(f"{domain} {run['losses'][domain]:.2f}" for domain in DOMAINS)
+    after = ", ".join(f"{domain} {facts['variety'][domain]:.2f}" for domain in DOMAINS)
     rows = "\n".join(
         f"| {name} | {row['documents']:,} | {row['characters']:,} |" for name, row in sorted(facts["corpus"].items())
     )
@@ -62,6 +64,9 @@ docstrings; held-out worksheets have their own seeds.
 Muon for matrices, AdamW for the rest; seed {recipe["seed"]}; {run["seconds"] / 60:.0f} minutes on two
 shared CPU cores with bf16 matrix units.
 Held-out loss at the end (nats a token): {losses}.
+
+Then {facts["variety"]["step"]:.0f} steps of unlikelihood training on the target's own near-greedy code and
+prose, against running in circles, in {facts["variety"]["seconds"] / 60:.0f} minutes. Held-out loss after it: {after}.
 
 Trained at lengths up to {recipe["long_length"]:,}; farther positions are allowed by the configuration
 but were never seen.
@@ -134,6 +139,8 @@ def gather(workdir: Path) -> dict[str, Any]:
         facts[stage] = header
     log = record.Log(workdir / "target" / "log.csv").read()
     facts["target"]["losses"] = {domain: log[domain][-1] for domain in DOMAINS}
+    tuned = record.Log(workdir / "variety" / "log.csv").read()
+    facts["variety"] = {name: values[-1] for name, values in tuned.items()}
     facts["evaluation"] = json.loads((workdir / "evaluation.json").read_text(encoding="utf-8"))
     return facts
 

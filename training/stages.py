@@ -15,8 +15,21 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from dspark.model.checkpoint import load_drafter
-from training import calibrate, card, continuations, corpus, drafter, evaluate, prompts, target, tokenizer, tokens
+from training import (
+    calibrate,
+    card,
+    continuations,
+    corpus,
+    drafter,
+    evaluate,
+    prompts,
+    target,
+    tokenizer,
+    tokens,
+    variety,
+)
 
+CIRCLE_SHARDS = 12
 TARGET_NAME, DRAFTER_NAME = "demo-target", "demo-dspark"
 
 
@@ -69,12 +82,33 @@ def release(made: Path, folder: Path) -> None:
     print("released", folder)
 
 
-def write_continuations(chosen: argparse.Namespace) -> None:
+def tune_variety(chosen: argparse.Namespace) -> None:
+    """The target's own text first, then the tuning on it; the tuned target is the one that is released."""
     sources = continuations.Sources(
         target=chosen.workdir / "target" / "model",
         tokens=chosen.workdir / "tokens.safetensors",
-        folder=chosen.workdir / "continuations",
+        folder=chosen.workdir / "circles",
         seed=chosen.seed,
+    )
+    continuations.write(sources, minutes=0, workers=chosen.threads, shards=CIRCLE_SHARDS)
+    tuned = variety.tune(
+        tokens.load(sources.tokens),
+        tokenizer.load(chosen.workdir / "tokenizer"),
+        continuations.read(sources.folder),
+        target.Recipe(seed=chosen.seed),
+        variety.Recipe(seed=chosen.seed),
+        chosen.workdir / "target",
+        chosen.workdir / "variety",
+    )
+    release(tuned, chosen.models / TARGET_NAME)
+
+
+def write_continuations(chosen: argparse.Namespace) -> None:
+    sources = continuations.Sources(
+        target=chosen.workdir / "variety" / "model",
+        tokens=chosen.workdir / "tokens.safetensors",
+        folder=chosen.workdir / "continuations",
+        seed=chosen.seed + 1,
     )
     start = time.perf_counter()
     continuations.write(sources, minutes=chosen.minutes, workers=chosen.threads, shards=chosen.shards)
@@ -86,7 +120,7 @@ def write_continuations(chosen: argparse.Namespace) -> None:
 
 def train_drafter(chosen: argparse.Namespace) -> None:
     recipe = drafter.Recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes)
-    frozen = load_target(chosen.workdir / "target" / "model", torch.bfloat16)
+    frozen = load_target(chosen.workdir / "variety" / "model", torch.bfloat16)
     shards = continuations.read(chosen.workdir / "continuations")
     streams = tokens.load(chosen.workdir / "tokens.safetensors")
     # One shard in five is plain training text.
@@ -130,6 +164,7 @@ STAGES = {
     "corpus": make_corpus,
     "tokenizer": make_tokenizer,
     "target": train_target,
+    "variety": tune_variety,
     "continuations": write_continuations,
     "drafter": train_drafter,
     "calibrate": fit_calibration,
