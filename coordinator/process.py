@@ -86,13 +86,18 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     generation = GenerationService(desk, clock, config.request_deadline_s)
     server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
     server.add(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL)
-    port = await server.start()
-    control.endpoint = server.endpoint(port)
-    await membership.announce(_static(config))
     metrics_server = None
-    if config.metrics_port is not None:
-        metrics_server = serve_metrics(metrics, split_endpoint(config.bind)[0], config.metrics_port)
-    await server.set_serving(True)
+    try:
+        port = await server.start()
+        control.endpoint = server.endpoint(port)
+        await membership.announce(_static(config))
+        if config.metrics_port is not None:
+            metrics_server = serve_metrics(metrics, split_endpoint(config.bind)[0], config.metrics_port)
+        await server.set_serving(True)
+    except BaseException:
+        await membership.close()
+        await server.drain(0.0)
+        raise
     log.info(
         "coordinator.serving",
         name=name,

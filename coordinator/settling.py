@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import structlog
+
 from coordinator.answer import Piece
 from coordinator.bypass import Bypass
 from coordinator.outlet import Overfull
@@ -19,6 +21,8 @@ from coordinator.track import Track
 from dspark.errors import Overloaded, PeerError
 from dspark.runtime.telemetry import Metrics
 from dspark.types import RefusalReason, Verdict
+
+log = structlog.get_logger("dspark.settling")
 
 
 class Owner(Protocol):
@@ -63,7 +67,7 @@ class Settling:
             elif verdict.accepted > turn.prefix or verdict.next_token >= self._vocab_size:
                 self._owner.ended(track, PeerError("the verifier sent a verdict that fits no prefix"))
             else:
-                committed += self._judged(turn, verdict)
+                committed += self._guarded(turn, verdict)
         return committed
 
     def show(self, track: Track, piece: Piece) -> None:
@@ -79,6 +83,14 @@ class Settling:
             return
         if piece.end is not None:
             self._owner.ended(track, None)
+
+    def _guarded(self, turn: Turn, verdict: Verdict) -> int:
+        try:
+            return self._judged(turn, verdict)
+        except Exception as error:  # a bug: this request fails and its neighbours do not notice
+            log.error("settling.failed", sequence=turn.cursor.sequence, round=turn.cursor.round, exc_info=error)
+            self._owner.ended(turn.track, PeerError("a commit failed; see the coordinator's log"))
+            return 0
 
     def _judged(self, turn: Turn, verdict: Verdict) -> int:
         track = turn.track

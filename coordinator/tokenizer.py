@@ -81,10 +81,18 @@ class TextStream:
     def push(self, token: int) -> str:
         """Text that became complete with this token; often empty in the middle of a character."""
         self._pending.append(token)
-        piece: str | None = self._stream.step(self._backend, token)
+        piece = self._step(token)
         if not piece:
             return ""
         self._before, self._pending = self._pending, []
+        return piece
+
+    def _step(self, token: int) -> str | None:
+        try:
+            piece: str | None = self._stream.step(self._backend, token)
+        except Exception:  # the library gives up on some malformed byte sequences; the text goes on behind them
+            self._stream = DecodeStream([], self._skip_special)
+            piece = self.flush()
         return piece
 
     def flush(self) -> str:

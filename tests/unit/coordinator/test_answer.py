@@ -98,6 +98,13 @@ def test_special_tokens_are_left_out_of_the_text() -> None:
     assert "".join(answer.take([token]).text for token in ids) == "ab"
 
 
+@given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
+def test_any_ids_give_text_and_no_error(ids: list[int]) -> None:
+    answer = an_answer(max_tokens=max(len(ids), 1))
+    text = "".join(answer.take([token]).text for token in ids)
+    assert text.replace("\ufffd", "") == TOKENIZER.decode(ids, skip_special=True).replace("\ufffd", "")
+
+
 def test_offsets_count_the_answer_s_tokens() -> None:
     pieces = told(an_answer(), "abcdefg", 3)
     assert [(piece.offset, len(piece.tokens)) for piece in pieces] == [(0, 3), (3, 3), (6, 1)]

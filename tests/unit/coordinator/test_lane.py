@@ -374,6 +374,24 @@ async def test_a_verdict_that_fits_no_prefix_ends_the_request_as_the_verifier_s_
     assert cell.clean()
 
 
+async def test_a_bug_in_one_commit_fails_that_request_alone(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    broken, fine = cell.ask((5, 6), max_tokens=20), cell.ask((8, 9), max_tokens=20)
+    await calm(4)
+
+    def take(_: object) -> None:
+        raise RuntimeError("a bug")
+
+    broken.answer.take = take
+    await cell.finish(broken, fine)
+    assert await read(fine) == answer_of((8, 9), 20)
+    assert fine.handovers == 0
+    with pytest.raises(PeerError):
+        await read(broken)
+    await calm()
+    assert cell.clean()
+
+
 async def test_a_stale_verdict_is_dropped_counted_and_the_sequence_taken_in_anew(make_cell: MakeCell) -> None:
     cell = make_cell()
     stale = Verdict(Cursor(1, 0, 7, 7), 0, 1, 0)

@@ -1,0 +1,36 @@
+from dataclasses import replace
+
+import pytest
+from fakes import FakeDrafter, FakeVerifier, Talk
+
+from coordinator.compatibility import drafter_mismatch, verifier_mismatch
+
+VERIFIER = FakeVerifier(Talk()).facts
+DRAFTER = FakeDrafter(Talk()).facts
+
+
+def test_workers_of_one_make_fit() -> None:
+    assert drafter_mismatch(VERIFIER, DRAFTER) is None
+    assert verifier_mismatch(VERIFIER, replace(VERIFIER, name="verify/1", incarnation=5)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"vocab_size": 98}, "draft/0 has a vocabulary of 98, the target on verify/0 one of 97"),
+        ({"hidden_size": 9}, "draft/0 takes feature rows of 9 values, verify/0 sends rows of 8"),
+        ({"projection": "another"}, "needs the context projection another, verify/0 has toy-project"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_told_what_differs(change: dict[str, object], says: str) -> None:
+    assert says in str(drafter_mismatch(VERIFIER, replace(DRAFTER, **change)))
+
+
+def test_a_verifier_that_projects_nothing_feeds_no_drafter() -> None:
+    assert "projects no features" in str(drafter_mismatch(replace(VERIFIER, projection=""), DRAFTER))
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": 98}, {"fingerprint": "another", "model": "other"}])
+def test_verifiers_of_different_targets_do_not_share_a_cell(change: dict[str, object]) -> None:
+    other = replace(VERIFIER, name="verify/1", **change)
+    assert str(verifier_mismatch(VERIFIER, other)).startswith("verify/1 ")

@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import CoordinatorConfig
+from coordinator.policy import Fixed
+from coordinator.process import check, start
+from coordinator.tokenizer import Tokenizer, find_tokenizer
+from dspark.errors import ConfigError
+
+
+def test_the_defaults_can_work() -> None:
+    assert str(check(CoordinatorConfig())) == "greedy"
+    assert check(CoordinatorConfig(policy="fixed:3")) == Fixed(3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("policy", "fastest"),
+        ("policy", "async"),
+        ("max_running", 0),
+        ("max_queued", -1),
+        ("max_prefills", 0),
+        ("verify_deadline_s", 0.0),
+        ("draft_deadline_s", float("nan")),
+    ],
+)
+async def test_what_cannot_work_is_refused_by_key_before_anything_is_opened(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"coordinator.{key}"):
+        await start(CoordinatorConfig(**{key: value}))
+
+
+async def test_an_endpoint_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        await start(CoordinatorConfig(verify=("nowhere",)))
+
+
+async def test_a_port_in_use_is_refused_and_nothing_is_left_running() -> None:
+    first = await start(CoordinatorConfig())
+    with pytest.raises(ConfigError, match="cannot listen"):
+        await start(CoordinatorConfig(bind=first.endpoint))
+    await first.stop(0.1)
+
+
+def test_a_folder_without_a_tokenizer_means_ids_only(tmp_path: Path) -> None:
+    assert find_tokenizer(str(tmp_path), None) is None
+    assert find_tokenizer(None, None) is None
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not a tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_hub_id_that_is_not_in_the_cache_is_refused_offline() -> None:
+    with pytest.raises(ConfigError, match="target: nobody/nothing"):
+        find_tokenizer("nobody/nothing", None)
