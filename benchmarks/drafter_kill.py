@@ -131,8 +131,10 @@ async def _streams(
             elif isinstance(event, Finished):
                 trace.finish = event.finish_reason
 
-    async def disturb() -> None:
-        while sum(len(trace.ids) for trace in traces) < KILL_AFTER * tokens * len(traces):  # noqa: ASYNC110
+    async def disturb(running: asyncio.Future[list[None]]) -> None:
+        while sum(len(trace.ids) for trace in traces) < KILL_AFTER * tokens * len(traces):
+            if running.done():  # a stream failed; awaiting it says why
+                return
             await asyncio.sleep(0.01)
         await asyncio.to_thread(meter.mark)
         cell.kill("draft/0")
@@ -148,7 +150,7 @@ async def _streams(
     async with AsyncClient(cell.endpoint) as client:
         running = asyncio.gather(*(one(client, p, t) for p, t in zip(prompts, traces, strict=True)))
         if kill:
-            await disturb()
+            await disturb(running)
             if running.done():
                 note("the streams ended before drafting could resume; use more tokens")
         await running

@@ -29,6 +29,7 @@ log = structlog.get_logger("dspark.coordinator")
 
 GENERATION = "dspark.wire.v1.Generation"
 CONTROL = "dspark.wire.v1.Control"
+MAX_REQUEST = 16 * 1024 * 1024  # bytes of one message from anybody; a prompt of millions of tokens fits
 LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
 
 
@@ -82,6 +83,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         access=access,
         insecure=config.insecure,
         max_concurrent_streams=config.max_running + config.max_queued + 64,  # so that excess is refused, not parked
+        max_receive=MAX_REQUEST,
     )
     generation = GenerationService(desk, clock, config.request_deadline_s)
     server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)

@@ -45,7 +45,8 @@ def read_token(path: str | Path | None) -> str | None:
 def write_token(path: Path) -> str:
     """Draws a secret into `path`, readable by its owner only; returns it."""
     token = secrets.token_urlsafe(32)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    path.unlink(missing_ok=True)  # an existing file would keep its mode
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(token + "\n")
     return token

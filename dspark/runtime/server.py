@@ -51,6 +51,7 @@ class GrpcServer:
         access: Access | None = None,
         insecure: bool = False,
         max_concurrent_streams: int = 256,
+        max_receive: int = MAX_MESSAGE,
     ) -> None:
         self._access = access or Access()
         check_bind(bind, token=self._access.token, insecure=insecure)
@@ -61,11 +62,13 @@ class GrpcServer:
             interceptors=[_Guard(self._access)],
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", MAX_MESSAGE),
+                ("grpc.max_receive_message_length", max_receive),
                 ("grpc.max_send_message_length", MAX_MESSAGE),
                 # Bounds what one peer can do to the others by opening and cancelling calls.
                 ("grpc.max_concurrent_streams", max_concurrent_streams),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+                # A starved process reads several pings at once; that must not cost its peers the connection.
+                ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", 3_000),
@@ -92,7 +95,8 @@ class GrpcServer:
 
     def endpoint(self, port: int) -> str:
         """host:port under which others reach this server."""
-        return f"{split_endpoint(self._bind)[0]}:{port}"
+        host = split_endpoint(self._bind)[0]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
         """Readiness of every added service; the empty name (liveness) is SERVING from the start."""

@@ -32,10 +32,12 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
         structlog.processors.StackInfoRenderer(),
     ]
     console = fmt == "console" or (fmt == "auto" and sys.stderr.isatty())
+    # Tracebacks without the frames' local variables: those hold prompts and tokens.
+    frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     render: list[Any] = (
-        [structlog.dev.ConsoleRenderer()]
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if console
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer()]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

@@ -72,6 +72,9 @@ def test_a_token_file_is_private_and_long_enough(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert read_token(path) == token
     assert read_token(None) is None
+    path.chmod(0o644)
+    assert write_token(path) != token
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("short")
     with pytest.raises(ConfigError, match="at least 16"):
         read_token(path)
