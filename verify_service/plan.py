@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-ALONE_FROM = 384  # on a CPU, from this context length a sliced view beats a share of a padded gather
+ALONE_FROM = 192  # on a CPU, from this context length a sliced view beats a share of a padded gather
 
 
 @dataclass(frozen=True, slots=True)
