@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -43,6 +43,7 @@ def text_of(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20), st.integers(1, 5))
 def test_text_is_never_broken_inside_a_character(text: str, size: int) -> None:
     answer = an_answer(max_tokens=max(len(TOKENIZER.encode(text)), 1))
@@ -98,6 +99,7 @@ def test_special_tokens_are_left_out_of_the_text() -> None:
     assert "".join(answer.take([token]).text for token in ids) == "ab"
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
 def test_any_ids_give_text_and_no_error(ids: list[int]) -> None:
     answer = an_answer(max_tokens=max(len(ids), 1))
@@ -124,6 +126,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
 words = st.text(alphabet="ab", min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="abc", max_size=30), st.lists(words, min_size=1, max_size=3), st.data())
 def test_stop_strings_are_found_however_the_text_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
     finder = StopStrings(stops)

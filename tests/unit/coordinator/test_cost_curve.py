@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.cost_curve import CORRECTION_BOUND, CostCurve, Running, StepCost, convex_fit
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=12))
 def test_the_fit_is_convex_never_falls_and_keeps_the_mean(seconds: list[float]) -> None:
     x = np.cumsum(np.arange(1, len(seconds) + 1, dtype=np.float64))

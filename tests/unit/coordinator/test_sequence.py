@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.commit_log import CommitLog, End, Reason, cut
@@ -64,6 +64,7 @@ def test_a_stop_token_at_the_last_place_is_a_stop_and_not_a_length() -> None:
     assert cut([4, 5], room=2, stop_ids=frozenset({5})) == ((4, 5), End(Reason.STOP, token_id=5))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 9), st.frozensets(st.integers(0, 5)))
 def test_a_cut_never_overshoots_and_is_a_prefix(tokens: list[int], room: int, stops: frozenset[int]) -> None:
     kept, end = cut(tokens, room, stops)
