@@ -31,6 +31,7 @@ log = structlog.get_logger("deploy.cluster")
 
 NAMESPACE = "dspark"
 CONNECT_TIMEOUT_S = 5.0
+LOCAL_JOIN_S = 120.0
 CONTROLLER = "controller"
 _SEPARATOR = "#"  # actor name = replica name, separator, a random part: a dead actor's name is not free at once
 
@@ -40,17 +41,17 @@ def connect(address: str, *, local: bool) -> None:
     _check_reachable(address)
     os.environ.setdefault("RAY_AUTH_MODE", _auth_mode())
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if local else {}
-    try:
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level="ERROR",
-            **options,
-        )
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        first = str(error).strip().splitlines()
-        raise NothingStarted(f"cannot join the Ray cluster at {address}: {first[0] if first else error!r}") from error
+    # A cluster of our own has only just begun to listen: a first "no" is not its last word.
+    deadline = time.monotonic() + (LOCAL_JOIN_S if local else 0.0)
+    while True:
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
+            return
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            ray.shutdown()
+            if time.monotonic() > deadline:
+                raise NothingStarted(f"cannot join the Ray cluster at {address}: {_first_line(error)}") from error
+            time.sleep(0.5)
 
 
 def _check_reachable(address: str) -> None:
@@ -198,6 +199,13 @@ class ControllerShell:
         """Every replica."""
         return self._controller.report()
 
+    async def resize(self, verifiers: int | None, drafters: int | None) -> tuple[int, int]:
+        """Changes the pools that are named; returns the wanted sizes."""
+        now = self._controller.sizes()
+        wanted = (now[0] if verifiers is None else verifiers, now[1] if drafters is None else drafters)
+        self._controller.resize(*wanted)
+        return wanted
+
     async def close(self, grace_s: float) -> None:
         """Ends every process of the cell."""
         await self._controller.close(grace_s)
@@ -231,6 +239,15 @@ def report() -> list[dict[str, Any]]:
         raise Unavailable("the controller is gone")
     rows: list[dict[str, Any]] = _get(handle.report.remote(), 15.0, "the controller does not answer")
     return rows
+
+
+def resize(verifiers: int | None, drafters: int | None) -> tuple[int, int]:
+    """Tells the controller new sizes; None keeps one."""
+    handle = controller()
+    if handle is None:
+        raise Unavailable("the controller is gone")
+    wanted: tuple[int, int] = _get(handle.resize.remote(verifiers, drafters), 15.0, "the controller does not answer")
+    return wanted
 
 
 def close_cell(grace_s: float) -> None:

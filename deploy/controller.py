@@ -20,7 +20,7 @@ from deploy import reconcile
 from deploy.probe import Health, Probe
 from deploy.reconcile import Observed, Phase, Start, Stop
 from deploy.rooms import ROOMS
-from deploy.topology import Replica, Role, Topology
+from deploy.topology import Replica, Role, Topology, resized
 from dspark.errors import DsparkError
 
 log = structlog.get_logger("deploy.controller")
@@ -110,6 +110,15 @@ class Controller:
             self._act(action)
         await self._announce()
 
+    def sizes(self) -> tuple[int, int]:
+        """(verifiers, drafters) that are wanted."""
+        return self._topology.count(Role.VERIFY), self._topology.count(Role.DRAFT)
+
+    def resize(self, verifiers: int, drafters: int) -> None:
+        """Changes the wanted sizes of the pools; the loop does the rest."""
+        self._topology = resized(self._topology, verifiers, drafters)
+        log.info("cell.resized", verifiers=verifiers, drafters=drafters)
+
     def report(self) -> list[dict[str, Any]]:
         """Every replica as plain values, for `dspark up` and for people."""
         rows = []
@@ -128,6 +137,7 @@ class Controller:
                     "endpoint": started.endpoint if started else "",
                     "pid": started.pid if started else 0,
                     "connected": self._connected,
+                    "leaving": sorted(set(self._running) - self._topology.names),
                 }
             )
         return rows
@@ -182,8 +192,8 @@ class Controller:
 
     async def _watch(self, name: str) -> None:
         probe = self._probes.get(name)
-        if probe is None:
-            return
+        if probe is None or self._seen[name].phase is not Phase.SERVING:
+            return  # one that is being stopped may refuse as it likes
         health = await probe.look()
         now = time.monotonic()
         if health is Health.ANSWERS:

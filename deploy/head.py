@@ -57,7 +57,8 @@ def environment(token_file: Path, cell_id: str) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else a stop waits half a minute for nobody
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker that reserves no GPU may still share one
-        "RAY_DEDUP_LOGS": "0",
+        # A loaded machine takes longer than the 15 s Ray would wait for its own server.
+        "RAY_gcs_server_port_wait_time_s": "60",
     }
 
 
@@ -92,8 +93,11 @@ def start_head(token_file: Path, cell_id: str, environ: MutableMapping[str, str]
 def stop_head(head: Head) -> list[int]:
     """Ends every process of the cluster and removes its folder; returns those that would not go."""
     left = end_all(head.cell_id, head.pid)
-    if not left:
+    for _ in range(0 if left else 20):
         shutil.rmtree(head.folder, ignore_errors=True)
+        if not head.folder.exists():
+            break
+        time.sleep(0.1)  # a driver that is just leaving may still have written there
     return left
 
 

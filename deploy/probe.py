@@ -1,10 +1,11 @@
 """Is a process there? One gRPC health check at a time over a channel of its own, and the announcement to a coordinator.
 
-A refused connection is death within a tick; silence on an open connection is judged by how long it has lasted.
+A refused connection is death within two ticks; silence on an open connection is judged by how long it has lasted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from deploy.topology import Role
 from dspark.client.errors import read_error
 from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.security import split_endpoint
 from dspark.wire.v1 import control_pb2, control_pb2_grpc
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Probe:
     def __init__(self, endpoint: str, service: str) -> None:
         self._channel = open_channel(endpoint)
         self._stub = health_pb2_grpc.HealthStub(self._channel)
-        self._service = service
+        self._endpoint, self._service = endpoint, service
         self.misses = 0
         self.heard = time.monotonic()
         self.serving = False
@@ -53,7 +55,8 @@ class Probe:
             reply = await self._stub.Check(request, timeout=LOOK_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             self.serving = False
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
+            # On a busy machine a call may fail while the process is well: only a refused connection is death.
+            if error.code() is grpc.StatusCode.UNAVAILABLE and await _refuses(self._endpoint):
                 self.misses += 1
                 return Health.REFUSED
             self.misses = 0
@@ -65,6 +68,19 @@ class Probe:
     async def close(self) -> None:
         """Closes the channel."""
         await self._channel.close()
+
+
+async def _refuses(endpoint: str) -> bool:
+    """Whether nobody listens there any more."""
+    host, port = split_endpoint(endpoint)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), LOOK_TIMEOUT_S)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    writer.close()
+    return False
 
 
 class ControlAnnouncer:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deploy.config import ClusterConfig
+from dspark.errors import ConfigError
 
 
 class Role(enum.StrEnum):
@@ -33,12 +34,16 @@ class Replica:
 
 @dataclass(frozen=True)
 class Topology:
-    """All processes of a cell."""
+    """All processes of a cell. templates: what one more replica of each role would be, its name aside."""
 
     replicas: tuple[Replica, ...]
+    templates: Mapping[Role, Replica]
 
     def named(self, name: str) -> Replica | None:
         return next((replica for replica in self.replicas if replica.name == name), None)
+
+    def count(self, role: Role) -> int:
+        return sum(replica.role is role for replica in self.replicas)
 
     @property
     def names(self) -> frozenset[str]:
@@ -51,12 +56,18 @@ class Topology:
 
 def desired(config: ClusterConfig, settings: Mapping[Role, Mapping[str, Any]]) -> Topology:
     """The processes `config` asks for; `settings` holds the resolved configuration of each room."""
-    counts = {Role.COORDINATOR: 1, Role.VERIFY: config.verifiers, Role.DRAFT: config.drafters}
     gpus = {Role.COORDINATOR: 0.0, Role.VERIFY: config.verifier_gpus, Role.DRAFT: config.drafter_gpus}
-    return Topology(
-        tuple(
-            Replica(f"{role}/{index}", role, dict(settings.get(role, {})), gpus[role])
-            for role in Role
-            for index in range(counts[role])
-        )
-    )
+    templates = {role: Replica(str(role), role, dict(settings.get(role, {})), gpus[role]) for role in Role}
+    return _build(templates, {Role.COORDINATOR: 1, Role.VERIFY: config.verifiers, Role.DRAFT: config.drafters})
+
+
+def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
+    """The same cell with pools of other sizes; replicas that stay keep their names, the highest numbers go first."""
+    if verifiers < 1 or drafters < 0:
+        raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
+    return _build(topology.templates, {Role.COORDINATOR: 1, Role.VERIFY: verifiers, Role.DRAFT: drafters})
+
+
+def _build(templates: Mapping[Role, Replica], counts: Mapping[Role, int]) -> Topology:
+    replicas = [replace(templates[role], name=f"{role}/{index}") for role in Role for index in range(counts[role])]
+    return Topology(tuple(replicas), templates)

@@ -132,19 +132,19 @@ def _serve(
     try:
         say(f"ray: {'started' if head else 'joined'} at {cell.ray_address}")
         cluster.start_controller(topology, secrets=secrets, start_timeout_s=config.start_timeout_s)
-        rows = _await_replicas(cluster.report, deadline, say)
+        rows = await_replicas(cluster.report, deadline, say)
         served = next(row["endpoint"] for row in rows if row["name"] == topology.coordinator.name)
         if served != cell.endpoint:  # it runs on another node of the cluster
             cell = Cell(**{**cell.__dict__, "endpoint": served})
             write_cell(cell)
-        _await_lanes(cell, topology, deadline, say)
+        await_lanes(cell, topology.count(Role.VERIFY), topology.count(Role.DRAFT), deadline, say)
     finally:
         cluster.disconnect()
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
     return cell
 
 
-def _await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say) -> list[dict[str, Any]]:
+def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say) -> list[dict[str, Any]]:
     """Waits until every replica serves; says every change, and now and then what is still pending."""
     shown: dict[str, str] = {}
     reminded = time.monotonic()
@@ -160,21 +160,20 @@ def _await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float,
                 if row["phase"] != "down" or row["reason"]:
                     say(line)
         pending = [row["name"] for row in rows if row["phase"] != "serving"]
-        if not pending:
+        leaving = rows[0]["leaving"] if rows else []
+        if not pending and not leaving:
             return rows
         if time.monotonic() > deadline:
-            reasons = "; ".join(shown[name] for name in pending)
+            reasons = "; ".join([*(shown[name] for name in pending), *(f"{name} has not left" for name in leaving)])
             raise Unavailable(f"not serving in time: {reasons}")
         if time.monotonic() - reminded > REMIND_EVERY_S:
             reminded = time.monotonic()
-            say(f"still waiting for {', '.join(pending)}")
+            say(f"still waiting for {', '.join([*pending, *(f'{name} to leave' for name in leaving)])}")
         time.sleep(POLL_S)
 
 
-def _await_lanes(cell: Cell, topology: Topology, deadline: float, say: Say) -> None:
-    """Waits until the coordinator is connected to every worker and has a lane for every verifier."""
-    verifiers = sum(replica.role is Role.VERIFY for replica in topology.replicas)
-    drafters = sum(replica.role is Role.DRAFT for replica in topology.replicas)
+def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say: Say) -> None:
+    """Waits until the coordinator is connected to exactly these workers and has a lane for every verifier."""
     reminded = time.monotonic()
     with Client(cell.endpoint, token=cell.token()) as client:
         while True:
@@ -183,7 +182,7 @@ def _await_lanes(cell: Cell, topology: Topology, deadline: float, say: Say) -> N
                 states = {process.name: process.state for process in reply.processes}
                 connected = sum(state == "serving" for name, state in states.items() if "coordinator" not in name)
                 fed = {name for lane in reply.lanes for name in lane.drafters}
-                if connected >= verifiers + drafters and len(reply.lanes) >= verifiers and len(fed) >= drafters:
+                if connected == verifiers + drafters and len(reply.lanes) == verifiers and len(fed) == drafters:
                     return
                 waiting = ", ".join(
                     f"{process.name} is {process.state}" + (f" ({process.detail})" if process.detail else "")

@@ -1,12 +1,13 @@
-"""`dspark up` and `dspark down`."""
+"""`dspark up`, `dspark scale` and `dspark down`."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dspark.errors import ConfigError
 
@@ -15,7 +16,7 @@ SHIPPED = {"target": ROOT / "models" / "demo-target", "drafter": ROOT / "models"
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `up` and `down`."""
+    """Adds `up`, `scale` and `down`."""
     up = commands.add_parser(
         "up",
         parents=[shared],
@@ -39,6 +40,10 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     up.add_argument("--drafter-gpus", type=float, metavar="N", help="GPUs Ray reserves for each drafter (0)")
     up.add_argument("--start-timeout-s", type=float, metavar="S", help="longest wait for the cell to serve (600)")
     up.set_defaults(run=_up)
+    scale = commands.add_parser("scale", parents=[shared], help="change the size of either pool while it serves")
+    scale.add_argument("--verifiers", type=int, metavar="N", help="verifier processes")
+    scale.add_argument("--drafters", type=int, metavar="N", help="drafter processes")
+    scale.set_defaults(run=_scale)
     down = commands.add_parser("down", parents=[shared], help="stop the cluster and everything it started")
     down.set_defaults(run=_down)
 
@@ -69,8 +74,23 @@ def _up(args: argparse.Namespace) -> int:
     flags: dict[str, object] = {name: getattr(args, name) for name in (*names, *more)}
     flags |= {"target": args.target, "drafter": args.drafter}
     config = read_config(file=args.config, environ=os.environ, flags=flags, pair=pair)
+    signal.signal(signal.SIGTERM, _interrupt)  # cleans up as Ctrl-C does
     cell = bring_up(config, file=args.config, environ=os.environ, say=say)
     print(cell.endpoint)
+    return 0
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _scale(args: argparse.Namespace) -> int:
+    from deploy.scale import scale
+
+    if args.verifiers is None and args.drafters is None:
+        raise ConfigError("scale: say --verifiers N, --drafters N or both")
+    verifiers, drafters = scale(args.verifiers, args.drafters, say)
+    print(f"{verifiers} verifiers, {drafters} drafters")
     return 0
 
 

@@ -9,6 +9,7 @@ Exit codes: 0 done, 1 it failed (one sentence on stderr says why), 2 the command
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -37,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its remarks on closing connections are no news for people
     words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     # What belongs to another program is not parsed here: its options are its own.

@@ -158,6 +158,15 @@ def _pid_listening_at(process: dict[str, Any]) -> int:
     return pid
 
 
+def test_each_pool_is_scaled_by_itself_while_it_serves(cluster: Client) -> None:
+    calm = cluster.complete(PROMPT, max_tokens=64, temperature=0.0, ignore_eos=True).token_ids
+    assert dspark("scale", "--drafters", "2").stdout == "1 verifiers, 2 drafters\n"
+    assert {"draft/0", "draft/1", "verify/0"} < set(_processes())
+    assert dspark("scale", "--drafters", "1").stdout == "1 verifiers, 1 drafters\n"
+    assert "draft/1" not in _processes()
+    assert cluster.complete(PROMPT, max_tokens=64, temperature=0.0, ignore_eos=True).token_ids == calm
+
+
 def test_down_leaves_no_process_no_folder_and_no_state(cluster: Client, home: Path) -> None:
     cell = find_cell()
     pids = marked(cell.cell_id)

@@ -77,6 +77,13 @@ def test_without_a_cluster_one_sentence_says_so(words: list[str], capsys: pytest
     assert "Traceback" not in said.err
 
 
+def test_scale_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scale"]) == 1
+    assert "--verifiers N, --drafters N or both" in capsys.readouterr().err
+    assert main(["scale", "--verifiers", "0"]) == 1
+    assert "at least one verifier" in capsys.readouterr().err
+
+
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(NoCell):
         main(["status", "--debug"])
@@ -192,7 +199,7 @@ def test_options_of_other_programs_are_left_to_them() -> None:
 
 def test_every_command_is_documented() -> None:
     text = build_parser().format_help()
-    for command in ("up", "down", "status", "generate", "serve", "train", "conformance"):
+    for command in ("up", "scale", "down", "status", "generate", "serve", "train", "conformance"):
         assert f"\n    {command} " in text or f"\n    {command}\n" in text
 
 

@@ -165,3 +165,17 @@ async def test_a_new_controller_adopts_what_still_runs(cell: Cell) -> None:
     assert "verify/0" not in fleet.started
     assert listener.told[-1]["verify/0"] == fleet.left["verify/0"].incarnation
     task.cancel()
+
+
+async def test_a_pool_that_grows_is_started_and_one_that_shrinks_is_drained_and_let_go(cell: Cell) -> None:
+    controller, fleet, listener = cell
+    task = await _run(controller)
+    controller.resize(2, 1)
+    await _until(lambda: bool(listener.told) and set(listener.told[-1]) == {"verify/0", "verify/1", "draft/0"})
+    await _until(lambda: "draft/1" not in fleet.servers)
+    assert fleet.ended == ["draft/1"]
+    await asyncio.sleep(0.1)
+    assert fleet.started.count("draft/1") == 1
+    controller.resize(2, 2)
+    await _until(lambda: fleet.started.count("draft/1") == 2 and "draft/1" in listener.told[-1])
+    task.cancel()

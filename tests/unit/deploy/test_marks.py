@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -33,34 +33,45 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def _leader(cell_id: str, code: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, VARIABLE: cell_id}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, start_new_session=True, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    process.stdout.readline()  # it has begun its work
-    process.stdout.close()
-    return process
+Begin = Callable[[str, str], subprocess.Popen[bytes]]
 
 
-def test_everyone_with_the_mark_ends_and_nobody_else(bystander: subprocess.Popen[bytes]) -> None:
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    begun = []
+
+    def leader(cell_id: str, code: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, VARIABLE: cell_id}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, start_new_session=True, stdout=subprocess.PIPE
+        )
+        begun.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline(), "it has begun its work"
+        process.stdout.close()
+        return process
+
+    yield leader
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+def test_everyone_with_the_mark_ends_and_nobody_else(begin: Begin, bystander: subprocess.Popen[bytes]) -> None:
     cell_id = new_cell_id()
-    leader = _leader(cell_id, STUBBORN)
+    leader = begin(cell_id, STUBBORN)
     found = marked(cell_id)
     assert leader.pid in found
     assert len(found) == 2, "the child in another session is found too"
     assert end_all(cell_id, leader.pid, grace_s=0.3) == []
-    leader.wait()
     assert not any(is_alive(pid) for pid in found)
     assert bystander.poll() is None
 
 
-def test_a_leader_that_listens_goes_without_force() -> None:
+def test_a_leader_that_listens_goes_without_force(begin: Begin) -> None:
     cell_id = new_cell_id()
-    leader = _leader(cell_id, SLEEP)
+    leader = begin(cell_id, SLEEP)
     assert end_all(cell_id, leader.pid, grace_s=5.0) == []
-    leader.wait()
     assert not is_alive(leader.pid)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.config import ClusterConfig
-from deploy.topology import Role, desired
+from deploy.topology import Role, desired, resized
 from dspark.errors import ConfigError
 
 
@@ -45,3 +45,14 @@ def test_a_senseless_value_is_refused_by_name(key: str, value: float) -> None:
     given: dict[str, object] = {"target": "t", "drafter": "d", key: value}
     with pytest.raises(ConfigError, match=key):
         ClusterConfig(**given)  # type: ignore[arg-type]
+
+
+def test_resizing_keeps_names_and_drops_the_highest_numbers() -> None:
+    before = desired(ClusterConfig(target="t", drafter="d", verifiers=2, drafters=0), {Role.DRAFT: {"drafter": "d"}})
+    after = resized(before, 1, 2)
+    assert after.names == {"coordinator/0", "verify/0", "draft/0", "draft/1"}
+    assert {r.settings["drafter"] for r in after.replicas if r.role is Role.DRAFT} == {"d"}
+    assert resized(after, 2, 0) == before
+    for verifiers, drafters in ((0, 1), (1, -1)):
+        with pytest.raises(ConfigError):
+            resized(before, verifiers, drafters)
