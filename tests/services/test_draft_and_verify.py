@@ -118,7 +118,7 @@ async def test_a_new_drafter_is_filled_by_a_resend_and_drafts_the_same(
         resent = (await verify.ask(resend=resend)).resent
         assert resent.rows == cursor.committed_len - 1
         first = (await draft.draft(draft_item(cursor, tokens[-1]))).items[0]
-        second = (await other.draft(draft_item(cursor, tokens[-1]), wait_us=50_000)).items[0]
+        second = (await other.draft(draft_item(cursor, tokens[-1]), wait_us=10_000_000)).items[0]
         assert list(first.token_ids) == list(second.token_ids)
         assert second.watermark == cursor.committed_len - 1
         for stream in (verify, draft, other):

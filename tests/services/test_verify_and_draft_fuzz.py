@@ -160,7 +160,7 @@ async def test_a_drafter_outlives_random_commands_and_chunks(golden_drafter: Pat
         asked = [asyncio.create_task(wild.ask(**noise.draft_command())) for _ in range(COMMANDS)]
         for _ in range(COMMANDS):
             await push.write(noise.chunk(d.incarnation, d.engine.projection))
-            await asyncio.wait_for(push.read(), 10)
+            await asyncio.wait_for(push.read(), 60)
         answered = await asyncio.gather(*asked)
         assert len(answered) == COMMANDS
         assert d.metrics.value("refusals_total", reason="internal") == 0, "no random command reached a bug"
@@ -178,7 +178,7 @@ async def test_a_drafter_outlives_random_commands_and_chunks(golden_drafter: Pat
             )
         )
         await push.write(chunk)
-        assert (await asyncio.wait_for(push.read(), 10)).watermark == 1
+        assert (await asyncio.wait_for(push.read(), 60)).watermark == 1
         block = codec.read_block((await good.draft(draft_item(cursor, 5))).items[0], 128)
         assert len(block.token_ids) == 7
         await push.done_writing()

@@ -19,7 +19,7 @@ from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, ver
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 GREEDY = Law(temperature=0.0)
 
 
@@ -97,7 +97,7 @@ class DraftStream(Stream):
     async def open(self, cursor: Cursor, reserve: int = 200) -> Any:
         return (await self.ask(open=draft_pb2.Open(cursor=codec.write_cursor(cursor), reserve_tokens=reserve))).opened
 
-    async def draft(self, *items: Any, wait_us: int = 50_000) -> Any:
+    async def draft(self, *items: Any, wait_us: int = 10_000_000) -> Any:
         return (await self.ask(draft=draft_pb2.DraftCohort(items=items, wait_us=wait_us))).blocks
 
 
@@ -147,14 +147,16 @@ async def verifier(target: Any, drafter: Any = None, **settings: Any) -> AsyncIt
 
 @contextlib.asynccontextmanager
 async def drafter(path: Any, **settings: Any) -> AsyncIterator[draft_process.DraftProcess]:
-    process = await draft_process.start(DraftConfig(drafter=str(path), **{"measure_cost": False, **settings}))
+    process = await draft_process.start(
+        DraftConfig(drafter=str(path), **{"measure_cost": False, "max_wait_us": 10_000_000, **settings})
+    )
     try:
         yield process
     finally:
         await process.stop(1.0)
 
 
-async def until(condition: Any, deadline_s: float = 5.0) -> None:
+async def until(condition: Any, deadline_s: float = 30.0) -> None:
     """Waits for something that another task brings about."""
     for _ in range(int(deadline_s / 0.01)):
         if condition():
