@@ -76,3 +76,31 @@ def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None
     assert rounds.walk([2, 0, 0, 1, 0, 0, 0], ends, 6) == [(0, 3), (3, 2)]
     ends[2] = True
     assert rounds.walk([7, 0, 0, 0], ends, 6) == [(0, 2)]
+
+
+def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausalLM) -> None:
+    drafter = drafting.build(model, drafting.Recipe(layers=1, taps=2, block_size=3, markov_rank=4)).eval()
+    drafter.requires_grad_(False)
+    ids = continued(model, [[5, 6, 7, 8]], 40, 0.0)
+    anchors = torch.arange(4, 36)
+    blocks = rounds.judge(drafter, model, ids, anchors, temperature=0.0, generator=torch.Generator())
+    with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
+        model(input_ids=ids)
+        features = taps.collect()
+    for anchor, kept in zip(anchors.tolist(), blocks.accepted.tolist(), strict=True):
+        # A round as it is played: only the past is known, and each draft depends on the one before it.
+        hidden = drafter.forward_hidden(
+            features=features[:, : anchor + 1],
+            input_ids=ids[:, : anchor + 1],
+            anchor_positions=torch.tensor([[anchor]]),
+            block_keep_mask=torch.ones(1, 1, dtype=torch.bool),
+        )[0, 0]
+        drafts, previous = [], ids[0, anchor : anchor + 1]
+        for slot in range(3):
+            bias, _ = drafter.markov_head.bias(torch.empty(1, 0), previous, hidden[slot : slot + 1])
+            assert bias is not None
+            previous = (drafter.base_logits(hidden[slot : slot + 1]) + bias).argmax(-1)
+            drafts.append(int(previous))
+        truth = ids[0, anchor + 1 : anchor + 4].tolist()
+        right = [draft == token for draft, token in zip(drafts, truth, strict=True)]
+        assert kept == (right.index(False) if False in right else 3)
