@@ -57,6 +57,7 @@ def environment(token_file: Path, cell_id: str) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else a stop waits half a minute for nobody
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker that reserves no GPU may still share one
+        "RAY_worker_niceness": "0",  # Ray would run them at 15: these serve people, they are no batch jobs
         # A loaded machine takes longer than the 15 s Ray would wait for its own server.
         "RAY_gcs_server_port_wait_time_s": "60",
     }
