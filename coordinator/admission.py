@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from coordinator.clock import Clock, settled
+from coordinator.clock import Clock, Timer, settled
 from coordinator.commit_log import End, Reason
 from coordinator.cost_curve import Running
 from coordinator.lane import Lane
@@ -47,6 +47,7 @@ class Admission:
         self._between_ends = Running(weight=0.2)
         self._last_end = clock.time()
         self._empty: asyncio.Future[None] | None = None
+        self._outage: Timer | None = None  # runs from the last loss of a verifier
         self.draining = False
 
     # Requests.
@@ -90,6 +91,13 @@ class Admission:
         self._requests[track.request.id] = track
         self._metrics.prompt_tokens.inc(len(track.request.prompt))
         self._queue.append(track)
+        log.info(
+            "request.accepted",
+            request=track.request.id,
+            sequence=track.sequence.number,
+            prompt_tokens=len(track.request.prompt),
+            policy=str(track.request.policy),
+        )
         self._place()
 
     def abort(self, request_id: str) -> bool:
@@ -152,6 +160,7 @@ class Admission:
         track.drafted = None
         log.warning(
             "sequence.orphaned",
+            request=track.request.id,
             sequence=track.sequence.number,
             epoch=track.sequence.epoch,
             offset=track.answer.log.answered,
@@ -169,16 +178,19 @@ class Admission:
 
     def lane_left(self, lane: Lane) -> None:
         """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to come."""
-        if lane in self._lanes:
-            self._lanes.remove(lane)
         self._full.discard(lane)
-        if not self._lanes:
-            for track in self._queue:
-                self._clock.call_later(self._bounds.verifier_wait_s, self._waited, track)
+        if lane not in self._lanes:
+            return  # its loss was noticed before
+        self._lanes.remove(lane)
+        if self._outage is not None:
+            self._outage.cancel()
+        self._outage = self._clock.call_later(self._bounds.verifier_wait_s, self._waited)
 
-    def _waited(self, track: Track) -> None:
-        if not self._lanes and track.sequence.state is State.WAITING:
-            wait = self._bounds.verifier_wait_s
+    def _waited(self) -> None:
+        """Whoever still needs a verifier that is not there has waited long enough."""
+        self._outage = None
+        wait = self._bounds.verifier_wait_s
+        for track in [each for each in self._queue if not any(lane.could_take(each) for lane in self._lanes)]:
             self.ended(track, Unavailable(f"no verifier came back within {wait:g} s; {_said(track)}"))
 
     # Placing.
@@ -226,6 +238,7 @@ class Admission:
             metrics.inter_token_latency.observe(tally.per_token_s(track.answer.log.answered))
         log.info(
             "request.ended",
+            request=track.request.id,
             sequence=track.sequence.number,
             outcome=_outcome(track, error),
             tokens=track.answer.log.answered,

@@ -144,8 +144,13 @@ class VerifierClient:
     def resend(self, cursor: Cursor, sink: Sink, from_position: int) -> Future[Declined | None]:
         message = verify_pb2.Resend(cursor=codec.write_cursor(cursor), sink=_sink(sink), from_position=from_position)
 
+        wanted = cursor.committed_len - 1 - from_position
+
         def read(event: verify_pb2.VerifyEvent) -> Declined | None:
-            return _declined(cursor, _part(event, "resent"))
+            resent = _part(event, "resent")
+            if not resent.HasField("refusal") and resent.rows < wanted:
+                return Declined(cursor, RefusalReason.INTERNAL, f"{resent.rows} of {wanted} rows were sent")
+            return _declined(cursor, resent)
 
         return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, resend=message), read)
 

@@ -19,6 +19,7 @@ class CoordinatorConfig:
     client_token_file: str | None = field(default=None, metadata={"doc": "File that holds the token clients need."})
     insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
     policy: str = field(default="greedy", metadata={"doc": "Default policy: off, fixed:k, threshold:t or greedy."})
+    bypass: bool = field(default=False, metadata={"doc": "Let greedy cohorts go without drafts that have not paid."})
     max_running: int = field(default=256, metadata={"doc": "Requests in rounds or prefill at one time."})
     max_queued: int = field(default=1024, metadata={"doc": "Requests that may wait; more are refused."})
     max_prefills: int = field(default=8, metadata={"doc": "Prefills at one time per verifier; the others wait."})

@@ -24,6 +24,9 @@ log = structlog.get_logger("dspark.feeding")
 
 MISSING_ROUNDS = 3  # rounds in a row without any new row before rows are asked for again
 RETRY_S = 0.5  # least time between two attempts for the same sequence
+RETRY_MOST_S = 8.0  # rows that never arrive are asked for ever more rarely, up to this
+FULL_S = 2.0  # a drafter that had no room is not asked again by anybody for so long
+PATIENCE_S = 5.0  # an order that is not answered in this time has failed
 
 
 class Feeding:
@@ -35,6 +38,7 @@ class Feeding:
         self._clock = clock
         self._metrics = metrics
         self._drafters: list[DrafterPort] = []
+        self._full_until: dict[DrafterPort, float] = {}
 
     @property
     def drafters(self) -> tuple[DrafterPort, ...]:
@@ -47,15 +51,19 @@ class Feeding:
         """Its sequences go on at once without it."""
         if drafter in self._drafters:
             self._drafters.remove(drafter)
+        self._full_until.pop(drafter, None)
         for track in tracks:
             if track.drafter is drafter:
                 self._detach(track)
 
     def open(self, track: Track) -> Future[Declined | None] | None:
         """Asks the least loaded drafter for room; None when there is nobody to ask or nothing to ask for."""
-        if not track.speculates or not self._drafters or not self._verifier.facts.projection:
+        if not track.speculates or not self._verifier.facts.projection:
             return None
-        drafter = min(self._drafters, key=lambda each: (self._load[each], each.facts.name))
+        able = [drafter for drafter in self._drafters if self._may_serve(drafter, track)]
+        if not able:
+            return None
+        drafter = min(able, key=lambda each: (self._load[each], each.facts.name))
         track.drafter, track.feed = drafter, Feed.OPENING
         track.missing, track.watermark, track.too_long = 0, 0, False
         track.attach_at = self._clock.time() + RETRY_S
@@ -63,12 +71,25 @@ class Feeding:
         cursor = track.sequence.cursor
         future = drafter.open(cursor, track.request.longest)
 
+        def refuse() -> None:
+            self._full_until[drafter] = self._clock.time() + FULL_S
+            track.attach_at = 0.0  # another drafter may be asked at once
+            self.drop(track)
+
+        def overdue() -> None:
+            if track.drafter is drafter and track.feed is Feed.OPENING and track.sequence.epoch == cursor.epoch:
+                self._metrics.dropped.labels(kind="opened", reason="overdue").inc()
+                refuse()
+
+        timer = self._clock.call_later(PATIENCE_S, overdue)
+
         def answered(done: Future[Any]) -> None:
+            timer.cancel()
             refused = not _fine(done)
             if track.drafter is not drafter or track.sequence.epoch != cursor.epoch or track.sequence.finished:
                 self._metrics.dropped.labels(kind="opened", reason="stale").inc()
             elif refused:
-                self.drop(track)
+                refuse()
             elif track.feed is Feed.OPENING:
                 track.feed = Feed.OPENED
 
@@ -103,18 +124,18 @@ class Feeding:
         if not track.speculates:
             return "policy_off"
         if track.drafter is None:
-            return "no_drafter"
+            return "too_long" if track.too_long else "no_drafter"
         if track.feed is not Feed.FED:
             return str(track.feed.value)
-        if track.too_long:
-            return "too_long"
+        if track.missing >= MISSING_ROUNDS:
+            return "features_missing"  # asking would make the whole cohort wait for rows that do not come
         cursor = track.sequence.cursor
         return "drafted_before" if track.drafted == (cursor.epoch, cursor.committed_len) else None
 
     def noted(self, track: Track, block: Block) -> None:
         """Learns from a block what the drafter has."""
         if block.empty_reason is not EmptyReason.FEATURES_MISSING:
-            track.missing = 0
+            track.missing, track.resend_wait = 0, RETRY_S
         elif block.watermark > track.watermark:
             track.missing = 1  # rows come, only late
         else:
@@ -122,6 +143,7 @@ class Feeding:
         track.watermark = block.watermark
         if block.empty_reason is EmptyReason.TOO_LONG:
             track.too_long = True
+            self.drop(track)  # its rows would be pushed for nothing
         elif block.empty_reason is EmptyReason.UNKNOWN_SEQUENCE:
             self._detach(track)
 
@@ -130,6 +152,11 @@ class Feeding:
         if track.drafter is not None:
             track.drafter.release(track.sequence.cursor)
             self._detach(track)
+
+    def _may_serve(self, drafter: DrafterPort, track: Track) -> bool:
+        """Whether it has room as far as is known, and blocks for a sequence of this length."""
+        reach = drafter.facts.context_length - drafter.facts.block_size
+        return self._clock.time() >= self._full_until.get(drafter, 0.0) and track.sequence.cursor.committed_len <= reach
 
     def _detach(self, track: Track) -> None:
         if track.drafter is not None:
@@ -140,19 +167,32 @@ class Feeding:
         drafter, cursor = track.drafter, track.sequence.cursor
         assert drafter is not None
         track.feed, track.missing = Feed.RESENDING, 0
-        track.resend_at = self._clock.time() + RETRY_S
+        track.resend_at = self._clock.time() + track.resend_wait
+        track.resend_wait = min(2 * track.resend_wait, RETRY_MOST_S)
         self._metrics.resends.labels(reason=reason).inc()
         log.info("sequence.resend", sequence=cursor.sequence, round=cursor.round, reason=reason, start=start)
         future = self._verifier.resend(cursor, drafter.facts.sink, start)
 
+        def failed() -> None:
+            """Drafts will not be asked for; after a while the rows are asked for again."""
+            track.feed, track.missing, track.watermark = Feed.FED, MISSING_ROUNDS, start
+
+        def overdue() -> None:
+            if track.drafter is drafter and track.feed is Feed.RESENDING and track.sequence.epoch == cursor.epoch:
+                self._metrics.dropped.labels(kind="resent", reason="overdue").inc()
+                failed()
+
+        timer = self._clock.call_later(PATIENCE_S, overdue)
+
         def answered(done: Future[Any]) -> None:
+            timer.cancel()
             fine = _fine(done)
             if track.drafter is not drafter or track.sequence.epoch != cursor.epoch or track.sequence.finished:
                 self._metrics.dropped.labels(kind="resent", reason="stale").inc()
                 return
             track.feed = Feed.FED
-            if not fine:  # drafts will come back empty, and after some rounds the rows are asked for again
-                track.missing, track.watermark = MISSING_ROUNDS, start
+            if not fine:
+                failed()
 
         future.add_done_callback(answered)
 

@@ -82,7 +82,13 @@ class FrontDesk:
 
     async def _prompt(self, message: generate_pb2.GenerateRequest) -> tuple[int, ...]:
         if message.WhichOneof("input") != "text" or self.tokenizer is None:
-            return tuple(message.tokenized.input_ids)
+            ids = message.tokenized.input_ids
+            limit = self.limits().context_length
+            if len(ids) >= limit:  # before anything is copied
+                raise InvalidRequest(
+                    "tokenized.input_ids", f"{len(ids)} tokens leave no room for an answer in a context of {limit}"
+                )
+            return tuple(ids)
         if len(message.text) > MAX_TEXT:
             raise InvalidRequest("text", f"{len(message.text)} characters, at most {MAX_TEXT} are allowed")
         try:

@@ -36,14 +36,15 @@ log = structlog.get_logger("dspark.lane")
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """How long a lane waits for whom, in seconds, and how many wait at once."""
+class Conduct:
+    """How a lane behaves: how long it waits for whom, in seconds, how many wait at once, what it spares itself."""
 
     draft: DraftWaits = field(default_factory=DraftWaits)
     open_s: float = 1.0
     prefills: int = 8  # at one time; more would all come late, as they share one device
     prefill_s: float = 120.0
     verify_s: float = 10.0
+    bypass: bool = False  # greedy cohorts whose drafts have not paid go without, see `bypass`
 
 
 class Lane:
@@ -55,7 +56,7 @@ class Lane:
         owner: Owner,
         *,
         load: Counter[DrafterPort],
-        waits: Waits,
+        waits: Conduct,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -67,12 +68,14 @@ class Lane:
         self._feeding = Feeding(verifier, load, clock, metrics)
         self._drafting = Drafting(self._feeding, waits.draft, clock, metrics)
         self._bypass = Bypass(self.cost)
+        self._may_bypass = waits.bypass
         self._settling = Settling(owner, self._orphan, self._bypass, verifier.facts.vocab_size, metrics)
         self._tracks: dict[int, Track] = {}
         self._intakes: set[asyncio.Task[None]] = set()
         self._prefill_room = asyncio.Semaphore(waits.prefills)
         self._wake: asyncio.Future[None] | None = None
         self._closed = False
+        self._heard = clock.time()  # when the verifier last answered anything
         self._said_uncosted = False
         metrics.cost_curve_in_force.labels(lane=verifier.facts.name).set(float(self.cost.verify is not None))
 
@@ -112,6 +115,11 @@ class Lane:
             return not self._closed
         return sum(self._pages(each) for each in (*self._tracks.values(), track)) <= total
 
+    def could_take(self, track: Track) -> bool:
+        """Whether the sequence would fit if the pool were empty."""
+        total = self.verifier.facts.pages_total
+        return not self._closed and (not total or self._pages(track) <= total)
+
     def take(self, track: Track) -> None:
         """Opens and prefills beside the rounds; the sequence joins them when its anchor is there."""
         track.sequence.apply(Event.PLACED)
@@ -139,6 +147,7 @@ class Lane:
         if self._closed:
             return
         self._closed = True
+        self._metrics.cost_curve_in_force.labels(lane=self.verifier.facts.name).set(0)
         for track in reversed(list(self._tracks.values())):
             self._orphan(track)
         self._kick()
@@ -160,7 +169,7 @@ class Lane:
     def _ask_whom(self, turns: Sequence[Turn]) -> dict[DrafterPort, list[Turn]]:
         asked = self._drafting.sort(turns)
         drafted = [turn for its in asked.values() for turn in its]
-        if not self._bypass.applies(turns, drafted, self._drafting.seconds(asked)):
+        if not self._may_bypass or not self._bypass.applies(turns, drafted, self._drafting.seconds(asked)):
             return asked
         for turn in drafted:
             turn.empty_because = "bypass"
@@ -184,6 +193,7 @@ class Lane:
             self.verifier.close("lost in a round" if reply.done() else f"no verdict for {self._waits.verify_s:g} s")
             self.close()
             return None
+        self._heard = self._clock.time()
         self._metrics.verify_rpc.observe(took)
         self.cost.verify_hops.observe(took - judged.forward_s)
         if self.cost.verify is not None:
@@ -213,12 +223,15 @@ class Lane:
             self._feeding.prefilling(track),
             keep,
         )
+        began = self._clock.time()
         reply = self.verifier.prefill(order)
         await settled((reply,), self._waits.prefill_s, self._clock)
-        if not reply.done():
+        if not reply.done() and self._heard < began:  # it said nothing at all in that time
             self.verifier.close(f"no prefill within {self._waits.prefill_s:g} s")
             self.close()
         prefilled = result_of(reply)
+        if prefilled is not None:
+            self._heard = self._clock.time()
         if sequence.cursor != cursor or sequence.state is not State.PREFILLING:
             self._metrics.dropped.labels(kind="prefilled", reason="stale").inc()
         elif isinstance(prefilled, Prefilled):

@@ -18,7 +18,7 @@ from coordinator.admission import Admission
 from coordinator.clients import DrafterClient, VerifierClient, drafter_facts, verifier_facts
 from coordinator.clock import Clock
 from coordinator.compatibility import drafter_mismatch, verifier_mismatch
-from coordinator.lane import Lane, Waits
+from coordinator.lane import Conduct, Lane
 from coordinator.ports import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.worker import Address, Role, Worker
 from dspark.runtime.telemetry import Metrics
@@ -36,7 +36,7 @@ class Membership:
         self,
         admission: Admission,
         *,
-        waits: Waits,
+        waits: Conduct,
         describe_s: float,
         token: str | None,
         clock: Clock,

@@ -12,7 +12,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.control import ControlService
 from coordinator.drafting import DraftWaits
 from coordinator.frontdesk import FrontDesk, Offer
-from coordinator.lane import Waits
+from coordinator.lane import Conduct
 from coordinator.membership import Membership
 from coordinator.policy import Policy, parse_policy
 from coordinator.service import GenerationService
@@ -166,8 +166,13 @@ def _bounds(config: CoordinatorConfig) -> Bounds:
     return Bounds(config.max_running, config.max_queued, config.verifier_wait_s, config.max_handovers)
 
 
-def _waits(config: CoordinatorConfig) -> Waits:
+def _waits(config: CoordinatorConfig) -> Conduct:
     draft = DraftWaits(config.draft_deadline_s, config.drafter_patience_s, config.feature_wait_us)
-    return Waits(
-        draft, config.open_deadline_s, config.max_prefills, config.prefill_deadline_s, config.verify_deadline_s
+    return Conduct(
+        draft,
+        config.open_deadline_s,
+        config.max_prefills,
+        config.prefill_deadline_s,
+        config.verify_deadline_s,
+        config.bypass,
     )

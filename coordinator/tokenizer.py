@@ -84,15 +84,18 @@ class TextStream:
         piece = self._step(token)
         if not piece:
             return ""
-        self._before, self._pending = self._pending, []
+        if self._pending:
+            self._before, self._pending = self._pending, []
         return piece
 
     def _step(self, token: int) -> str | None:
         try:
             piece: str | None = self._stream.step(self._backend, token)
         except Exception:  # the library gives up on some malformed byte sequences; the text goes on behind them
-            self._stream = DecodeStream([], self._skip_special)
+            flushed = list(self._pending)
             piece = self.flush()
+            self._stream = DecodeStream(flushed[-_WINDOW:], self._skip_special)
+            self._before = flushed
         return piece
 
     def flush(self) -> str:

@@ -40,6 +40,7 @@ class Track:
     missing: int = 0  # rounds in a row in which no missing row arrived
     watermark: int = 0  # rows the drafter said it holds
     resend_at: float = 0.0  # clock time before which rows are not asked for again
+    resend_wait: float = 0.5  # seconds to the next such request, growing while nothing arrives
     too_long: bool = False  # past what the drafter was trained for
     drafted: tuple[int, int] | None = None  # (epoch, committed_len) of the one draft attempt at this anchor
 

@@ -19,7 +19,7 @@ from coordinator.admission import Admission, Bounds
 from coordinator.answer import Answer
 from coordinator.commit_log import CommitLog
 from coordinator.cost_curve import CostCurve
-from coordinator.lane import Lane, Waits
+from coordinator.lane import Conduct, Lane
 from coordinator.outlet import Outlet
 from coordinator.policy import parse_policy
 from coordinator.ports import (
@@ -190,6 +190,7 @@ class FakeDrafter(_Worker):
         self.wrong_every = wrong_every
         self.confidence = 0.9
         self.step_s = STEP_S
+        self.full = False  # no room for anybody
         self.rows: dict[int, dict[int, int]] = {}  # sequence -> position -> token
         self.epochs: dict[int, int] = {}
         self.facts = DrafterFacts(
@@ -212,7 +213,7 @@ class FakeDrafter(_Worker):
         if self.epochs.get(cursor.sequence, -1) < cursor.epoch:
             self.rows[cursor.sequence] = {}
             self.epochs[cursor.sequence] = cursor.epoch
-        return self.reply("open", None)
+        return self.reply("open", Declined(cursor, RefusalReason.NO_PAGES) if self.full else None)
 
     def draft(self, orders: Sequence[DraftOrder], wait_us: int) -> asyncio.Future[Drafted]:
         asked = ", ".join(f"{self.talk.at(o.cursor)} anchor={o.anchor} slots={o.max_slots}" for o in orders)
@@ -374,7 +375,7 @@ class ToyCell:
         self,
         *,
         drafters: int = 1,
-        waits: Waits | None = None,
+        waits: Conduct | None = None,
         bounds: Bounds | None = None,
         outlet: int = 64,
         **verifier: Any,
@@ -384,7 +385,7 @@ class ToyCell:
         self.metrics = Metrics()
         self.drafters = [FakeDrafter(self.talk, f"draft/{i}", incarnation=11 + i) for i in range(drafters)]
         self.admission = Admission(bounds or Bounds(), self.clock, self.metrics)
-        self._waits, self._outlet = waits or Waits(), outlet
+        self._waits, self._outlet = waits or Conduct(), outlet
         self._load: Counter[DrafterPort] = Counter()
         self._numbers = itertools.count(1)
         self._loops: set[asyncio.Task[None]] = set()

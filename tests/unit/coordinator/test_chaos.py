@@ -8,7 +8,7 @@ from fakes import FakeDrafter, FakeVerifier, ToyCell, answer_of, calm, read
 from coordinator.admission import Bounds, Cancelled
 from coordinator.cost_curve import CostCurve
 from coordinator.drafting import DraftWaits
-from coordinator.lane import Waits
+from coordinator.lane import Conduct
 from coordinator.ports import Declined
 from coordinator.track import Track
 from dspark.errors import Overloaded
@@ -28,7 +28,7 @@ class Storm:
             drafters=2,
             pages=40,
             cost=curve,
-            waits=Waits(draft=DraftWaits(deadline_s=0.1, patience_s=2.0), prefills=3, verify_s=60.0),
+            waits=Conduct(draft=DraftWaits(deadline_s=0.1, patience_s=2.0), prefills=3, verify_s=60.0),
             bounds=Bounds(max_running=12, max_queued=20, max_handovers=1000),
             outlet=1000,
         )

@@ -11,7 +11,7 @@ from coordinator.admission import Bounds, Cancelled
 from coordinator.commit_log import End, Reason
 from coordinator.cost_curve import CostCurve
 from coordinator.drafting import DraftWaits
-from coordinator.lane import Waits
+from coordinator.lane import Conduct
 from coordinator.ports import Declined
 from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.types import Cursor, RefusalReason, Verdict
@@ -97,7 +97,7 @@ async def test_rounds_of_others_go_on_while_a_long_prompt_prefills(make_cell: Ma
 
 
 async def test_prefills_go_a_few_at_a_time_in_order(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Waits(prefills=2))
+    cell = make_cell(waits=Conduct(prefills=2))
     cell.verifier.holding.add("prefill")
     tracks = [cell.ask((seed, 7), max_tokens=3) for seed in range(5)]
     await calm()
@@ -140,7 +140,7 @@ async def test_a_drafter_that_comes_back_is_filled_without_a_second_prefill(make
 
 
 async def test_a_late_draft_is_dropped_and_counted(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Waits(draft=DraftWaits(deadline_s=0.1, patience_s=9.0)))
+    cell = make_cell(waits=Conduct(draft=DraftWaits(deadline_s=0.1, patience_s=9.0)))
     drafter = cell.drafters[0]
     drafter.holding.add("draft")
     track = cell.ask(max_tokens=5)
@@ -156,7 +156,7 @@ async def test_a_late_draft_is_dropped_and_counted(make_cell: MakeCell) -> None:
 
 
 async def test_a_drafter_known_to_be_slow_gets_a_longer_deadline(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Waits(draft=DraftWaits(deadline_s=0.1, patience_s=9.0)))
+    cell = make_cell(waits=Conduct(draft=DraftWaits(deadline_s=0.1, patience_s=9.0)))
     drafter = cell.drafters[0]
     drafter.step_s = 0.2
     drafter.holding.add("draft")
@@ -177,7 +177,7 @@ async def test_a_drafter_known_to_be_slow_gets_a_longer_deadline(make_cell: Make
 
 
 async def test_a_drafter_that_stays_silent_is_let_go(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Waits(draft=DraftWaits(deadline_s=0.1, patience_s=3.0)))
+    cell = make_cell(waits=Conduct(draft=DraftWaits(deadline_s=0.1, patience_s=3.0)))
     cell.drafters[0].holding.add("draft")
     cell.ask(max_tokens=5)
     await calm()
@@ -340,7 +340,7 @@ async def test_handovers_are_bounded(make_cell: MakeCell) -> None:
 
 
 async def test_a_verifier_without_verdict_is_let_go_after_its_deadline(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Waits(verify_s=2.0))
+    cell = make_cell(waits=Conduct(verify_s=2.0))
     cell.verifier.holding.add("verify")
     track = cell.ask(max_tokens=9)
     await calm()
@@ -487,7 +487,8 @@ async def test_an_expensive_step_makes_greedy_verify_less(make_cell: MakeCell) -
 
 
 async def test_drafts_that_never_pay_are_bypassed_and_tried_again_now_and_then(make_cell: MakeCell) -> None:
-    cell = make_cell(cost=CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017]), outlet=1000)
+    curve = CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017])
+    cell = make_cell(cost=curve, outlet=1000, waits=Conduct(bypass=True))
     cell.drafters[0].wrong_every = 1  # every slot is wrong
     track = cell.ask(max_tokens=300)
     await cell.finish(track)
@@ -499,7 +500,8 @@ async def test_drafts_that_never_pay_are_bypassed_and_tried_again_now_and_then(m
 
 
 async def test_drafts_that_pay_are_never_bypassed(make_cell: MakeCell) -> None:
-    cell = make_cell(cost=CostCurve([1, 2, 8], [64], [0.010, 0.0101, 0.0107]), outlet=1000)
+    curve = CostCurve([1, 2, 8], [64], [0.010, 0.0101, 0.0107])
+    cell = make_cell(cost=curve, outlet=1000, waits=Conduct(bypass=True))
     track = cell.ask(max_tokens=200)
     await cell.finish(track)
     assert cell.metrics.value("empty_blocks_total", reason="bypass") == 0
@@ -507,7 +509,8 @@ async def test_drafts_that_pay_are_never_bypassed(make_cell: MakeCell) -> None:
 
 @pytest.mark.parametrize("policy", ["fixed:2", "threshold:0.1"])
 async def test_other_policies_are_not_second_guessed(make_cell: MakeCell, policy: str) -> None:
-    cell = make_cell(cost=CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017]), outlet=1000)
+    curve = CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017])
+    cell = make_cell(cost=curve, outlet=1000, waits=Conduct(bypass=True))
     cell.drafters[0].wrong_every = 1
     track = cell.ask(max_tokens=60, policy=policy)
     await cell.finish(track)
@@ -535,3 +538,38 @@ async def test_a_lane_lives_through_a_storm_of_arrivals_and_cancellations(make_c
     await calm()
     assert cell.clean()
     assert cell.admission.running == cell.admission.queued == 0
+
+
+async def test_a_drafter_without_room_is_passed_over(make_cell: MakeCell) -> None:
+    cell = make_cell(drafters=2, outlet=1000)
+    cell.drafters[0].full = True
+    track = cell.ask(max_tokens=60)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 60)
+    assert track.tally.drafted > 0
+    assert [line for line in cell.talk.lines if line.startswith("draft/1 <- open")]
+    assert len([line for line in cell.talk.lines if line.startswith("draft/0 <- open")]) == 1
+
+
+async def test_a_drafter_that_never_answers_an_open_is_given_up(make_cell: MakeCell) -> None:
+    cell = make_cell(drafters=2, outlet=1000)
+    cell.drafters[0].holding.add("open")
+    track = cell.ask(max_tokens=400)
+    cell.verifier.holding.add("verify")
+    await calm()
+    await cell.clock.advance(6.0)
+    cell.verifier.let_go("verify")
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 400)
+    assert cell.metrics.value("dropped_total", kind="opened", reason="overdue") == 1
+    assert track.tally.drafted > 0
+
+
+async def test_rows_that_never_arrive_do_not_make_every_round_wait(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.drafters[0].ingest = lambda *rows: None
+    track = cell.ask(max_tokens=64)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 64)
+    asked = [line for line in cell.talk.lines if line.startswith("draft/0 <- draft")]
+    assert len(asked) < 12

@@ -12,7 +12,7 @@ from fakes import FakeVerifier, ToyCell, answer_of, calm, read
 
 from coordinator.admission import Cancelled
 from coordinator.drafting import DraftWaits
-from coordinator.lane import Waits
+from coordinator.lane import Conduct
 
 FOLDER = Path(__file__).parents[2] / "traces"
 
@@ -67,7 +67,7 @@ async def lost_drafter() -> ToyCell:
 
 async def late_draft() -> ToyCell:
     """A cohort's draft misses its deadline; nothing more is asked of that drafter until it has answered."""
-    cell = ToyCell(waits=Waits(draft=DraftWaits(deadline_s=0.1)))
+    cell = ToyCell(waits=Conduct(draft=DraftWaits(deadline_s=0.1)))
     cell.drafters[0].holding.add("draft")
     track = cell.ask(max_tokens=9)
     await calm()
