@@ -112,29 +112,25 @@ class ContextStore:
     @torch.inference_mode()
     def ingest(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
         """Keys and values of all chunks in one go; the watermark of each chunk's sequence afterwards, or why not."""
-        outcomes: list[int | Refusal] = []
-        fresh: list[Rows] = []
+        admitted = [self._admit(chunk) for chunk in chunks]
+        fresh: list[tuple[Context, Rows]] = []
         slots: list[int] = []
         positions: list[int] = []
-        for chunk in chunks:
-            outcome = self._admit(chunk)
-            if isinstance(outcome, Context):
-                stop = chunk.start + len(chunk.rows)
-                if not outcome.covers(chunk.start, stop):
-                    fresh.append(chunk)
-                    slots.extend(self.pages.slots(chunk.sequence, chunk.start, stop))
-                    positions.extend(range(chunk.start, stop))
-                    outcome.add(chunk.start, stop)
-                outcomes.append(outcome.watermark)
-            else:
-                outcomes.append(outcome)
+        for chunk, context in zip(chunks, admitted, strict=True):
+            stop = chunk.start + len(chunk.rows)
+            if isinstance(context, Context) and context.epoch == chunk.epoch and not context.covers(chunk.start, stop):
+                fresh.append((context, chunk))
+                slots.extend(self.pages.slots(chunk.sequence, chunk.start, stop))
+                positions.extend(range(chunk.start, stop))
         if fresh:
-            rows = fresh[0].rows if len(fresh) == 1 else torch.cat([chunk.rows for chunk in fresh])
+            rows = fresh[0][1].rows if len(fresh) == 1 else torch.cat([chunk.rows for _, chunk in fresh])
             where = torch.tensor([positions, slots], dtype=torch.int64, device=self._device)
             keys, values = self._drafter.context_kv(rows.to(self._device, self._dtype), where[0])
             self._keys.index_copy_(1, where[1], keys)
             self._values.index_copy_(1, where[1], values)
-        return outcomes
+        for context, chunk in fresh:  # only now: a watermark never claims rows that were not written
+            context.add(chunk.start, chunk.start + len(chunk.rows))
+        return [one.watermark if isinstance(one, Context) else one for one in admitted]
 
     def gather(self, members: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """(sequence, rows) of n members -> keys and values [L, n, S, Hkv, hd], S the longest; a lone run is a view."""

@@ -42,13 +42,13 @@ def cost_curve(engine: DraftEngine) -> Curve | None:
 
 def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
     """Times every point several times within the budget. Only while nobody is served."""
-    limit = min(engine.config.cost_max_sequences, engine.config.max_batch_sequences)
-    room = engine.held.pages_total * engine.config.page_size // 2
+    size = engine.config.page_size
+    room = engine.held.pages_total // 2
     block = engine.drafter.config.block_size
-    contexts = [c for c in CONTEXTS if c + block < engine.context_length and 2 * c <= room]
-    counts = [n for n in SEQUENCES if n <= limit]
-    while counts and contexts and counts[-1] * (contexts[-1] + engine.config.page_size) > room:
-        counts.pop()
+    contexts = [c for c in CONTEXTS if c + block < engine.context_length and 2 * _pages(c, size) <= room]
+    most = room // _pages(contexts[-1], size) if contexts else 0
+    limits = (engine.config.cost_max_sequences, engine.config.max_batch_sequences, engine.config.max_sequences, most)
+    counts = [n for n in SEQUENCES if n <= min(limits)]
     if not counts or not contexts:
         return None
     samples: dict[tuple[int, int], list[float]] = {}
@@ -70,6 +70,11 @@ def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
             engine.release(sequence, 1)
     medians = np.array([[np.median(samples[n, c]) for c in contexts] for n in counts])
     return Curve(np.array(counts), np.array(contexts), medians, "measured")
+
+
+def _pages(context: int, page_size: int) -> int:
+    """Of one sequence that is timed at this context."""
+    return -(-(context + 1) // page_size)
 
 
 def _step(engine: DraftEngine, items: list[DraftItem]) -> float:

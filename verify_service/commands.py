@@ -21,7 +21,7 @@ def read_item(message: verify_pb2.VerifyItem) -> VerifyItem | Refusal:
         q = codec.read_q(message.q_entries if ids else 0, message.q_ids, message.q_probs, len(ids))
     except PeerError as error:
         return invalid(str(error))
-    return VerifyItem(codec.read_cursor(message.cursor), message.anchor, ids, q)
+    return VerifyItem(codec.read_cursor(message.cursor), message.anchor, ids, q, message.HasField("sink"))
 
 
 def read_law(message: types_pb2.Law) -> Law | Refusal:

@@ -161,9 +161,9 @@ class VerifyEngine:
         return None
 
     def prefill_chunk(
-        self, sequence: int, token_ids: Sequence[int], *, epoch: int | None = None
+        self, sequence: int, token_ids: Sequence[int], *, epoch: int | None = None, wants_rows: bool = True
     ) -> FeatureRows | Refusal | None:
-        """Runs the next tokens of an opened sequence; returns their feature rows, None without a projection."""
+        """Runs the next tokens of an opened sequence; returns their feature rows, None when nobody needs them."""
         state = self._sequences.get(sequence)
         if state is None or (epoch is not None and epoch != state.epoch):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
@@ -177,15 +177,16 @@ class VerifyEngine:
         state.token_ids.extend(token_ids)
         if last:
             self._last_logits[sequence] = result.logits[-1]
-        made = self._features([(state, start, list(token_ids), 0)], result)
-        return made[0]
+        if not (state.keep_features or wants_rows):
+            return None
+        return self._features([(state, start, list(token_ids), 0)], result)[0]
 
     def timed_chunk(
-        self, sequence: int, token_ids: Sequence[int], epoch: int
+        self, sequence: int, token_ids: Sequence[int], epoch: int, wants_rows: bool
     ) -> tuple[FeatureRows | Refusal | None, int]:
         """`prefill_chunk` and its nanoseconds on the device thread."""
         began = time.perf_counter_ns()
-        made = self.prefill_chunk(sequence, token_ids, epoch=epoch)
+        made = self.prefill_chunk(sequence, token_ids, epoch=epoch, wants_rows=wants_rows)
         return made, time.perf_counter_ns() - began
 
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal:
@@ -317,8 +318,9 @@ class VerifyEngine:
             through = state.cached if self._store is not None else 0
             state.last = Verdict(item.cursor, accepted, next_token, through)
             outcomes[index] = state.last
-            wanted.append((state, start, kept, case.first_row))
-            judged.append(index)
+            if state.keep_features or item.wants_rows:  # plain decoding pays for no projection
+                wanted.append((state, start, kept, case.first_row))
+                judged.append(index)
         for index, rows in zip(judged, self._features(wanted, result), strict=True):
             features[index] = rows
         return row

@@ -51,10 +51,11 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
         limit = min(limit, 32)
     contexts = [c for c in CONTEXTS if c + PER_SEQUENCE + 1 < engine.target.context_length]
     tokens = [t for t in TOKENS if t <= limit]
-    room = engine.held.pages_total * engine.config.page_size // 2
-    contexts = [c for c in contexts if (c + PER_SEQUENCE + 1) * 2 <= room]
-    while tokens and contexts and _sequences(tokens[-1]) * (contexts[-1] + 2 * PER_SEQUENCE) > room:
-        tokens.pop()
+    size = engine.config.page_size
+    room = engine.held.pages_total // 2
+    contexts = [c for c in contexts if _pages(c, size) * 2 <= room]
+    most = min(engine.config.max_sequences, room // _pages(contexts[-1], size)) if contexts else 0
+    tokens = [t for t in tokens if _sequences(t) <= most]
     if not tokens or not contexts:
         return None
     samples: dict[tuple[int, int], list[float]] = {}
@@ -82,6 +83,11 @@ def _affordable(engine: VerifyEngine, tokens: list[int], context: int, share: fl
         if at + 1 >= LEAST_POINTS and time.perf_counter() - began > share / 3:
             return tokens[: at + 1]
     return tokens
+
+
+def _pages(context: int, page_size: int) -> int:
+    """Of one sequence that is timed at this context."""
+    return -(-(context + PER_SEQUENCE + 1) // page_size)
 
 
 def _sequences(tokens: int) -> int:

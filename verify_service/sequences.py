@@ -25,6 +25,7 @@ class VerifyItem:
     anchor: int
     draft_ids: tuple[int, ...]
     q: SparseQ
+    wants_rows: bool = True  # whether feature rows of what is committed are to be sent
 
 
 @dataclass(slots=True)

@@ -150,7 +150,11 @@ class VerifySession:
         size = self._engine.config.prefill_chunk
         for first in range(0, len(ids), size):
             made, nanoseconds = await self._device.run(
-                self._engine.timed_chunk, cursor.sequence, ids[first : first + size], cursor.epoch
+                self._engine.timed_chunk,
+                cursor.sequence,
+                ids[first : first + size],
+                cursor.epoch,
+                command.HasField("sink"),
             )
             spent_ns += nanoseconds
             self._metrics.forward_seconds.labels(kind="prefill").observe(nanoseconds * 1e-9)

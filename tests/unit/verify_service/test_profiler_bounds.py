@@ -1,0 +1,48 @@
+"""Small pools and few sequences are measured as far as they go, or not at all; they never stop a start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from draft_service import profiler as draft_profiler
+from draft_service.config import DraftConfig
+from draft_service.engine import DraftEngine
+from verify_service import profiler as verify_profiler
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"max_sequences": 4}, {"page_size": 1024, "kv_tokens": 8192}, {"kv_tokens": 64}, {"max_sequences": 1}]
+)
+def test_a_verifier_of_any_size_can_be_measured(golden_target: Path, bounds: dict[str, int]) -> None:
+    engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), cost_max_tokens=32, **bounds))
+    curve = verify_profiler.measure(engine, budget_s=0.05)
+    assert curve is None or (curve.seconds > 0).all()
+    assert engine.held.sequences == 0
+
+
+@pytest.mark.parametrize("bounds", [{"max_sequences": 4}, {"max_sequences": 1}, {"context_tokens": 64}])
+def test_a_drafter_of_any_size_can_be_measured(golden_drafter: Path, bounds: dict[str, int]) -> None:
+    engine = DraftEngine.load(DraftConfig(drafter=str(golden_drafter), **bounds))
+    curve = draft_profiler.measure(engine, budget_s=0.05)
+    assert curve is None or (curve.seconds > 0).all()
+    assert engine.held.sequences == 0
+
+
+def test_plain_decoding_pays_for_no_projection(golden_target: Path, golden_drafter: Path) -> None:
+    from dspark.types import NO_Q, Cursor, Law
+    from verify_service.sequences import VerifyItem
+
+    engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter)))
+    calls: list[int] = []
+    project = engine.projection.project
+    engine.projection.project = lambda taps: (calls.append(len(taps)), project(taps))[1]
+    for sequence, keep in ((1, False), (2, True)):
+        engine.open(Cursor(sequence, 0, 0, 3), Law(temperature=0.0), 20, keep)
+        engine.prefill_chunk(sequence, [5, 6, 7], wants_rows=keep)
+        anchor = engine.first_token(sequence)
+        engine.verify([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q, wants_rows=keep)])
+    assert calls == [3, 1]
