@@ -36,6 +36,7 @@ def target_card(facts: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any
     rows = "\n".join(
         f"| {name} | {row['documents']:,} | {row['characters']:,} |" for name, row in sorted(facts["corpus"].items())
     )
+    remarks = "".join(f"\n{remark}\n" for remark in facts.get("remarks", {}).get("target", []))
     tokens = run["steps"] * recipe["rows"] * recipe["length"]
     return f"""# demo-target
 
@@ -67,7 +68,7 @@ Held-out loss at the end (nats a token): {losses}.
 
 Then {facts["variety"]["step"]:.0f} steps of unlikelihood training on the target's own near-greedy code and
 prose, against running in circles, in {facts["variety"]["seconds"] / 60:.0f} minutes. Held-out loss after it: {after}.
-
+{remarks}
 Trained at lengths up to {recipe["long_length"]:,}; farther positions are allowed by the configuration
 but were never seen.
 
