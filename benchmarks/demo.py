@@ -94,8 +94,14 @@ def _leave(number: int, frame: object) -> NoReturn:
 def _dspark(*words: str) -> None:
     print(f"$ dspark {' '.join(words)}", flush=True)
     # In a session of its own: Ctrl-C is for this program, which then cleans up in order.
-    result = subprocess.run([sys.executable, "-m", "dspark.cli.main", *words], start_new_session=True)
-    if result.returncode != 0:
+    command = subprocess.Popen([sys.executable, "-m", "dspark.cli.main", *words], start_new_session=True)
+    try:
+        returned = command.wait()
+    except KeyboardInterrupt:  # it cleans up after itself when it is asked to end
+        command.terminate()
+        command.wait(60)
+        raise
+    if returned != 0:
         raise SystemExit(f"dspark {words[0]} failed")
 
 

@@ -1,6 +1,6 @@
 """What one step costs: the verify pass for 1 and for a whole block of tokens, the draft, and the plain library forward.
 
-    python -m benchmarks.engine_steps --target models/demo-target --drafter models/demo-drafter
+    python -m benchmarks.engine_steps --target models/demo-target --drafter models/demo-dspark
 
 All variants take turns inside one process, so that a busy moment of the machine touches them alike; medians and lower
 quintiles are printed. The bound on the speed-up of a lone sequence is what these numbers and tau allow.
@@ -78,7 +78,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, floa
     bound = {str(tau): tau * plain / round_ms for tau in (2.0, 3.0, 4.0, 5.0)}
     about = {"context": float(arguments.context), "sequences": float(arguments.sequences)}
     about["threads"] = float(arguments.threads)
-    return {"steps": steps, "bound": bound, "about": about, "machine": {platform.node(): 1.0}}  # type: ignore[dict-item]
+    return {"steps": steps, "bound": bound, "about": about, "machine": {platform.machine(): 1.0}}  # type: ignore[dict-item]
 
 
 def plain_step(arguments: argparse.Namespace, tokens: int) -> Callable[[], None]:

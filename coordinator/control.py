@@ -27,6 +27,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     def __init__(self, desk: FrontDesk, *, name: str, incarnation: int) -> None:
         self._desk, self._name, self._incarnation = desk, name, incarnation
         self.endpoint = ""  # known once the server listens
+        self.metrics_port = 0
 
     async def Announce(
         self, request: control_pb2.AnnounceRequest, context: grpc.aio.ServicerContext
@@ -58,6 +59,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             incarnation=self._incarnation,
             state="draining" if self._desk.admission.draining else "serving",
             sequences=self._desk.admission.running + self._desk.admission.queued,
+            metrics_port=self.metrics_port,
         )
 
     def _lane_status(self, lane: Lane) -> control_pb2.LaneStatus:
@@ -97,6 +99,9 @@ async def _worker_status(worker: Worker) -> control_pb2.ProcessStatus:
         return status
     status.pid, status.model = said.pid, said.model
     status.sequences = said.load.sequences
+    status.metrics_port = said.metrics_port
+    if said.draining:
+        status.state = "draining"
     status.pages_held, status.pages_total = said.load.pages_held, said.load.pages_total
     return status
 

@@ -22,7 +22,7 @@ from dspark.errors import ConfigError, InvalidRequest
 from dspark.runtime.identity import new_incarnation, read_token
 from dspark.runtime.security import Access, is_loopback, split_endpoint
 from dspark.runtime.server import GrpcServer
-from dspark.runtime.telemetry import Metrics, MetricsServer, serve_metrics
+from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
 from dspark.wire.v1 import control_pb2_grpc, generate_pb2_grpc
 
 log = structlog.get_logger("dspark.coordinator")
@@ -94,7 +94,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         control.endpoint = server.endpoint(port)
         await membership.announce(_static(config))
         if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, split_endpoint(config.bind)[0], config.metrics_port)
+            metrics_server = serve_metrics(metrics, metrics_host(config.bind, config.insecure), config.metrics_port)
+            control.metrics_port = metrics_server.port
         await server.set_serving(True)
     except BaseException:
         await membership.close()

@@ -12,13 +12,13 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import ray
 import structlog
 
+from deploy import ray_environment
 from deploy.actors import RoomShell
 from deploy.controller import Controller, NothingStarted, Started, StartFailed
 from deploy.probe import ControlAnnouncer
@@ -36,11 +36,16 @@ CONTROLLER = "controller"
 _SEPARATOR = "#"  # actor name = replica name, separator, a random part: a dead actor's name is not free at once
 
 
+class NobodyListens(NothingStarted):
+    """The cluster is gone, and with it every actor."""
+
+
 def connect(address: str, *, local: bool) -> None:
     """Makes this process a driver of the cluster at `address`."""
     _check_reachable(address)
-    os.environ.setdefault("RAY_AUTH_MODE", _auth_mode())
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if local else {}
+    if not local and (carried := ray_environment.carried(os.environ)):
+        options["runtime_env"] = {"env_vars": carried}
     # A cluster of our own has only just begun to listen: a first "no" is not its last word.
     deadline = time.monotonic() + (LOCAL_JOIN_S if local else 0.0)
     while True:
@@ -59,6 +64,8 @@ def _check_reachable(address: str) -> None:
     host, port = split_endpoint(address)
     try:
         socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError as error:
+        raise NobodyListens(f"there is no Ray cluster at {address}: {error}") from error
     except OSError as error:
         raise NothingStarted(f"cannot join the Ray cluster at {address}: {error}") from error
 
@@ -66,12 +73,6 @@ def _check_reachable(address: str) -> None:
 def disconnect() -> None:
     """Leaves the cluster; detached actors stay."""
     ray.shutdown()
-
-
-def _auth_mode() -> str:
-    """Ray's mode is always said aloud: token where the user has one, else disabled."""
-    has_token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return "token" if has_token or (Path.home() / ".ray" / "auth_token").exists() else "disabled"
 
 
 class Room(RoomShell):

@@ -11,8 +11,8 @@ from dspark.errors import ConfigError
 class ClusterConfig:
     """One cell: a coordinator, a pool of verifiers and a pool of drafters."""
 
-    target: str = field(metadata={"doc": "Target: a folder, or an id in the hub cache."})
-    drafter: str = field(metadata={"doc": "Drafter: a folder, or an id in the hub cache."})
+    target: str = field(default="", metadata={"doc": "Target: a folder, or an id in the hub cache."})
+    drafter: str = field(default="", metadata={"doc": "Drafter: a folder, or an id in the hub cache."})
     revision: str | None = field(default=None, metadata={"doc": "Revision of both when they are hub ids."})
     verifiers: int = field(default=1, metadata={"doc": "Verifier processes."})
     drafters: int = field(default=1, metadata={"doc": "Drafter processes."})

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from deploy import ray_environment
 from deploy.head import Head, stop_head
-from deploy.marks import end_all, marked
+from deploy.marks import end_all, has_marks, marked
 from dspark.client import NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, remove_cell
 from dspark.errors import DsparkError
@@ -31,7 +32,7 @@ def take_down(say: Say) -> None:
         say(f"cleared an unusable state file: {error}")
         return
     if cell.ray_pid:
-        left = stop_head(Head(cell.ray_address, cell.ray_pid, Path(cell.ray_dir), cell.cell_id))
+        left = stop_head(Head(cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id))
         if left:
             raise DsparkError(f"processes {left} would not end; end them and run `dspark down` again")
     else:
@@ -47,18 +48,22 @@ def _end_unreadable() -> None:
         cell_id, leader = str(content["cell_id"]), int(content["ray_pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return
-    # The id of a process may have been given away since: only a leader that carries the mark is the cell's.
-    end_all(cell_id, leader if leader in marked(cell_id) else 0)
+    end_all(cell_id, own(leader, cell_id))
+
+
+def own(leader: int, cell_id: str) -> int:
+    """The leader's process id if it is still the cell's, else 0: ids are given away again."""
+    return leader if not has_marks() or leader in marked(cell_id) else 0
 
 
 def close_remote(cell: Cell, say: Say) -> None:
     """Removes the cell's actors from a Ray cluster that others run; the cluster itself is left as it is."""
+    ray_environment.prepare(os.environ)
     from deploy import cluster
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         cluster.connect(cell.ray_address, local=False)
-    except DsparkError as error:
+    except cluster.NobodyListens as error:  # any other failure is the user's to mend, and the state file stays
         say(f"{error}; with the cluster its actors are gone too")
         return
     try:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,12 +63,20 @@ def environment(token_file: Path, cell_id: str) -> dict[str, str]:
     }
 
 
-def start_head(token_file: Path, cell_id: str, environ: MutableMapping[str, str]) -> Head:
-    """Starts the cluster and waits for its port. `environ` (this process's) is set up for drivers."""
+PREFIX = "dspark-ray-"
+
+
+def start_head(
+    token_file: Path, cell_id: str, environ: MutableMapping[str, str], noted: Callable[[Head], None]
+) -> Head:
+    """Starts the cluster and waits for its port. `environ` (this process's) is set up for drivers.
+
+    `noted` hears of the cluster before anything is waited for, so that it can always be ended by somebody else.
+    """
     if not token_file.exists():
         write_token(token_file)
     # Ray's sockets lie under this folder and their paths are limited to about a hundred bytes: no deep folders.
-    folder = Path(tempfile.mkdtemp(prefix="dspark-ray-", dir="/tmp" if os.path.isdir("/tmp") else None))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp" if os.path.isdir("/tmp") else None))
     ports = free_ports(len(_PORT_OPTIONS) + len(_PORT_VARIABLES))
     environ.update(environment(token_file, cell_id))
     child_environ = {**environ, **{name: str(ports.pop()) for name in _PORT_VARIABLES}}
@@ -82,6 +90,7 @@ def start_head(token_file: Path, cell_id: str, environ: MutableMapping[str, str]
         )
     head = Head(f"127.0.0.1:{ports[0]}", process.pid, folder, cell_id)
     try:
+        noted(head)
         _await_port(process, ports[0], folder / "head.log")
     except BaseException:
         stop_head(head)
@@ -94,7 +103,8 @@ def start_head(token_file: Path, cell_id: str, environ: MutableMapping[str, str]
 def stop_head(head: Head) -> list[int]:
     """Ends every process of the cluster and removes its folder; returns those that would not go."""
     left = end_all(head.cell_id, head.pid)
-    for _ in range(0 if left else 20):
+    ours = head.folder.name.startswith(PREFIX)  # a damaged state file must not name a folder to remove
+    for _ in range(20 if ours and not left else 0):
         shutil.rmtree(head.folder, ignore_errors=True)
         if not head.folder.exists():
             break

@@ -23,6 +23,11 @@ def new_cell_id() -> str:
     return secrets.token_hex(8)
 
 
+def has_marks() -> bool:
+    """Whether this system lets the marks of processes be read."""
+    return _PROC.is_dir()
+
+
 def marked(cell_id: str) -> list[int]:
     """Process ids that carry the mark, this process left out. Empty where the system has no /proc."""
     mark = f"{VARIABLE}={cell_id}".encode()

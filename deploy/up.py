@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from deploy import ray_environment
 from deploy.config import ClusterConfig
 from deploy.controller import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
@@ -33,19 +34,14 @@ def read_config(
     *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object], pair: Pair
 ) -> ClusterConfig:
     """The cell that is asked for. `pair` completes target and drafter where nothing names them."""
-    missing: dict[str, object] = {"target": "", "drafter": ""}
-    given = load_config(
-        ClusterConfig, section="cluster", file=file, environ={**_as_environ(missing), **environ}, flags=flags
-    )
+    given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
     models = pair(given.target or None, given.drafter or None)
     for name, model in models.items():
         if not model:
             raise ConfigError(f"cluster.{name}: required; say --{name} PATH_OR_ID")
         _check_model(name, model)
     # Workers may run in another folder: what is a folder here gets its full path.
-    full = {
-        name: str(Path(model).resolve()) if model and Path(model).is_dir() else model for name, model in models.items()
-    }
+    full = {name: _full_path(model) if model else model for name, model in models.items()}
     return load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags={**flags, **full})
 
 
@@ -89,22 +85,33 @@ def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping
         say(f"clients from elsewhere need the token in {token_files['client_token_file']}")
     deadline = time.monotonic() + config.start_timeout_s
     cell_id = new_cell_id()
+
+    def cell_on(head: Head | None) -> Cell:
+        return Cell(
+            endpoint=f"{_reachable(config.bind)}:{port}",
+            cell_id=cell_id,
+            token_file=str(token_files["token_file"]),
+            ray_address=head.address if head else str(config.address),
+            ray_pid=head.pid if head else 0,
+            ray_dir=str(head.folder) if head else "",
+            target=config.target,
+            drafter=config.drafter,
+        )
+
+    def noted(head: Head) -> None:
+        write_cell(cell_on(head))  # from now on `dspark down` can clear up, whatever happens here
+
     head: Head | None = None
     if config.address is None:
         say("ray: starting a local cluster")
-        head = start_head(state_dir() / "ray_token", cell_id, os.environ)
-    cell = Cell(
-        endpoint=f"{_reachable(config.bind)}:{port}",
-        cell_id=cell_id,
-        token_file=str(token_files["token_file"]),
-        ray_address=head.address if head else str(config.address),
-        ray_pid=head.pid if head else 0,
-        ray_dir=str(head.folder) if head else "",
-        target=config.target,
-        drafter=config.drafter,
-    )
+        try:
+            head = start_head(state_dir() / "ray_token", cell_id, os.environ, noted)
+        except BaseException:
+            remove_cell()
+            raise
+    cell = cell_on(head)
     try:
-        write_cell(cell)  # from now on `dspark down` can clear up, whatever happens here
+        write_cell(cell)
         return _serve(cell, topology, secrets, config, head, deadline, say)
     except NothingStarted:
         if head is None:
@@ -126,6 +133,7 @@ def _serve(
     deadline: float,
     say: Say,
 ) -> Cell:
+    ray_environment.prepare(os.environ)
     from deploy import cluster
 
     cluster.connect(cell.ray_address, local=head is not None)
@@ -232,10 +240,15 @@ def _refuse_second(say: Say) -> None:
 
 def _check_model(name: str, model: str) -> None:
     """A path that is not there is a typing error, told at once; anything else may be a hub id."""
-    path = Path(model)
+    path = Path(model).expanduser()
     looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
     if looks_local and not (path / "config.json").is_file():
         raise ConfigError(f"cluster.{name}: {model} is not a folder with a config.json")
+
+
+def _full_path(model: str) -> str:
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.is_dir() else model
 
 
 def _token_files(config: ClusterConfig) -> dict[str, Path]:
@@ -248,7 +261,3 @@ def _token_files(config: ClusterConfig) -> dict[str, Path]:
 
 def _reachable(bind: str) -> str:
     return "127.0.0.1" if bind in ("0.0.0.0", "::") else bind
-
-
-def _as_environ(values: Mapping[str, object]) -> dict[str, str]:
-    return {f"DSPARK_CLUSTER__{key.upper()}": str(value) for key, value in values.items()}

@@ -12,7 +12,9 @@ class DraftConfig:
     drafter: str = field(metadata={"doc": "Folder or hub id of the drafter."})
     drafter_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the drafter."})
     bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
-    metrics_port: int | None = field(default=None, metadata={"doc": "Port of /metrics; 0 takes any, absent is off."})
+    metrics_port: int | None = field(
+        default=0, metadata={"doc": "Port of /metrics; 0 takes any, none is off. Beyond loopback only with `insecure`."}
+    )
     token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
     insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
     device: str = field(default="auto", metadata={"doc": "auto, cpu, cuda or cuda:N."})

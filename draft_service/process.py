@@ -17,9 +17,9 @@ from draft_service.service import DraftService
 from dspark.errors import ConfigError
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.identity import new_incarnation, read_token
-from dspark.runtime.security import Access, split_endpoint
+from dspark.runtime.security import Access
 from dspark.runtime.server import GrpcServer
-from dspark.runtime.telemetry import Metrics, MetricsServer, serve_metrics
+from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
 from dspark.wire.v1 import draft_pb2_grpc, features_pb2_grpc
 
 log = structlog.get_logger("dspark.draft")
@@ -84,7 +84,8 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
         port = await server.start()
         metrics.pages_total.set(engine.held.pages_total)
         if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, split_endpoint(config.bind)[0], config.metrics_port)
+            metrics_server = serve_metrics(metrics, metrics_host(config.bind, config.insecure), config.metrics_port)
+            servicer.metrics_port = metrics_server.port
         await server.set_serving(True)
     except BaseException:
         device.close()

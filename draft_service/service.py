@@ -41,6 +41,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         self._incarnation = incarnation
         self._cost = cost
         self._draining = asyncio.Event()
+        self.metrics_port = 0  # known once it listens
 
     def drain(self) -> None:
         """Takes no new sequences from now on."""
@@ -75,6 +76,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             has_confidence=engine.drafter.confidence_head is not None,
             page_size=engine.config.page_size,
             draining=self._draining.is_set(),
+            metrics_port=self.metrics_port,
         )
 
     async def Session(

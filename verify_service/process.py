@@ -10,9 +10,9 @@ import structlog
 from dspark.errors import ConfigError
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.identity import new_incarnation, read_token
-from dspark.runtime.security import Access, split_endpoint
+from dspark.runtime.security import Access
 from dspark.runtime.server import GrpcServer
-from dspark.runtime.telemetry import Metrics, MetricsServer, serve_metrics
+from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
 from dspark.wire.v1 import verify_pb2_grpc
 from verify_service import profiler
 from verify_service.config import VerifyConfig
@@ -84,7 +84,8 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProces
         port = await server.start()
         metrics.pages_total.set(engine.held.pages_total)
         if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, split_endpoint(config.bind)[0], config.metrics_port)
+            metrics_server = serve_metrics(metrics, metrics_host(config.bind, config.insecure), config.metrics_port)
+            service.metrics_port = metrics_server.port
         await server.set_serving(True)
     except BaseException:
         device.close()

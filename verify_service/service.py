@@ -41,6 +41,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         self._incarnation = incarnation
         self._cost = cost
         self._draining = asyncio.Event()
+        self.metrics_port = 0  # known once it listens
 
     def drain(self) -> None:
         """Takes no new sequences from now on."""
@@ -75,6 +76,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             feature_dtype="bfloat16" if projection is not None else "",
             stop_token_ids=engine.target.stop_ids,
             draining=self._draining.is_set(),
+            metrics_port=self.metrics_port,
         )
 
     async def Session(

@@ -12,7 +12,18 @@ from dspark.errors import DsparkError, Expired, Unavailable
 if TYPE_CHECKING:
     from dspark.wire.v1.control_pb2 import GetStatusReply
 
-PROCESS = ("role", "name", "endpoint", "pid", "incarnation", "state", "sequences", "pages_held", "pages_total")
+PROCESS = (
+    "role",
+    "name",
+    "endpoint",
+    "pid",
+    "incarnation",
+    "state",
+    "sequences",
+    "pages_held",
+    "pages_total",
+    "metrics_port",
+)
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:

@@ -65,6 +65,11 @@ def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb
         for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos", "skip_special_tokens")
         if (value := getattr(options, name)) is not None
     }
+    for name, value in given.items():
+        try:
+            generate_pb2.SamplingParams(**{name: value})
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"sampling_params.{name}", str(error)) from error
     try:
         params = generate_pb2.SamplingParams(
             stop=[options.stop] if isinstance(options.stop, str) else list(options.stop),
@@ -79,7 +84,10 @@ def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb
         if isinstance(prompt, str):
             request.text = prompt
         else:
-            request.tokenized.input_ids.extend(int(token) for token in prompt)
+            try:
+                request.tokenized.input_ids.extend(int(token) for token in prompt)
+            except (TypeError, ValueError) as error:
+                raise InvalidRequest("tokenized.input_ids", str(error)) from error
             request.tokenized.SetInParent()
     except (TypeError, ValueError) as error:
         raise InvalidRequest("request", str(error)) from error

@@ -14,6 +14,8 @@ from wsgiref.simple_server import WSGIServer
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from dspark.runtime.security import is_loopback, split_endpoint
+
 _SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -158,6 +160,12 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=2)
+
+
+def metrics_host(bind: str, insecure: bool) -> str:
+    """Where `/metrics` listens for a server bound to `bind`: it asks for no token, so it stays near unless told."""
+    host, _ = split_endpoint(bind)
+    return host if insecure or is_loopback(host) else "127.0.0.1"
 
 
 def serve_metrics(metrics: Metrics, host: str, port: int) -> MetricsServer:

@@ -200,7 +200,7 @@ def test_a_cluster_of_others_is_joined_and_left_as_it_was(
 ) -> None:
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
     before = dict(os.environ)
-    head = start_head(tmp_path / "ray_token", new_cell_id(), os.environ)
+    head = start_head(tmp_path / "ray_token", new_cell_id(), os.environ, lambda head: None)
     try:
         theirs = set(marked(head.cell_id))
         models = ("--target", str(golden_target), "--drafter", str(golden_drafter))

@@ -48,7 +48,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "name", "endpoint", "pid", "incarnation", "state", "sequences", "pages_held", "pages_total", "model", "detail")
+    __slots__ = ("role", "name", "endpoint", "pid", "incarnation", "state", "sequences", "pages_held", "pages_total", "model", "detail", "metrics_port")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class ProcessStatus(_message.Message):
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
     role: Role
     name: str
     endpoint: str
@@ -71,7 +72,8 @@ class ProcessStatus(_message.Message):
     pages_total: int
     model: str
     detail: str
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., name: _Optional[str] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., sequences: _Optional[int] = ..., pages_held: _Optional[int] = ..., pages_total: _Optional[int] = ..., model: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    metrics_port: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., name: _Optional[str] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., sequences: _Optional[int] = ..., pages_held: _Optional[int] = ..., pages_total: _Optional[int] = ..., model: _Optional[str] = ..., detail: _Optional[str] = ..., metrics_port: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
     __slots__ = ("verifier", "drafters", "running", "waiting", "policy", "cost_curve_in_force", "verify_cost", "draft_cost", "mean_acceptance_length", "rounds", "attention_path")

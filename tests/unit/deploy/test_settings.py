@@ -61,3 +61,20 @@ def test_an_unknown_key_of_a_process_is_found_before_anything_starts(tmp_path: P
     file.write_text("verify:\n  page_sise: 3\n")
     with pytest.raises(ConfigError, match=r"verify\.page_sise: unknown key"):
         _plan(ClusterConfig(target="t", drafter="d"), file)
+
+
+def test_the_file_may_name_the_pair(tmp_path: Path) -> None:
+    for name in ("target", "drafter"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    file = tmp_path / "cell.yaml"
+    file.write_text(f"cluster: {{target: {tmp_path}/target, drafter: {tmp_path}/drafter, drafters: 2}}\n")
+    asked: list[tuple[str | None, str | None]] = []
+
+    def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:
+        asked.append((target, drafter))
+        return {"target": target, "drafter": drafter}
+
+    config = read_config(file=file, environ={}, flags={}, pair=pair)
+    assert asked == [(f"{tmp_path}/target", f"{tmp_path}/drafter")]
+    assert (config.target, config.drafters) == (f"{tmp_path}/target", 2)

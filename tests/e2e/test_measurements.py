@@ -1,0 +1,86 @@
+"""The measurement programs do what they say, on few draws; the figures themselves come from full runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cancel, drafter_kill, sampled_law
+
+pytestmark = pytest.mark.e2e
+
+
+def test_clients_that_leave_in_every_way_free_everything(
+    golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--target", str(golden_target), "--drafter", str(golden_drafter), "--times", "8", "--json"]
+    assert cancel.main(words) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["row"], row["holds"], row["value"]["leaks"]) == (9, True, 0)
+
+
+@pytest.mark.slow
+def test_sampled_answers_follow_the_law_and_drafts_are_both_kept_and_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sampled_law.main(["--draws", "8000", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert row["value"]["draws"] == 8000
+    assert 0 < row["value"]["accepted"] < row["value"]["verified"]
+
+
+@pytest.mark.slow
+def test_a_killed_drafter_changes_no_token(
+    golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The tiny pair's context is too short for the single drafter to come back in time; ids and ends are what counts.
+    drafter_kill.main(["--target", str(golden_target), "--drafter", str(golden_drafter), "--json"])
+    value = json.loads(capsys.readouterr().out)["value"]
+    for drafters in ("drafters_1", "drafters_2"):
+        assert value[drafters]["same_ids"] == value[drafters]["ended_normally"] == 8
+        assert value[drafters]["prefills"] == value["prefills_undisturbed"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_an_interrupted_demo_takes_its_cluster_down(golden_target: Path, golden_drafter: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.demo",
+        "--target",
+        str(golden_target),
+        "--drafter",
+        str(golden_drafter),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "measuring" in line:
+                break
+        demo.send_signal(signal.SIGINT)
+        rest = demo.stdout.read()
+    assert demo.returncode == 130
+    assert "taking the cluster down" in rest
+    assert "down: " in rest
+    deadline = time.monotonic() + 10
+    while any(f"{demo.pid}" == _parent(pid) for pid in _pids()):
+        assert time.monotonic() < deadline
+
+
+def _pids() -> list[str]:
+    return [entry for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def _parent(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return ""
