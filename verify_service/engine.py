@@ -7,7 +7,6 @@ reserved when it is opened: ask, then act.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.decoding.acceptance import Case, judge
+from dspark.decoding.acceptance import Case
 from dspark.decoding.acceptance import first_token as draw_first_token
-from dspark.errors import DsparkError
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import ContextProjection
 from dspark.pages import PageTable
-from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Verdict
+from dspark.types import Cursor, Law, Refusal, RefusalReason, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import ROW_DTYPE, FeatureRows, FeatureStore
+from verify_service.judging import judge_each, rule_problem
 from verify_service.loading import load_parts
 from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
@@ -137,7 +136,7 @@ class VerifyEngine:
             vocab_size=self.target.vocab_size,
             context_length=self.target.context_length,
         )
-        problem = problem or _rule_problem(law)
+        problem = problem or rule_problem(law)
         if problem is not None:
             return problem
         if state is not None:
@@ -304,7 +303,7 @@ class VerifyEngine:
         result = self._runner.run(segments, None)
         wanted: list[tuple[SequenceState, int, list[int], int]] = []
         judged: list[int] = []
-        for (index, item), case, decided in zip(batch, cases, _judge_each(result.logits, cases), strict=True):
+        for (index, item), case, decided in zip(batch, cases, judge_each(result.logits, cases), strict=True):
             if isinstance(decided, Refusal):
                 outcomes[index] = decided
                 continue
@@ -380,29 +379,3 @@ class VerifyEngine:
         self._last_logits.pop(state.sequence, None)
         self._pages.release(state.sequence)
         self._runner.release(state.sequence)
-
-
-def _rule_problem(law: Law) -> Refusal | None:
-    """Whether the rule of this law can be judged, asked of the rule itself on one greedy row, which draws nothing."""
-    row = torch.zeros(1, 2)
-    try:
-        judge(row, [Case(Cursor(0, 0, 0, 1), dataclasses.replace(law, temperature=0.0), 0, (), NO_Q)])
-    except DsparkError as error:
-        return invalid(f"law.{error}")
-    return None
-
-
-def _judge_each(logits: Tensor, cases: list[Case]) -> list[tuple[int, int] | Refusal]:
-    """The rule on all cases at once, or one by one when some cannot be judged."""
-    try:
-        return list(judge(logits, cases))
-    except (FloatingPointError, DsparkError):
-        decided: list[tuple[int, int] | Refusal] = []
-        for case in cases:
-            try:
-                decided.extend(judge(logits, [case]))
-            except FloatingPointError:
-                decided.append(Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers"))
-            except DsparkError as error:
-                decided.append(invalid(str(error)))
-        return decided
