@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -64,16 +65,15 @@ def main(argv: list[str] | None = None) -> int:
             with Client() as client:
                 _stream_one(client, pair)
                 domains = _measure(client, pair, args.budget_s)
-                machine = _machine()
         except KeyboardInterrupt:
             print("interrupted, taking the cluster down", file=sys.stderr)
             return 130
         finally:
-            _dspark("down")
+            _clean_up()
     _table(domains)
     same = all(domain.same_ids for domain in domains)
     result = {
-        **machine,
+        **_machine(),
         "tokens": TOKENS,
         "repetitions": REPETITIONS,
         "domains": [asdict(d) for d in [*domains, _mean(domains)]],
@@ -91,8 +91,16 @@ def _leave(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _clean_up() -> None:
+    """Nothing keeps the cluster up: neither a second Ctrl-C nor a reader of our output that has left."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _dspark("down")
+
+
 def _dspark(*words: str) -> None:
-    print(f"$ dspark {' '.join(words)}", flush=True)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"$ dspark {' '.join(words)}", flush=True)
     # In a session of its own: Ctrl-C is for this program, which then cleans up in order.
     command = subprocess.Popen([sys.executable, "-m", "dspark.cli.main", *words], start_new_session=True)
     try:

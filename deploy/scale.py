@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
+from deploy import ray_environment
 from deploy.head import environment
 from deploy.up import await_lanes, await_replicas
 from dspark.client import find_cell
@@ -23,6 +24,7 @@ def scale(verifiers: int | None, drafters: int | None, say: Callable[[str], None
     local = bool(cell.ray_pid)
     if local:
         os.environ.update(environment(state_dir() / "ray_token", cell.cell_id))
+    ray_environment.prepare(os.environ)
     from deploy import cluster
 
     cluster.connect(cell.ray_address, local=local)

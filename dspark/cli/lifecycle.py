@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -49,8 +50,9 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def say(line: str) -> None:
-    """One line of progress."""
-    print(line, file=sys.stderr, flush=True)
+    """One line of progress. A reader that has left must not stop the work half-way."""
+    with contextlib.suppress(BrokenPipeError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:

@@ -50,6 +50,7 @@ def test_a_killed_drafter_changes_no_token(
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.timeout(600)
 def test_an_interrupted_demo_takes_its_cluster_down(golden_target: Path, golden_drafter: Path) -> None:
     command = [
         sys.executable,
@@ -63,7 +64,7 @@ def test_an_interrupted_demo_takes_its_cluster_down(golden_target: Path, golden_
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if "measuring" in line:
+            if "streaming one answer" in line:
                 break
         demo.send_signal(signal.SIGINT)
         rest = demo.stdout.read()
