@@ -104,5 +104,7 @@ class TextStream:
             return ""
         before = self._tokenizer.decode(self._before, skip_special=self._skip_special)
         whole = self._tokenizer.decode([*self._before, *self._pending], skip_special=self._skip_special)
+        alone = self._tokenizer.decode(self._pending, skip_special=self._skip_special)
         self._pending = []
-        return whole[len(before) :]
+        # Bytes that are no character can spoil how the bytes before them are read.
+        return whole[len(before) :] if whole.startswith(before) else alone
