@@ -17,7 +17,7 @@ from training.corpus import DOMAINS
 
 # What each bucket is fitted on.
 BUCKETS: Mapping[Bucket, tuple[float, ...]] = {"greedy": (0.0,), "sampled": (0.7, 1.0)}
-ROWS = 48
+ROWS = 32
 PROMPT_TOKENS = (24, 96)
 
 
