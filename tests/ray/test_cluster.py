@@ -120,20 +120,24 @@ def test_a_second_up_is_refused_and_the_first_unharmed(cluster: Client, golden_t
 
 
 def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> None:
-    calm = cluster.complete(PROMPT, max_tokens=400, temperature=0.0, ignore_eos=True).token_ids
+    calm = cluster.complete(PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True).token_ids
     before = _processes()["draft/0"]
     answers: list[tuple[int, ...]] = []
+    replaced = threading.Event()
 
     def ask() -> None:
-        while len(answers) < 6:
-            answers.append(cluster.complete(PROMPT, max_tokens=400, temperature=0.0, ignore_eos=True).token_ids)
+        while not (replaced.is_set() and answers):
+            answers.append(cluster.complete(PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True).token_ids)
 
     asking = threading.Thread(target=ask)
     asking.start()
     time.sleep(0.3)
     os.kill(_pid_listening_at(before), signal.SIGKILL)
-    after = _await_replacement("draft/0", before["incarnation"], within_s=60)
-    asking.join(timeout=120)
+    try:
+        after = _await_replacement("draft/0", before["incarnation"], within_s=120)
+    finally:
+        replaced.set()
+        asking.join(timeout=120)
     assert not asking.is_alive()
     assert all(answer == calm for answer in answers), "no stream ended early or changed"
     assert after["pid"] != before["pid"]
@@ -144,7 +148,7 @@ def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> No
 def test_a_killed_coordinator_comes_back_at_the_same_endpoint(cluster: Client) -> None:
     before = _processes()["coordinator/0"]
     os.kill(_pid_listening_at(before), signal.SIGKILL)
-    after = _await_replacement("coordinator/0", before["incarnation"], within_s=60)
+    after = _await_replacement("coordinator/0", before["incarnation"], within_s=120)
     assert after["endpoint"] == before["endpoint"]
     deadline = time.monotonic() + 30
     while "draft/0" not in _processes():
