@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 BINS = 20
+TOLERANCE = 0.002  # errors this close are not told apart by a few thousand rounds
 GRID: Floats = np.exp(np.linspace(np.log(0.2), np.log(8.0), 241))
 
 
@@ -40,6 +41,12 @@ def survival(logits: Floats, temperatures: tuple[float, ...]) -> Floats:
     return products
 
 
+def gentlest(errors: list[float]) -> float:
+    """Of the temperatures that are as good as the best one, the one nearest to 1: noise moves nothing."""
+    good = GRID[np.array(errors) <= min(errors) + TOLERANCE]
+    return float(good[np.argmin(np.abs(np.log(good)))])
+
+
 def fit(logits: Floats, accepted: npt.NDArray[np.int64]) -> Fit:
     """logits [n, k] raw confidence, accepted [n] slots kept -> temperatures and errors by slot."""
     size = logits.shape[1]
@@ -48,7 +55,7 @@ def fit(logits: Floats, accepted: npt.NDArray[np.int64]) -> Fit:
     found: list[float] = []
     for slot in range(size):
         errors = [calibration_error(alive * sigmoid(logits[:, slot] / t), labels[:, slot]) for t in GRID]
-        found.append(float(GRID[int(np.argmin(errors))]))
+        found.append(gentlest(errors))
         alive = alive * sigmoid(logits[:, slot] / found[-1])
 
     def errors_at(temperatures: tuple[float, ...]) -> tuple[float, ...]:

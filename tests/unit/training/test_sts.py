@@ -16,7 +16,7 @@ def overconfident(n: int = 20_000) -> tuple[np.ndarray, np.ndarray]:  # type: ig
 def test_scaling_finds_the_temperature_and_lowers_the_error() -> None:
     logits, accepted = overconfident()
     found = fit(logits, accepted)
-    assert all(1.6 < temperature < 2.5 for temperature in found.temperatures)
+    assert all(1.4 < temperature < 2.5 for temperature in found.temperatures)
     assert all(after < before / 2 for before, after in zip(found.before, found.after, strict=True))
     assert max(found.after) < 0.02
 
