@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 from wsgiref.simple_server import WSGIServer
@@ -157,6 +158,10 @@ class MetricsServer:
     _thread: Any
 
     def close(self) -> None:
+        """Ends it in the background: the server looks up twice a second, and an event loop must not wait for that."""
+        threading.Thread(target=self._end, name="metrics-end", daemon=True).start()
+
+    def _end(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=2)
