@@ -11,12 +11,23 @@ import torch
 from torch import nn
 
 
+COPY_AT_MOST = 64 << 20  # bytes a second copy of a tied weight may take
+
+
 def favour_few_rows(module: nn.Module) -> None:
-    """Re-lays every fp32 linear weight on the CPU that no other layer shares."""
+    """Re-lays every fp32 linear weight on the CPU.
+
+    A tied embedding reads rows, which this would scatter: the linear layer gets a copy of its own if it is small, and
+    stays as it is if not.
+    """
     shared = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     for part in module.modules():
-        if not isinstance(part, nn.Linear) or id(part.weight) in shared:
-            continue  # a tied embedding reads rows, which this would scatter
+        if not isinstance(part, nn.Linear):
+            continue
         weight = part.weight
-        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            continue
+        if id(weight) not in shared:
             weight.data = weight.data.t().contiguous().t()
+        elif weight.numel() * weight.element_size() <= COPY_AT_MOST:
+            part.weight = nn.Parameter(weight.data.t().contiguous().t(), requires_grad=weight.requires_grad)
