@@ -30,7 +30,7 @@ REPETITIONS = 5
 PROMPTS = (2, 6)  # fewest and most per domain, for the rates
 TAU_PROMPTS = 12  # per domain, for tau
 TAU_STREAMS = 8  # at one time; rates are not measured then
-BUDGET_S = 100.0
+BUDGET_S = 165.0
 RESULTS = Path(__file__).resolve().parent / "results" / "demo.json"
 
 
