@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-
 COPY_AT_MOST = 64 << 20  # bytes a second copy of a tied weight may take
 
 
