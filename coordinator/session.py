@@ -64,7 +64,7 @@ class Session(Generic[Command]):
         return future
 
     def close(self, why: str) -> None:
-        """Ends the stream; the worker frees what this session opened."""
+        """Ends the stream; the worker frees what was opened through it."""
         self._lose(why)
 
     async def ended(self) -> None:
