@@ -9,21 +9,25 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """What a check prints with --json, on one line."""
+    """What a check prints with --json, on one line.
 
-    row: int
+    row: number of the statement ("3.1"). holds: None when it could not be measured here; `value` says why.
+    """
+
+    row: int | str
     name: str
     value: object
     bar: str
-    holds: bool
+    holds: bool | None
 
     def show(self, *, as_json: bool) -> int:
         """Prints the row; returns the exit code of the program."""
         if as_json:
-            print(json.dumps(asdict(self)))
+            print(json.dumps(asdict(self)), flush=True)
         else:
-            print(f"{'holds' if self.holds else 'FAILS'}: {self.name}: {self.value} (bar: {self.bar})")
-        return 0 if self.holds else 1
+            verdict = {True: "holds", False: "FAILS", None: "not measured"}[self.holds]
+            print(f"{verdict}: {self.name}: {self.value} (bar: {self.bar})", flush=True)
+        return 1 if self.holds is False else 0
 
 
 def note(line: str) -> None:
