@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from draft_service.contexts import Rows
-from draft_service.engine import DraftEngine, DraftItem
+from draft_service.interface import DraftItem, Engine, Rows
 from dspark.errors import Overloaded
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.types import Refusal
@@ -26,7 +25,7 @@ Outcome = int | Refusal  # the watermark afterwards, or why the chunk was droppe
 class Arrivals:
     """Between the streams that bring rows and the device."""
 
-    def __init__(self, engine: DraftEngine, device: DeviceWorker) -> None:
+    def __init__(self, engine: Engine, device: DeviceWorker) -> None:
         self._engine = engine
         self._device = device
         self._waiting: dict[bool, list[tuple[Rows, asyncio.Future[Outcome]]]] = {True: [], False: []}

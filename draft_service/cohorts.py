@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 
 from draft_service.arrivals import Arrivals
-from draft_service.engine import DraftEngine, DraftItem
+from draft_service.interface import DraftItem, Engine
 from dspark.errors import Unavailable
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.telemetry import Metrics
@@ -27,7 +27,7 @@ class Drafted:
 class Cohorts:
     """Between the sessions and the device."""
 
-    def __init__(self, engine: DraftEngine, device: DeviceWorker, arrivals: Arrivals, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, device: DeviceWorker, arrivals: Arrivals, metrics: Metrics) -> None:
         self._engine = engine
         self._device = device
         self._arrivals = arrivals

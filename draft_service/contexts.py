@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from draft_service.interface import Rows as Rows
 from dspark.model.drafter import BlockDrafter
 from dspark.pages import PageTable
 from dspark.types import Cursor, Refusal, RefusalReason
@@ -47,16 +48,6 @@ class Context:
 
     def start_over(self, epoch: int) -> None:
         self.epoch, self.watermark, self.ahead = epoch, 0, []
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Feature rows of one chunk."""
-
-    sequence: int
-    epoch: int
-    start: int
-    rows: Tensor  # [rows, H] on the CPU
 
 
 class ContextStore:

@@ -9,37 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from draft_service.config import DraftConfig
-from draft_service.contexts import ContextStore, Rows
+from draft_service.contexts import ContextStore
+from draft_service.interface import DraftItem as DraftItem
+from draft_service.interface import Held as Held
+from draft_service.interface import Rows, Shape
 from draft_service.loading import load_parts
 from draft_service.walk import walk
 from dspark.model.calibration import Calibration
 from dspark.model.drafter import BlockDrafter
-from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, SparseQ
-
-
-@dataclass(frozen=True, slots=True)
-class DraftItem:
-    """One sequence of a cohort: propose a block after this anchor."""
-
-    cursor: Cursor
-    anchor: int
-    features_through: int
-    law: Law
-    max_slots: int = 0  # 0 means a full block
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the engine holds at this moment."""
-
-    sequences: int
-    pages_held: int
-    pages_total: int
+from dspark.types import Block, Cursor, EmptyReason, Refusal, SparseQ
+from dspark.wire import tensors
+from dspark.wire.v1 import types_pb2
 
 
 class DraftEngine:
@@ -98,7 +82,17 @@ class DraftEngine:
     def held(self) -> Held:
         return Held(len(self._contexts), self._contexts.pages.held, self._contexts.pages.total)
 
+    @property
+    def shape(self) -> Shape:
+        own = self.drafter.config
+        has_confidence = self.drafter.confidence_head is not None
+        return Shape(own.vocab_size, own.hidden_size, own.block_size, has_confidence)
+
     # -- contexts ---------------------------------------------------------------------------
+
+    def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> torch.Tensor:
+        """[rows, H] of a message; raises PeerError naming the field that is wrong."""
+        return tensors.read_tensor(chunk, width=self.drafter.config.hidden_size, max_rows=max_rows)
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
         """Makes room for a sequence, as far as blocks can reach: rows past that length are of no use here."""

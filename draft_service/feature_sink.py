@@ -13,13 +13,12 @@ import grpc
 import structlog
 
 from draft_service.arrivals import Arrivals
-from draft_service.contexts import Rows
-from draft_service.engine import DraftEngine
+from draft_service.interface import Engine, Rows
 from dspark.errors import Overloaded, PeerError
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
-from dspark.wire import codec, tensors
+from dspark.wire import codec
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
 
 log = structlog.get_logger("dspark.feature_sink")
@@ -31,7 +30,7 @@ MAX_ROWS = 4096  # of one chunk
 class FeatureSink(features_pb2_grpc.FeaturesServicer):
     """Accepts pushed rows."""
 
-    def __init__(self, *, engine: DraftEngine, arrivals: Arrivals, metrics: Metrics, incarnation: int) -> None:
+    def __init__(self, *, engine: Engine, arrivals: Arrivals, metrics: Metrics, incarnation: int) -> None:
         self._engine = engine
         self._arrivals = arrivals
         self._metrics = metrics
@@ -62,7 +61,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         if chunk.projection != self._engine.projection:
             return Refusal(RefusalReason.INVALID, f"projection: rows were made by {chunk.projection[:64]!r}")
         try:
-            rows = tensors.read_tensor(chunk.rows, width=self._engine.drafter.config.hidden_size, max_rows=MAX_ROWS)
+            rows = self._engine.read_rows(chunk.rows, MAX_ROWS)
         except PeerError as error:
             return Refusal(RefusalReason.INVALID, str(error))
         if len(chunk.token_ids) != len(rows):

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import grpc
 
 from draft_service.cohorts import Cohorts
-from draft_service.engine import DraftEngine
+from draft_service.interface import Engine
 from draft_service.session import DraftSession
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
@@ -27,7 +27,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
     def __init__(
         self,
         *,
-        engine: DraftEngine,
+        engine: Engine,
         device: DeviceWorker,
         cohorts: Cohorts,
         metrics: Metrics,
@@ -51,7 +51,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> draft_pb2.DrafterDescription:
         engine, held, cost = self._engine, self._engine.held, self._cost
-        shape = engine.drafter.config
+        shape = engine.shape
         return draft_pb2.DrafterDescription(
             incarnation=self._incarnation,
             pid=os.getpid(),
@@ -73,7 +73,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
                 queued=self._device.queued,
             ),
             calibrated=engine.calibrated,
-            has_confidence=engine.drafter.confidence_head is not None,
+            has_confidence=shape.has_confidence,
             page_size=engine.config.page_size,
             draining=self._draining.is_set(),
             metrics_port=self.metrics_port,

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import structlog
 
 from draft_service.cohorts import Cohorts
-from draft_service.engine import DraftEngine, DraftItem
+from draft_service.interface import DraftItem, Engine
 from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.device_worker import DeviceWorker
@@ -30,7 +30,7 @@ class DraftSession:
     def __init__(
         self,
         *,
-        engine: DraftEngine,
+        engine: Engine,
         device: DeviceWorker,
         cohorts: Cohorts,
         metrics: Metrics,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,31 +21,13 @@ from dspark.pages import PageTable
 from dspark.types import Cursor, Law, Refusal, RefusalReason, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import ROW_DTYPE, FeatureRows, FeatureStore
+from verify_service.interface import Held as Held
+from verify_service.interface import Judged as Judged
 from verify_service.judging import judge_each, rule_problem
 from verify_service.loading import load_parts
 from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Outcomes in the order of the items; features of the rows that were committed, for those that were judged."""
-
-    outcomes: list[Verdict | Refusal]
-    features: list[FeatureRows | None]
-    replayed: int  # outcomes that repeat an earlier verdict
-    tokens: int  # tokens in the packed passes
-    forward_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the engine holds at this moment."""
-
-    sequences: int
-    pages_held: int
-    pages_total: int
 
 
 class VerifyEngine:

@@ -20,9 +20,8 @@ import structlog
 
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
-from dspark.wire import tensors
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
-from verify_service.feature_store import FeatureRows
+from verify_service.interface import FeatureRun
 
 log = structlog.get_logger("dspark.feature_push")
 
@@ -53,7 +52,7 @@ class FeaturePush:
         self._links: dict[Sink, _Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def push(self, sink: Sink, features: FeatureRows, *, bulk: bool) -> int:
+    def push(self, sink: Sink, features: FeatureRun, *, bulk: bool) -> int:
         """Hands rows to the sender at once; returns how many it took."""
         link = self._link(sink)
         if link is None:
@@ -70,7 +69,7 @@ class FeaturePush:
                 epoch=features.epoch,
                 start_position=features.start + first,
                 token_ids=ids,
-                rows=tensors.write_tensor(features.rows[first : first + step]),
+                rows=features.message(first, first + len(ids)),
                 projection=self._projection,
             )
             if link.offer(chunk, bulk=bulk):

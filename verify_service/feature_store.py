@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dspark.wire import tensors
+from dspark.wire.v1 import types_pb2
+
 ROW_DTYPE = torch.bfloat16  # precision of features cannot change the law of the output
 
 
@@ -24,6 +27,10 @@ class FeatureRows:
     start: int
     token_ids: list[int]
     rows: Tensor  # [rows, H] bfloat16 on the CPU
+
+    def message(self, first: int, last: int) -> types_pb2.TensorChunk:
+        """Rows first .. last - 1 as they travel."""
+        return tensors.write_tensor(self.rows[first:last])
 
 
 class FeatureStore:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dspark.decoding.acceptance import validate_q
+from dspark.decoding.sparse_q import validate_q
 from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
 
 MAX_DRAFT = 64  # drafted tokens of one item

@@ -14,8 +14,8 @@ from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.telemetry import Metrics
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
-from verify_service.engine import VerifyEngine
 from verify_service.feature_push import FeaturePush
+from verify_service.interface import Engine
 from verify_service.session import VerifySession
 
 NAME = "dspark.wire.v1.Verify"
@@ -27,7 +27,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
     def __init__(
         self,
         *,
-        engine: VerifyEngine,
+        engine: Engine,
         device: DeviceWorker,
         push: FeaturePush,
         metrics: Metrics,

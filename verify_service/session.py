@@ -23,9 +23,8 @@ from dspark.wire import codec
 from dspark.wire.v1 import verify_pb2
 from verify_service import commands
 from verify_service.commands import cursor_of, read_item, read_law, read_sink, refuse_all, write_outcome
-from verify_service.engine import VerifyEngine
 from verify_service.feature_push import FeaturePush
-from verify_service.feature_store import FeatureRows
+from verify_service.interface import Engine, FeatureRun
 from verify_service.sequences import VerifyItem, invalid
 
 log = structlog.get_logger("dspark.verify")
@@ -39,7 +38,7 @@ class VerifySession:
     def __init__(
         self,
         *,
-        engine: VerifyEngine,
+        engine: Engine,
         device: DeviceWorker,
         push: FeaturePush,
         metrics: Metrics,
@@ -179,7 +178,7 @@ class VerifySession:
     async def _resend(self, command: verify_pb2.Resend) -> verify_pb2.Resent:
         cursor = cursor_of(command.cursor)
         sink = read_sink(command.sink)
-        made: FeatureRows | Refusal = (
+        made: FeatureRun | Refusal = (
             invalid("sink: not an address")
             if sink is None
             else await self._device.run(self._engine.features, cursor, command.from_position)
@@ -204,7 +203,7 @@ class VerifySession:
 
     # -- small things -----------------------------------------------------------------------
 
-    def _send(self, message: Any, features: FeatureRows, *, bulk: bool) -> None:
+    def _send(self, message: Any, features: FeatureRun, *, bulk: bool) -> None:
         sink = read_sink(message)
         if sink is None:
             self._metrics.dropped.labels(kind="feature_rows", reason="bad_sink").inc(len(features.token_ids))

@@ -21,6 +21,7 @@ from torch import Tensor
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import LawColumns, best, distribution, draw
 from dspark.decoding.slots import Slots
+from dspark.decoding.sparse_q import validate_q as validate_q
 from dspark.errors import Unsupported
 from dspark.types import Cursor, Law, Rule, SparseQ
 
@@ -28,7 +29,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 PIECE = 1 << 16  # probabilities a CPU works on at a time
-SUM_TOLERANCE = 1e-3  # a float32 q of thousands of entries stays well inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,34 +96,6 @@ def first_token(logits: Tensor, law: Law, cursor: Cursor) -> int:
     probs = distribution(logits.unsqueeze(0), LawColumns.of([law], logits.device))
     u = uniforms(law.seed, law.choice, law.rule, Purpose.EMIT, cursor.epoch, cursor.anchor_position, [0])
     return int(draw(probs, torch.from_numpy(u).to(probs.device)))
-
-
-def validate_q(
-    ids: npt.NDArray[np.integer], probs: npt.NDArray[np.floating], draft_ids: Sequence[int], vocab: int
-) -> str | None:
-    """A sentence that says why these are not the distributions of a sampled draft, or None."""
-    slots = len(draft_ids)
-    if ids.ndim != 2 or ids.shape != probs.shape:
-        return f"q: ids have shape {ids.shape} and probabilities {probs.shape}"
-    if slots == 0:
-        return None if ids.size == 0 else "q: entries without drafted tokens"
-    if ids.shape[0] != slots or ids.shape[1] == 0:
-        return f"q: {ids.shape[0]} slots of {ids.shape[1]} entries for {slots} drafted tokens"
-    if ids.min() < 0 or ids.max() >= vocab:
-        return f"q_ids: an id is not below the vocabulary size {vocab}"
-    if not np.isfinite(probs).all():
-        return "q_probs: a probability is not finite"
-    if probs.min() < 0:
-        return "q_probs: a probability is negative"
-    worst = float(np.abs(probs.sum(axis=1, dtype=np.float64) - 1.0).max())
-    if worst > SUM_TOLERANCE:
-        return f"q_probs: a slot's probabilities miss a sum of 1 by {worst:.3g}"
-    ranked = np.sort(ids, axis=1)
-    if (ranked[:, 1:] == ranked[:, :-1]).any():
-        return "q_ids: an id appears twice in a slot"
-    if not ((ids == np.asarray(draft_ids, np.int64)[:, None]) & (probs > 0)).any(axis=1).all():
-        return "draft_ids: a drafted token is outside the support of its q"
-    return None
 
 
 def _judge_greedy(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
