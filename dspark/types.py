@@ -48,10 +48,29 @@ class Law:
     seed: int = 0
     choice: int = 0
     rule: Rule = Rule.TOKEN
+    min_p: float = 0.0  # least probability kept, as a share of the likeliest token's
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, bias), ids distinct
+    min_tokens: int = 0  # tokens of the answer before one of stop_token_ids may come
+    stop_token_ids: tuple[int, ...] = ()  # only beside min_tokens
+    logprobs: int | None = None  # likeliest tokens told beside each committed one; None tells nothing
+    prompt_len: int = 0  # where the answer begins; 0 where no other field needs it
 
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what was said changes what may follow."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def shapes(self) -> bool:
+        """Whether the logits are changed before temperature and truncation; see `decoding/shaping.py`."""
+        return self.penalises or bool(self.logit_bias) or self.min_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +127,16 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one position, of the target's own distribution: softmax of the raw logits, before
+    penalties, bias, temperature and truncation."""
+
+    logprob: float  # of the committed token
+    top_ids: tuple[int, ...] = ()  # likeliest first, as many as were asked for
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """How many drafted tokens were kept, and the one token the target adds."""
 
@@ -115,6 +144,7 @@ class Verdict:
     accepted: int
     next_token: int
     features_through: int
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens kept and added, where the law asks for them
 
 
 class RefusalReason(enum.IntEnum):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import LawColumns, best, distribution, draw
+from dspark.decoding.shaping import Shaper, shaped
 from dspark.decoding.slots import Slots
 from dspark.decoding.sparse_q import validate_q as validate_q
 from dspark.errors import Unsupported
@@ -40,6 +41,7 @@ class Case:
     first_row: int
     draft_ids: Sequence[int]
     q: SparseQ
+    shaper: Shaper | None = None  # where the law shapes logits: has counted all committed tokens
 
 
 def accept_probability(p: npt.ArrayLike, q: npt.ArrayLike) -> Floats:
@@ -80,6 +82,7 @@ def judge(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
     for case in cases:
         if case.law.rule is not Rule.TOKEN:
             raise Unsupported("rule", f"the {case.law.rule.name.lower()} rule is not supported yet")
+    logits = shaped(logits, ((case.first_row, case.draft_ids, case.shaper) for case in cases))
     verdicts: list[tuple[int, int]] = [(0, 0)] * len(cases)
     for greedy, rule in ((True, _judge_greedy), (False, _judge_sampled)):
         chosen = [index for index, case in enumerate(cases) if case.law.greedy is greedy]
@@ -89,11 +92,12 @@ def judge(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
     return verdicts
 
 
-def first_token(logits: Tensor, law: Law, cursor: Cursor) -> int:
+def first_token(logits: Tensor, law: Law, cursor: Cursor, shaper: Shaper | None = None) -> int:
     """The token a prefill adds: logits [V] of its last position; cursor.committed_len counts the tokens it ran."""
+    rows = shaped(logits.unsqueeze(0), [(0, (), shaper)])
     if law.greedy:
-        return int(best(logits.unsqueeze(0)))
-    probs = distribution(logits.unsqueeze(0), LawColumns.of([law], logits.device))
+        return int(best(rows))
+    probs = distribution(rows, LawColumns.of([law], logits.device))
     u = uniforms(law.seed, law.choice, law.rule, Purpose.EMIT, cursor.epoch, cursor.anchor_position, [0])
     return int(draw(probs, torch.from_numpy(u).to(probs.device)))
 
