@@ -18,12 +18,12 @@ from dspark.decoding.acceptance import first_token as draw_first_token
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import ContextProjection
 from dspark.pages import PageTable
-from dspark.types import Cursor, Law, Refusal, RefusalReason, Verdict
+from dspark.types import Cursor, Law, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import ROW_DTYPE, FeatureRows, FeatureStore
 from verify_service.interface import Held as Held
 from verify_service.interface import Judged as Judged
-from verify_service.judging import judge_each, rule_problem
+from verify_service.judging import judge_each, rule_problem, shaper_of, told
 from verify_service.loading import load_parts
 from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
@@ -117,7 +117,7 @@ class VerifyEngine:
             vocab_size=self.target.vocab_size,
             context_length=self.target.context_length,
         )
-        problem = problem or rule_problem(law)
+        problem = problem or rule_problem(law, self.target.vocab_size)
         if problem is not None:
             return problem
         if state is not None:
@@ -177,12 +177,18 @@ class VerifyEngine:
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
         cursor = Cursor(sequence, state.epoch, 0, state.committed_len)
         try:
-            anchor = draw_first_token(logits, state.law, cursor)
+            anchor = draw_first_token(logits, state.law, cursor, shaper_of(state))
         except FloatingPointError:
             return Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers")
+        state.anchor_logprobs = told(state.law, logits.unsqueeze(0), [anchor])
         state.token_ids.append(anchor)
         state.anchored = True
         return anchor
+
+    def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:
+        """Of the token that `first_token` drew; empty when its law asks for none."""
+        state = self._sequences.get(sequence)
+        return state.anchor_logprobs if state is not None else ()
 
     def release(self, sequence: int, epoch: int) -> bool:
         """Frees a sequence held under this epoch or a lower one; an unknown one is fine."""
@@ -279,7 +285,7 @@ class VerifyEngine:
             ids = [item.anchor, *item.draft_ids]
             slots = self._pages.slots(state.sequence, 0, state.cached + len(ids))
             segments.append(Segment(state.sequence, state.cached, ids, slots))
-            cases.append(Case(item.cursor, state.law, row, item.draft_ids, item.q))
+            cases.append(Case(item.cursor, state.law, row, item.draft_ids, item.q, shaper_of(state)))
             row += len(ids)
         result = self._runner.run(segments, None)
         wanted: list[tuple[SequenceState, int, list[int], int]] = []
@@ -296,7 +302,8 @@ class VerifyEngine:
             state.token_ids.append(next_token)
             state.cached += len(kept)
             through = state.cached if self._store is not None else 0
-            state.last = Verdict(item.cursor, accepted, next_token, through)
+            logprobs = told(state.law, result.logits[case.first_row :], [*item.draft_ids[:accepted], next_token])
+            state.last = Verdict(item.cursor, accepted, next_token, through, logprobs)
             outcomes[index] = state.last
             if state.keep_features or item.wants_rows:  # plain decoding pays for no projection
                 wanted.append((state, start, kept, case.first_row))

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from dspark.decoding.acceptance import Case, judge
+from dspark.decoding.logprobs import token_logprobs
+from dspark.decoding.shaping import Shaper, law_problem
 from dspark.errors import DsparkError
-from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason
-from verify_service.sequences import invalid
+from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, TokenLogprobs
+from verify_service.sequences import SequenceState, invalid
 
 
-def rule_problem(law: Law) -> Refusal | None:
-    """Whether the rule of this law can be judged, asked of the rule itself on one greedy row, which draws nothing."""
+def rule_problem(law: Law, vocab_size: int) -> Refusal | None:
+    """Whether this law can be judged; its rule is asked itself, on one greedy row, which draws nothing."""
+    if (problem := law_problem(law, vocab_size)) is not None:
+        return invalid(f"law.{problem}")
     row = torch.zeros(1, 2)
     try:
         judge(row, [Case(Cursor(0, 0, 0, 1), dataclasses.replace(law, temperature=0.0), 0, (), NO_Q)])
     except DsparkError as error:
         return invalid(f"law.{error}")
     return None
+
+
+def shaper_of(state: SequenceState) -> Shaper | None:
+    """What the law makes of logits after the committed tokens; None when it leaves them alone."""
+    if not state.law.shapes:
+        return None
+    if state.shaper is None:
+        state.shaper = Shaper(state.law)
+    return state.shaper.follow(state.token_ids)
+
+
+def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+    """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V], if the law asks."""
+    return () if law.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, law.logprobs)
 
 
 def judge_each(logits: Tensor, cases: list[Case]) -> list[tuple[int, int] | Refusal]:

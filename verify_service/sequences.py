@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dspark.decoding.sparse_q import validate_q
-from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
+from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, TokenLogprobs, Verdict
+
+if TYPE_CHECKING:
+    from dspark.decoding.shaping import Shaper
 
 MAX_DRAFT = 64  # drafted tokens of one item
 
@@ -43,6 +47,8 @@ class SequenceState:
     cached: int = 0  # tokens whose keys and values are there
     anchored: bool = False  # whether the first anchor has been drawn
     last: Verdict | None = None
+    anchor_logprobs: tuple[TokenLogprobs, ...] = ()
+    shaper: Shaper | None = None  # made when first asked for; catches up with token_ids whenever it is
 
     @property
     def committed_len(self) -> int:

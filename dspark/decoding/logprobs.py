@@ -1,0 +1,29 @@
+"""Log-probabilities of committed tokens, as a client may ask for them.
+
+They are of the target's own distribution: log-softmax of the raw logits in float32, before penalties, bias,
+temperature and truncation, which is what vLLM tells by default. So they do not depend on how a token was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dspark.types import TokenLogprobs
+
+
+@torch.inference_mode()
+def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
+    """logits [m, V] of the rows that m tokens were committed from -> what to tell of each, with the `top` likeliest."""
+    logs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+    chosen = logs.gather(-1, torch.tensor(token_ids, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()
+    if not top:
+        return tuple(TokenLogprobs(logprob) for logprob in chosen)
+    likeliest = logs.topk(min(top, logs.shape[-1]), dim=-1)
+    told = []
+    for logprob, ids, values in zip(chosen, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True):
+        ranked = sorted(zip(values, ids, strict=True), key=lambda pair: (-pair[0], pair[1]))  # equals by id
+        told.append(TokenLogprobs(logprob, tuple(token for _, token in ranked), tuple(value for value, _ in ranked)))
+    return tuple(told)
