@@ -14,7 +14,7 @@ import structlog
 
 from coordinator.clock import Clock, Timer, settled
 from coordinator.commit_log import End, Reason
-from coordinator.cost_curve import Running
+from coordinator.running_fit import Running
 from coordinator.lane import Lane
 from coordinator.sequence import Effect, Event, State
 from coordinator.track import Track

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.cost_curve import StepCost
+from coordinator.step_cost import StepCost
 from coordinator.policy import Greedy
 from coordinator.rounds import Turn, mean_context
 
@@ -55,8 +55,8 @@ class Bypass:
         context, others = mean_context(turns), len(turns) - len(drafted)
         expected = [self._own.get(turn.cursor.sequence, self._lane) for turn in drafted]
         verified = sum(each.verified for each in expected)
-        plain_s = self._cost.verify.seconds(len(turns), context) + self._cost.verify_hops.seconds
-        step_s = self._cost.verify.seconds(len(turns) + verified, context) + self._cost.verify_hops.seconds
+        plain_s = self._cost.verify.seconds(len(turns), context) + self._cost.speculative.seconds
+        step_s = self._cost.verify.seconds(len(turns) + verified, context) + self._cost.speculative.seconds
         fast = (others + sum(each.tokens for each in expected)) / (step_s + draft_s + self._cost.draft_hops.seconds)
         return len(turns) / plain_s > MARGIN * fast
 

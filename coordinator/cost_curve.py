@@ -1,25 +1,25 @@
-"""What a step costs: measured seconds by (tokens, context), made convex, gently corrected while serving.
+"""What a step costs: measured seconds by (tokens, context), corrected while serving. Pure numbers.
 
-Pure numbers. Early stop needs a convex non-decreasing curve: on a stair it would stop at the first riser. Each
-measured column is therefore replaced by its greatest convex minorant (slopes pooled until they rise), lifted so that
-its mean stays that of the measurements. Corrections use finished rounds only, so they never peek.
+Two readings of one measurement. `stairs` is the measurement itself, made non-decreasing: for decisions that search all
+sizes. `column` is its convex fit: early stop needs one, for on a stair it would stop at the first riser; slopes are
+pooled until they rise (greatest convex minorant) and the result is lifted so that its mean stays that of the
+measurements. What finished steps really took moves offset and slope of both readings together, so that the scheduler
+trades tokens at the price they have now. Corrections use finished rounds only, so they never peek.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from coordinator.prefix_scheduler import StepSeconds
+from coordinator.running_fit import Line
 
 Floats = npt.NDArray[np.float64]
 
 LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
-CORRECTION_WEIGHT = 0.02  # share of one observation in the running correction
-CORRECTION_BOUND = 4.0  # the correction stays within this factor either way
 
 
 def convex_fit(x: Floats, y: Floats) -> Floats:
@@ -54,73 +54,59 @@ class CostCurve:
         if (np.diff(self._tokens) <= 0).any() or (np.diff(self._contexts) <= 0).any():
             raise ValueError("tokens and contexts must ascend")
         columns = grid.reshape(len(tokens), len(contexts))
+        self._stairs: Floats = np.maximum.accumulate(columns, axis=0)
         self._fit = np.stack([convex_fit(self._tokens, columns[:, c]) for c in range(len(contexts))], axis=1)
-        self.correction = 1.0
+        self.live = Line()  # from measured seconds to those of finished steps
 
     def column(self, context: float) -> StepSeconds:
         """Tokens -> seconds at one context length; convex, because columns are mixed with weights that are not."""
-        at = float(np.clip(context, self._contexts[0], self._contexts[-1]))
-        right = int(np.clip(np.searchsorted(self._contexts, at), 1, max(len(self._contexts) - 1, 1)))
-        if len(self._contexts) == 1:
-            values = self._fit[:, 0]
-        else:
-            share = (at - self._contexts[right - 1]) / (self._contexts[right] - self._contexts[right - 1])
-            values = (1.0 - share) * self._fit[:, right - 1] + share * self._fit[:, right]
-        values = values * self.correction
-        x = self._tokens
-        slope = (values[-1] - values[-2]) / (x[-1] - x[-2]) if len(x) > 1 else 0.0
+        return self._read(self._fit, context)
+
+    def stairs(self, context: float) -> StepSeconds:
+        """Tokens -> seconds at one context length, as measured."""
+        return self._read(self._stairs, context)
+
+    def seconds(self, tokens: float, context: float) -> float:
+        """What a step of this size is expected to take."""
+        return float(self.stairs(context)(np.array([tokens], np.float64))[0])
+
+    def grid(self) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, contexts and the convex seconds in force, [tokens, contexts] in row-major order."""
+        live = np.maximum(self.live.offset + self.live.slope * self._fit, LEAST_SECONDS)
+        return [int(t) for t in self._tokens], [int(c) for c in self._contexts], live.ravel().tolist()
+
+    def observe(self, tokens: float, context: float, seconds: float) -> None:
+        """Move the correction a little towards what a finished step took."""
+        values = self._at(self._stairs, context)
+        measured = float(_extended(self._tokens, values, np.array([tokens], np.float64))[0])
+        self.live.observe(measured, seconds)
+
+    def _read(self, grid: Floats, context: float) -> StepSeconds:
+        offset, slope, x = self.live.offset, self.live.slope, self._tokens
+        values = offset + slope * self._at(grid, context)
 
         def seconds(tokens: Floats) -> Floats:
-            inside = np.interp(tokens, x, values)
-            beyond: Floats = np.maximum(tokens - x[-1], 0.0)
-            step: Floats = np.maximum(inside + slope * beyond, LEAST_SECONDS)
+            step: Floats = np.maximum(_extended(x, values, tokens), LEAST_SECONDS)
             return step
 
         return seconds
 
-    def seconds(self, tokens: float, context: float) -> float:
-        return float(self.column(context)(np.array([tokens], np.float64))[0])
-
-    def grid(self) -> tuple[list[int], list[int], list[float]]:
-        """Tokens, contexts and the seconds in force, [tokens, contexts] in row-major order."""
-        seconds = (self._fit * self.correction).ravel().tolist()
-        return [int(t) for t in self._tokens], [int(c) for c in self._contexts], seconds
-
-    def observe(self, tokens: float, context: float, seconds: float) -> None:
-        """Move the correction a little towards what a finished step took."""
-        if not (seconds > 0.0 and np.isfinite(seconds)):
-            return
-        ratio = seconds / (self.seconds(tokens, context) / self.correction)
-        ratio = min(max(ratio, 1.0 / CORRECTION_BOUND), CORRECTION_BOUND)  # one stall must not move it far
-        self.correction += CORRECTION_WEIGHT * (ratio - self.correction)
+    def _at(self, grid: Floats, context: float) -> Floats:
+        """One column of a grid, between two measured contexts a mixture of theirs."""
+        if len(self._contexts) == 1:
+            return grid[:, 0]
+        at = min(max(context, float(self._contexts[0])), float(self._contexts[-1]))
+        right = min(max(int(np.searchsorted(self._contexts, at)), 1), len(self._contexts) - 1)
+        share = (at - self._contexts[right - 1]) / (self._contexts[right] - self._contexts[right - 1])
+        mixed: Floats = (1.0 - share) * grid[:, right - 1] + share * grid[:, right]
+        return mixed
 
 
-@dataclass(slots=True)
-class Running:
-    """Exponential mean of a duration in seconds; 0 until the first observation."""
-
-    seconds: float = 0.0
-    weight: float = 0.05
-    seen: bool = False
-
-    def observe(self, seconds: float) -> None:
-        sane = max(seconds, 0.0)
-        self.seconds += (self.weight if self.seen else 1.0) * (sane - self.seconds)
-        self.seen = True
-
-
-class StepCost:
-    """Time of a whole round of one lane: draft + verification + hops."""
-
-    def __init__(self, verify: CostCurve | None) -> None:
-        self.verify = verify  # None: greedy verifies everything, and the lane says so
-        self.draft_hops = Running()  # round trips less device time
-        self.verify_hops = Running()
-
-    def of_round(self, context: float, draft_s: float) -> StepSeconds | None:
-        """Tokens in the verification -> seconds of the round, or None without a measured curve."""
-        if self.verify is None:
-            return None
-        verify = self.verify.column(context)
-        other = draft_s + self.draft_hops.seconds + self.verify_hops.seconds
-        return lambda tokens: verify(tokens) + other
+def _extended(x: Floats, values: Floats, tokens: Floats) -> Floats:
+    """Interpolation that goes on with the last slope."""
+    inside = np.interp(tokens, x, values)
+    if len(x) < 2:
+        return inside
+    slope = max(float(values[-1] - values[-2]), 0.0) / float(x[-1] - x[-2])
+    beyond: Floats = inside + slope * np.maximum(tokens - x[-1], 0.0)
+    return beyond

@@ -15,7 +15,7 @@ from typing import TypeVar
 import structlog
 
 from coordinator.clock import Clock, settled
-from coordinator.cost_curve import Running
+from coordinator.running_fit import Running
 from coordinator.feeding import Feeding
 from coordinator.ports import Drafted, DrafterPort, Lost
 from coordinator.rounds import Turn, mean_context

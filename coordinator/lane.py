@@ -19,7 +19,7 @@ import structlog
 
 from coordinator.bypass import Bypass
 from coordinator.clock import Clock, settled
-from coordinator.cost_curve import StepCost
+from coordinator.step_cost import StepCost
 from coordinator.drafting import Drafting, DraftWaits, result_of
 from coordinator.feeding import Feeding
 from coordinator.policy import Greedy
@@ -195,7 +195,7 @@ class Lane:
             return None
         self._heard = self._clock.time()
         self._metrics.verify_rpc.observe(took)
-        self.cost.verify_hops.observe(took - judged.forward_s)
+        self.cost.speculative.verify_hops.observe(took - judged.forward_s)
         if self.cost.verify is not None:
             self.cost.verify.observe(judged.tokens, mean_context(turns), judged.forward_s)
         return judged

@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.cost_curve import CORRECTION_BOUND, CostCurve, Running, StepCost, convex_fit
+from coordinator.cost_curve import CostCurve, convex_fit
+from coordinator.running_fit import Line, Running
+from coordinator.step_cost import DraftCost, StepCost
 
 
 @settings(deadline=None)
@@ -50,23 +52,68 @@ def test_a_malformed_grid_is_refused(grid) -> None:
         CostCurve(*grid)
 
 
-def test_the_correction_follows_what_steps_really_take_and_stays_bounded() -> None:
+def test_the_correction_follows_what_steps_really_take_and_one_stall_moves_it_little() -> None:
     curve = CostCurve([1, 10], [10], [1.0, 2.0])
-    curve.observe(1, 10, 100.0)
-    assert curve.correction < 1.1  # one stall moves it little
-    for _ in range(2000):
-        curve.observe(1, 10, 100.0)
-    assert curve.correction == pytest.approx(CORRECTION_BOUND)
-    for _ in range(2000):
+    for _ in range(100):
         curve.observe(1, 10, 1.0)
-    assert curve.seconds(1, 10) == pytest.approx(1.0)
+    curve.observe(1, 10, 100.0)
+    assert curve.seconds(1, 10) < 1.1
+    for _ in range(2000):
+        curve.observe(1, 10, 3.0)
+    assert curve.seconds(1, 10) == pytest.approx(3.0)
+    assert curve.seconds(10, 10) == pytest.approx(6.0)  # other sizes were not seen: in proportion
+
+
+def test_the_slope_in_force_is_the_live_one() -> None:
+    curve = CostCurve([1, 5], [10], [10.0, 11.0])  # measured: 0.25 a token; live: 6 and 8, 0.5 a token
+    for _ in range(400):
+        curve.observe(1, 10, 6.0)
+        curve.observe(5, 10, 8.0)
+    assert curve.seconds(1, 10) == pytest.approx(6.0, rel=0.05)
+    step = curve.column(10)(np.array([1.0, 5.0]))
+    assert step[1] - step[0] == pytest.approx(2.0, rel=0.2)
+
+
+def test_the_stairs_are_what_was_measured_and_never_fall() -> None:
+    curve = CostCurve([1, 2, 3, 4], [10], [1.0, 3.0, 2.0, 4.0])
+    assert curve.stairs(10)(np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx([1.0, 3.0, 3.0, 4.0])
+
+
+def test_a_line_without_spread_is_in_proportion_and_with_it_is_fitted() -> None:
+    line = Line(credit=0)
+    for _ in range(50):
+        line.observe(2.0, 1.0)
+    assert line.at(4.0) == pytest.approx(2.0)
+    for _ in range(400):
+        line.observe(2.0, 1.0)
+        line.observe(4.0, 1.2)
+    assert line.at(4.0) == pytest.approx(1.2, rel=0.05)
+
+
+def test_a_draft_costs_by_its_slots_as_soon_as_different_lengths_were_seen() -> None:
+    cost = DraftCost(CostCurve([1, 8], [10], [0.004, 0.008]), block_size=8)
+    assert cost.seconds(1, 10, 8) == pytest.approx(0.004)
+    for _ in range(200):
+        cost.observe(1, 10, 8, 0.006)
+        cost.observe(1, 10, 4, 0.005)
+    assert cost.seconds(1, 10, 8) == pytest.approx(0.006, rel=0.05)
+    assert cost.seconds(1, 10, 4) == pytest.approx(0.005, rel=0.05)
+    assert cost.seconds(8, 10, 8) == pytest.approx(0.012, rel=0.05)
+    assert cost.seconds(0, 10, 8) == 0.0
+
+
+def test_a_draft_without_a_curve_is_known_from_what_passes_took() -> None:
+    cost = DraftCost(None, block_size=4)
+    assert cost.seconds(3, 10, 4) == 0.0
+    cost.observe(3, 10, 4, 0.02)
+    assert cost.seconds(3, 10, 4) == pytest.approx(0.02)
 
 
 def test_a_round_costs_its_draft_its_verification_and_its_hops() -> None:
     assert StepCost(None).of_round(10, 0.5) is None
     cost = StepCost(CostCurve([1, 10], [10], [1.0, 10.0]))
     cost.draft_hops.observe(0.15)
-    cost.verify_hops.observe(0.1)
+    cost.speculative.verify_hops.observe(0.1)
     step = cost.of_round(10, 0.5)
     assert step is not None
     assert step(np.array([4.0]))[0] == pytest.approx(4.75)

@@ -1,0 +1,93 @@
+"""Seconds of a whole round of one lane: draft, verification, the hops between them, and what else a round does.
+
+Everything but the measured curves is learned from finished rounds. Plain rounds and speculative ones differ in more
+than their tokens (feature rows travel, drafts are asked for), so their overheads are kept apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.cost_curve import CostCurve, Floats
+from coordinator.prefix_scheduler import StepSeconds
+from coordinator.running_fit import Line, Running
+
+SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots, until it was seen
+
+
+@dataclass(slots=True)
+class Overheads:
+    """Seconds a round takes beside device time."""
+
+    verify_hops: Running = field(default_factory=Running)  # round trip less device time
+    rest: Running = field(default_factory=Running)  # neither drafting nor verifying: the lane itself, its clients
+
+    @property
+    def seen(self) -> bool:
+        return self.verify_hops.seen
+
+    @property
+    def seconds(self) -> float:
+        return self.verify_hops.seconds + self.rest.seconds
+
+
+class DraftCost:
+    """Seconds of one draft pass by (sequences, context, slots). The walk over the slots is sequential.
+
+    The measured curve knows full blocks only; the share of the slots is learned from passes of different lengths.
+    """
+
+    def __init__(self, curve: CostCurve | None, block_size: int) -> None:
+        self._curve, self._block_size = curve, max(block_size, 1)
+        self._line = Line(share=SLOT_SHARE, weight=0.05, credit=0)
+
+    def seconds(self, sequences: int, context: float, slots: int) -> float:
+        """0 while nothing at all is known."""
+        if sequences == 0 or slots == 0:
+            return 0.0
+        full = self._full(sequences, context)
+        if not self._line.seen:
+            return full if self._curve is not None else 0.0
+        return full * max(self._line.at(min(slots / self._block_size, 1.0)), 0.0)
+
+    def observe(self, sequences: int, context: float, slots: int, seconds: float) -> None:
+        if sequences and slots:
+            self._line.observe(min(slots / self._block_size, 1.0), seconds / self._full(sequences, context))
+
+    def _full(self, sequences: int, context: float) -> float:
+        """A full block by the curve; without one the line is in seconds."""
+        return self._curve.seconds(sequences, context) if self._curve is not None else 1.0
+
+
+class StepCost:
+    """Time of a whole round of one lane."""
+
+    def __init__(self, verify: CostCurve | None) -> None:
+        self.verify = verify  # None: greedy verifies everything, and the lane says so
+        self.draft_hops = Running()  # round trips of drafts less device time
+        self.plain, self.speculative = Overheads(), Overheads()
+
+    def of_round(self, context: float, draft_s: float) -> StepSeconds | None:
+        """Tokens in the verification -> seconds of a speculative round, convex; None without a measured curve."""
+        return None if self.verify is None else _raised(self.verify.column(context), self._beside(draft_s))
+
+    def of_round_measured(self, context: float, draft_s: float) -> StepSeconds | None:
+        """The same on the measured stairs."""
+        return None if self.verify is None else _raised(self.verify.stairs(context), self._beside(draft_s))
+
+    def of_plain_round(self, tokens: float, context: float) -> float:
+        """Seconds of a round without any draft. Until one was seen, as a speculative one without its draft."""
+        assert self.verify is not None
+        overheads = self.plain if self.plain.seen else self.speculative
+        return self.verify.seconds(tokens, context) + overheads.seconds
+
+    def _beside(self, draft_s: float) -> float:
+        return draft_s + self.draft_hops.seconds + self.speculative.seconds
+
+
+def _raised(step: StepSeconds, by: float) -> StepSeconds:
+    def seconds(tokens: Floats) -> Floats:
+        raised: Floats = step(tokens) + by
+        return raised
+
+    return seconds
