@@ -15,11 +15,12 @@ from dspark.errors import Overloaded
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.types import Refusal
 
-URGENT_ROWS = 128  # a chunk of at most this many rows belongs to a running round
+URGENT_ROWS = 32  # runs of at most this many rows belong to a running round
 JOB_ROWS = 2048  # rows of one device job
 QUEUE_ROWS = 1 << 18  # rows that may wait for the device
 
-Outcome = int | Refusal  # the watermark afterwards, or why the chunk was dropped
+Outcome = int | Refusal  # the watermark afterwards, or why the run was dropped
+Chunk = tuple[list[Rows], asyncio.Future[list[Outcome]]]
 
 
 class Arrivals:
@@ -28,21 +29,22 @@ class Arrivals:
     def __init__(self, engine: Engine, device: DeviceWorker) -> None:
         self._engine = engine
         self._device = device
-        self._waiting: dict[bool, list[tuple[Rows, asyncio.Future[Outcome]]]] = {True: [], False: []}
+        self._waiting: dict[bool, list[Chunk]] = {True: [], False: []}
         self._rows = 0
         self._work: dict[bool, asyncio.Task[None] | None] = {True: None, False: None}
-        self._handed: list[Rows] = []  # urgent rows whose job the device has been given and not reported back
+        # Urgent runs whose job the device has been given and not reported back, by (sequence, epoch).
+        self._handed: dict[tuple[int, int], list[Rows]] = {}
         self._arrived = asyncio.Event()
 
-    def put(self, chunk: Rows) -> asyncio.Future[Outcome]:
-        """Queues a chunk; the future tells what became of it."""
-        count = len(chunk.rows)
+    def put(self, runs: list[Rows]) -> asyncio.Future[list[Outcome]]:
+        """Queues the runs of one chunk; the future tells what became of each. Raises Overloaded."""
+        count = sum(len(run.rows) for run in runs)
         if self._rows + count > QUEUE_ROWS:
             raise Overloaded(f"{self._rows} feature rows wait for the device", retry_after_s=0.1)
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        urgent = count <= URGENT_ROWS
+        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        urgent = max(len(run.rows) for run in runs) <= URGENT_ROWS
         self._rows += count
-        self._waiting[urgent].append((chunk, future))
+        self._waiting[urgent].append((runs, future))
         if self._work[urgent] is None:
             self._work[urgent] = asyncio.create_task(self._ingest(urgent))
         return future
@@ -76,9 +78,9 @@ class Arrivals:
         if not self._engine.knows(cursor):
             return False
         through = self._engine.watermark(cursor.sequence, cursor.epoch)
-        for chunk in self._handed:
-            if (chunk.sequence, chunk.epoch) == (cursor.sequence, cursor.epoch) and chunk.start <= through:
-                through = max(through, chunk.start + len(chunk.rows))
+        for run in self._handed.get((cursor.sequence, cursor.epoch), ()):
+            if run.start <= through:
+                through = max(through, run.start + len(run.rows))
         return through < item.features_through
 
     def _wake(self) -> None:
@@ -90,34 +92,38 @@ class Arrivals:
         queue = self._waiting[urgent]
         try:
             while queue:
-                batch, rows = 0, 0
-                while batch < len(queue) and (batch == 0 or rows + len(queue[batch][0].rows) <= JOB_ROWS):
-                    rows += len(queue[batch][0].rows)
-                    batch += 1
-                taken, queue[:batch] = queue[:batch], []
+                taken, rows = 0, 0
+                while taken < len(queue):
+                    more = sum(len(run.rows) for run in queue[taken][0])
+                    if taken and rows + more > JOB_ROWS:
+                        break
+                    taken, rows = taken + 1, rows + more
+                chunks, queue[:taken] = queue[:taken], []
                 self._rows -= rows
-                await self._run(taken, urgent)
+                await self._run(chunks, urgent)
         finally:
             self._work[urgent] = None
 
-    async def _run(self, taken: list[tuple[Rows, asyncio.Future[Outcome]]], urgent: bool) -> None:
-        chunks = [chunk for chunk, _ in taken]
-        job = asyncio.ensure_future(self._device.run(self._engine.ingest_many, chunks, urgent=urgent))
-        if urgent:
-            await asyncio.sleep(0)  # the job is in the device's queue now; urgent jobs run in their order
-            self._handed = chunks
+    async def _run(self, chunks: list[Chunk], urgent: bool) -> None:
+        runs = [run for its, _ in chunks for run in its]
+        job = self._device.submit(self._engine.ingest_many, runs, urgent=urgent)
+        if urgent:  # the job is in the device's queue; urgent jobs run in their order
+            for run in runs:
+                self._handed.setdefault((run.sequence, run.epoch), []).append(run)
             self._wake()
         try:
             outcomes = await job
         except Exception as error:  # each chunk's stream decides what to do about it
-            for _, future in taken:
+            for _, future in chunks:
                 if not future.done():
                     future.set_exception(error)
             return
         finally:
             if urgent:
-                self._handed = []
-        for (_, future), outcome in zip(taken, outcomes, strict=True):
+                self._handed = {}
+        at = 0
+        for its, future in chunks:
             if not future.done():
-                future.set_result(outcome)
+                future.set_result(outcomes[at : at + len(its)])
+            at += len(its)
         self._wake()

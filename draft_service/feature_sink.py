@@ -1,4 +1,4 @@
-"""The Features servicer: checks what verifiers send, hands rows on, acknowledges with the watermark.
+"""The Features servicer: checks what verifiers send, hands rows on, acknowledges now and then.
 
 A chunk of another process, projection or shape is refused and counted, and the stream goes on. Rows of sequences that
 were never opened are dropped and counted too: room is given by Open alone.
@@ -7,15 +7,16 @@ were never opened are dropped and counted too: room is given by Open alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
 
 import grpc
 import structlog
 
-from draft_service.arrivals import Arrivals
+from draft_service.arrivals import Arrivals, Outcome
 from draft_service.interface import Engine, Rows
 from dspark.errors import Overloaded, PeerError
-from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
@@ -25,6 +26,38 @@ log = structlog.get_logger("dspark.feature_sink")
 
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
+ACK_AFTER_S = 0.02  # nobody waits for a bare count, so many share one message
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What became of the chunks of one stream."""
+
+    read: int = 0
+    done: int = 0
+    told: int = 0
+    refused: list[features_pb2.FeatureRefusal] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # something is done
+    urgent: asyncio.Event = field(default_factory=asyncio.Event)  # something is refused, or nothing more comes
+
+    def finish(self, refusals: list[features_pb2.FeatureRefusal]) -> None:
+        self.done += 1
+        self.refused.extend(refusals)
+        self.news.set()
+        if refusals:
+            self.urgent.set()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self.news.set()
+        self.urgent.set()
+
+    def acknowledge(self) -> features_pb2.FeatureAck:
+        self.news.clear()
+        self.urgent.clear()
+        refused, self.refused = self.refused, []
+        self.told = self.done
+        return features_pb2.FeatureAck(chunks=self.done, refused=refused)
 
 
 class FeatureSink(features_pb2_grpc.FeaturesServicer):
@@ -39,23 +72,71 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
     async def Push(
         self, request_iterator: AsyncIterator[features_pb2.FeatureChunk], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[features_pb2.FeatureAck, None]:
-        stream = CommandStream(self._take, self._metrics)
-        async for ack in stream.run(request_iterator):
-            yield ack
+        taken = _Taken()
+        reading = asyncio.create_task(self._read_all(request_iterator, taken))
+        reading.add_done_callback(lambda _: taken.end())
+        try:
+            while not (reading.done() and taken.told == taken.read):
+                await taken.news.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ACK_AFTER_S):
+                        await taken.urgent.wait()
+                yield taken.acknowledge()
+            await reading
+        finally:
+            reading.cancel()
 
-    async def _take(self, chunk: features_pb2.FeatureChunk) -> features_pb2.FeatureAck:
-        outcome = await self._ingest(chunk)
-        if isinstance(outcome, Refusal):
-            reason = outcome.reason.name.lower()
-            self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(len(chunk.token_ids))
-            return features_pb2.FeatureAck(
-                sequence=chunk.sequence, epoch=chunk.epoch, refusal=codec.write_refusal(outcome)
-            )
-        self._metrics.feature_rows.labels(direction="received").inc(len(chunk.token_ids))
-        self._metrics.bytes.labels(direction="received", kind="features").inc(len(chunk.rows.data))
-        return features_pb2.FeatureAck(sequence=chunk.sequence, epoch=chunk.epoch, watermark=outcome)
+    async def _read_all(self, chunks: AsyncIterator[features_pb2.FeatureChunk], taken: _Taken) -> None:
+        async for chunk in chunks:
+            self._take(chunk, taken)
 
-    async def _ingest(self, chunk: features_pb2.FeatureChunk) -> int | Refusal:
+    def _take(self, chunk: features_pb2.FeatureChunk, taken: _Taken) -> None:
+        taken.read += 1
+        read = self._read(chunk)
+        if isinstance(read, Refusal):
+            taken.finish(self._settle(chunk, [read] * max(len(chunk.runs), 1)))
+            return
+        try:
+            future = self._arrivals.put(read)
+        except Overloaded as error:
+            refusal = Refusal(RefusalReason.NO_PAGES, str(error))
+            taken.finish(self._settle(chunk, [refusal] * len(chunk.runs)))
+            return
+
+        def settled(done: asyncio.Future[list[Outcome]]) -> None:
+            outcomes: list[Outcome]
+            if done.cancelled():
+                outcomes = [Refusal(RefusalReason.INTERNAL, "the drafter is shutting down")] * len(chunk.runs)
+            elif (error := done.exception()) is not None:
+                log.error("feature_sink.failed", exc_info=error)
+                outcomes = [Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")] * len(chunk.runs)
+            else:
+                outcomes = done.result()
+            taken.finish(self._settle(chunk, outcomes))
+
+        future.add_done_callback(settled)
+
+    def _settle(self, chunk: features_pb2.FeatureChunk, outcomes: list[Outcome]) -> list[features_pb2.FeatureRefusal]:
+        """Counts what became of each run; says what was refused."""
+        refusals: list[features_pb2.FeatureRefusal] = []
+        received = 0
+        for run, outcome in zip(chunk.runs or [features_pb2.FeatureRun()], outcomes, strict=True):
+            if isinstance(outcome, Refusal):
+                reason = outcome.reason.name.lower()
+                self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(len(run.token_ids))
+                refusals.append(
+                    features_pb2.FeatureRefusal(
+                        sequence=run.sequence, epoch=run.epoch, refusal=codec.write_refusal(outcome)
+                    )
+                )
+            else:
+                received += len(run.token_ids)
+        if received:
+            self._metrics.feature_rows.labels(direction="received").inc(received)
+            self._metrics.bytes.labels(direction="received", kind="features").inc(len(chunk.rows.data))
+        return refusals
+
+    def _read(self, chunk: features_pb2.FeatureChunk) -> list[Rows] | Refusal:
         if chunk.sink_incarnation != self._incarnation:
             return Refusal(RefusalReason.WRONG_INCARNATION, f"the rows are for process {chunk.sink_incarnation}")
         if chunk.projection != self._engine.projection:
@@ -64,14 +145,11 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
             rows = self._engine.read_rows(chunk.rows, MAX_ROWS)
         except PeerError as error:
             return Refusal(RefusalReason.INVALID, str(error))
-        if len(chunk.token_ids) != len(rows):
-            return Refusal(RefusalReason.INVALID, f"token_ids: {len(chunk.token_ids)} ids for {len(rows)} rows")
-        try:
-            return await self._arrivals.put(Rows(chunk.sequence, chunk.epoch, chunk.start_position, rows))
-        except Overloaded as error:
-            return Refusal(RefusalReason.NO_PAGES, str(error))
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            log.error("feature_sink.failed", exc_info=error)
-            return Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")
+        counts = [len(run.token_ids) for run in chunk.runs]
+        if not all(counts) or sum(counts) != len(rows):
+            return Refusal(RefusalReason.INVALID, f"runs.token_ids: {sum(counts)} ids for {len(rows)} rows")
+        runs, first = [], 0
+        for run, count in zip(chunk.runs, counts, strict=True):
+            runs.append(Rows(run.sequence, run.epoch, run.start_position, rows[first : first + count]))
+            first += count
+        return runs

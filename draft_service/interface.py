@@ -7,7 +7,7 @@ anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,7 +91,7 @@ class Engine(Protocol):
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None: ...
 
-    def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Sized:
+    def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Any:
         """Rows of a message in the engine's own form; raises PeerError naming the field that is wrong."""
 
     def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]: ...

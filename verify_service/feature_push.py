@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -20,7 +20,7 @@ import structlog
 
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
-from dspark.wire.v1 import features_pb2, features_pb2_grpc
+from dspark.wire.v1 import features_pb2, features_pb2_grpc, types_pb2
 from verify_service.interface import FeatureRun
 
 log = structlog.get_logger("dspark.feature_push")
@@ -28,6 +28,7 @@ log = structlog.get_logger("dspark.feature_push")
 PAUSE_S = 1.0  # after a broken stream, before the same drafter is tried again
 IDLE_S = 300.0  # a drafter nobody names any more is let go
 BULK_ROWS = 512  # rows of one bulk message
+COHORT_ROWS = 2048  # rows of one message of a running round
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,9 @@ class Sink:
 
     endpoint: str
     incarnation: int
+
+
+Piece = tuple[FeatureRun, int, int]  # rows first .. last - 1 of a run
 
 
 class FeaturePush:
@@ -52,31 +56,37 @@ class FeaturePush:
         self._links: dict[Sink, _Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def push(self, sink: Sink, features: FeatureRun, *, bulk: bool) -> int:
-        """Hands rows to the sender at once; returns how many it took."""
+    def push(self, sink: Sink, features: Sequence[FeatureRun], *, bulk: bool) -> int:
+        """Hands the rows of a cohort, or of a prompt, to the sender at once; returns how many it took."""
         link = self._link(sink)
         if link is None:
-            self._drop(len(features.token_ids), "broken")
+            self._drop(sum(len(run.token_ids) for run in features), "broken")
             return 0
         taken = 0
-        step = BULK_ROWS if bulk else max(len(features.token_ids), 1)
-        for first in range(0, len(features.token_ids), step):
-            ids = features.token_ids[first : first + step]
-            chunk = features_pb2.FeatureChunk(
-                sink_incarnation=sink.incarnation,
-                source_incarnation=self._incarnation,
-                sequence=features.sequence,
-                epoch=features.epoch,
-                start_position=features.start + first,
-                token_ids=ids,
-                rows=features.message(first, first + len(ids)),
-                projection=self._projection,
-            )
-            if link.offer(chunk, bulk=bulk):
-                taken += len(ids)
+        for pieces in _messages(features, BULK_ROWS if bulk else COHORT_ROWS):
+            count = sum(last - first for _, first, last in pieces)
+            if link.offer(self._chunk(sink, pieces), count, bulk=bulk):
+                taken += count
             else:
-                self._drop(len(ids), "queue_full")
+                self._drop(count, "queue_full")
         return taken
+
+    def _chunk(self, sink: Sink, pieces: list[Piece]) -> features_pb2.FeatureChunk:
+        return features_pb2.FeatureChunk(
+            sink_incarnation=sink.incarnation,
+            source_incarnation=self._incarnation,
+            projection=self._projection,
+            runs=[
+                features_pb2.FeatureRun(
+                    sequence=run.sequence,
+                    epoch=run.epoch,
+                    start_position=run.start + first,
+                    token_ids=run.token_ids[first:last],
+                )
+                for run, first, last in pieces
+            ],
+            rows=_joined([run.message(first, last) for run, first, last in pieces]),
+        )
 
     async def close(self) -> None:
         """Ends every stream; what still waits is dropped and counted."""
@@ -122,12 +132,12 @@ class _Link:
         self._queues = {name: _Queue() for name in ("rounds", "bulk")}
         self._tasks = [asyncio.create_task(self._stream(name, queue)) for name, queue in self._queues.items()]
 
-    def offer(self, chunk: features_pb2.FeatureChunk, *, bulk: bool) -> bool:
+    def offer(self, chunk: features_pb2.FeatureChunk, rows: int, *, bulk: bool) -> bool:
         """Queues a chunk if there is room."""
         queue = self._queues["bulk" if bulk else "rounds"]
-        if self.broken_at is not None or queue.rows + len(chunk.token_ids) > self._queue_rows:
+        if self.broken_at is not None or queue.rows + rows > self._queue_rows:
             return False
-        queue.put(chunk)
+        queue.put(chunk, rows)
         return True
 
     async def close(self) -> None:
@@ -143,20 +153,21 @@ class _Link:
 
         async def chunks() -> AsyncIterator[features_pb2.FeatureChunk]:
             while True:
-                chunk = await queue.get()
-                rows = len(chunk.token_ids)
+                chunk, rows = await queue.get()
                 travelling.append(rows)
                 self._metrics.feature_rows.labels(direction="sent").inc(rows)
                 self._metrics.bytes.labels(direction="sent", kind="features").inc(len(chunk.rows.data))
                 yield chunk
 
+        acknowledged = 0
         try:
             await queue.first()  # no stream before there is something to send
             async for ack in stub.Push(chunks(), metadata=self._metadata, wait_for_ready=False):
-                if travelling:
+                while travelling and acknowledged < ack.chunks:
                     travelling.popleft()
-                if ack.HasField("refusal"):
-                    self._metrics.dropped.labels(kind="feature_chunks", reason="refused_by_sink").inc()
+                    acknowledged += 1
+                if ack.refused:
+                    self._metrics.dropped.labels(kind="feature_runs", reason="refused_by_sink").inc(len(ack.refused))
             raise ConnectionError("the drafter ended the stream")
         except (grpc.aio.AioRpcError, ConnectionError) as error:
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
@@ -179,21 +190,21 @@ class _Queue:
 
     def __init__(self) -> None:
         self.rows = 0
-        self._chunks: asyncio.Queue[features_pb2.FeatureChunk] = asyncio.Queue()
+        self._chunks: asyncio.Queue[tuple[features_pb2.FeatureChunk, int]] = asyncio.Queue()
         self._begun = asyncio.Event()
 
-    def put(self, chunk: features_pb2.FeatureChunk) -> None:
-        self.rows += len(chunk.token_ids)
-        self._chunks.put_nowait(chunk)
+    def put(self, chunk: features_pb2.FeatureChunk, rows: int) -> None:
+        self.rows += rows
+        self._chunks.put_nowait((chunk, rows))
         self._begun.set()
 
     async def first(self) -> None:
         await self._begun.wait()
 
-    async def get(self) -> features_pb2.FeatureChunk:
-        chunk = await self._chunks.get()
-        self.rows -= len(chunk.token_ids)
-        return chunk
+    async def get(self) -> tuple[features_pb2.FeatureChunk, int]:
+        chunk, rows = await self._chunks.get()
+        self.rows -= rows
+        return chunk, rows
 
     def clear(self) -> int:
         rows, self.rows = self.rows, 0
@@ -201,3 +212,28 @@ class _Queue:
             while True:
                 self._chunks.get_nowait()
         return rows
+
+
+def _messages(features: Sequence[FeatureRun], most: int) -> Iterator[list[Piece]]:
+    """Runs of at most `most` rows together, in order; a longer run is cut."""
+    pieces: list[Piece] = []
+    size = 0
+    for run in features:
+        rows = len(run.token_ids)
+        for first in range(0, rows, most):
+            last = min(first + most, rows)
+            if pieces and size + last - first > most:
+                yield pieces
+                pieces, size = [], 0
+            pieces.append((run, first, last))
+            size += last - first
+    if pieces:
+        yield pieces
+
+
+def _joined(parts: list[types_pb2.TensorChunk]) -> types_pb2.TensorChunk:
+    """Rows one after the other: every part is [its rows, H] of one dtype."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+    return types_pb2.TensorChunk(dtype=parts[0].dtype, shape=shape, data=b"".join(part.data for part in parts))

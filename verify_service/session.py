@@ -20,7 +20,7 @@ from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
-from dspark.wire.v1 import verify_pb2
+from dspark.wire.v1 import types_pb2, verify_pb2
 from verify_service import commands
 from verify_service.commands import cursor_of, read_item, read_law, read_sink, refuse_all, write_outcome
 from verify_service.feature_push import FeaturePush
@@ -110,11 +110,15 @@ class VerifySession:
         fit = [(index, item) for index, item in enumerate(read) if isinstance(item, VerifyItem)]
         judged = await self._device.run(self._engine.judge_cohort, [item for _, item in fit], urgent=True)
         outcomes: list[Any] = list(read)
+        travelling: dict[tuple[str, int], list[FeatureRun]] = {}
         for (index, _), outcome, features in zip(fit, judged.outcomes, judged.features, strict=True):
             outcomes[index] = outcome
-            # Rows leave before the verdict is written: the next draft waits for them, and nobody waits here.
             if features is not None and messages[index].HasField("sink"):
-                self._send(messages[index].sink, features, bulk=False)
+                sink = messages[index].sink
+                travelling.setdefault((sink.endpoint, sink.incarnation), []).append(features)
+        # Rows leave before the verdict is written: the next draft waits for them, and nobody waits here.
+        for (endpoint, incarnation), runs in travelling.items():
+            self._send(types_pb2.FeatureSink(endpoint=endpoint, incarnation=incarnation), runs, bulk=False)
         for outcome in outcomes:
             if isinstance(outcome, Refusal):
                 self._refused(outcome.reason)
@@ -160,7 +164,7 @@ class VerifySession:
             if isinstance(made, Refusal):
                 return self._not_taken(command, made)
             if made is not None and command.HasField("sink"):
-                self._send(command.sink, made, bulk=True)
+                self._send(command.sink, [made], bulk=True)
         anchor = await self._device.run(
             lambda: self._engine.first_token(cursor.sequence, epoch=cursor.epoch), urgent=True
         )
@@ -187,7 +191,7 @@ class VerifySession:
             assert isinstance(made, Refusal)
             self._refused(made.reason)
             return verify_pb2.Resent(cursor=command.cursor, refusal=codec.write_refusal(made))
-        rows = self._push.push(sink, made, bulk=True)
+        rows = self._push.push(sink, [made], bulk=True)
         log.info("sequence.resent", sequence=cursor.sequence, rows=rows, start=command.from_position)
         return verify_pb2.Resent(cursor=command.cursor, rows=rows)
 
@@ -203,10 +207,11 @@ class VerifySession:
 
     # -- small things -----------------------------------------------------------------------
 
-    def _send(self, message: Any, features: FeatureRun, *, bulk: bool) -> None:
+    def _send(self, message: types_pb2.FeatureSink, features: list[FeatureRun], *, bulk: bool) -> None:
         sink = read_sink(message)
         if sink is None:
-            self._metrics.dropped.labels(kind="feature_rows", reason="bad_sink").inc(len(features.token_ids))
+            rows = sum(len(run.token_ids) for run in features)
+            self._metrics.dropped.labels(kind="feature_rows", reason="bad_sink").inc(rows)
         else:
             self._push.push(sink, features, bulk=bulk)
 

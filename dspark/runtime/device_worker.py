@@ -35,11 +35,11 @@ class DeviceWorker:
         """Jobs that wait for the device."""
         return self._jobs.qsize()
 
-    async def run(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
-        """The result of `function(*args)` computed on the device thread.
+    def submit(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> asyncio.Future[T]:
+        """Queues `function(*args)` for the device thread; the future belongs to the running event loop.
 
-        Raises Overloaded when the queue is full and Unavailable after `close`. A caller that is cancelled leaves its
-        job to be skipped if it has not begun.
+        Raises Overloaded when the queue is full and Unavailable after `close`. A job whose future is cancelled before
+        it began is skipped.
         """
         if self._closed:
             raise Unavailable("the device is shutting down")
@@ -48,7 +48,11 @@ class DeviceWorker:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put((0 if urgent else 1, next(self._order), (loop, future, function, args)))
-        return await future
+        return future
+
+    async def run(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
+        """The result of `function(*args)` computed on the device thread; see `submit`."""
+        return await self.submit(function, *args, urgent=urgent)
 
     def close(self) -> None:
         """Finishes what is queued, then ends the thread; waits at most five seconds."""

@@ -32,10 +32,7 @@ class Pusher:
         return features_pb2.FeatureChunk(
             sink_incarnation=self._process.incarnation,
             source_incarnation=4,
-            sequence=sequence,
-            epoch=epoch,
-            start_position=start,
-            token_ids=[5] * count,
+            runs=[features_pb2.FeatureRun(sequence=sequence, epoch=epoch, start_position=start, token_ids=[5] * count)],
             rows=tensors.write_tensor(rows.bfloat16()),
             projection=self._process.engine.projection,
         )
@@ -53,7 +50,7 @@ async def test_rows_of_a_sequence_nobody_opened_are_dropped_and_counted(golden_d
     async with drafter(golden_drafter) as d:
         pusher = Pusher(d)
         ack = await pusher.push(pusher.chunk(1, 0, 12))
-        assert ack.refusal.reason == RefusalReason.UNKNOWN_SEQUENCE
+        assert [each.refusal.reason for each in ack.refused] == [RefusalReason.UNKNOWN_SEQUENCE]
         assert d.metrics.value("dropped_total", kind="feature_rows", reason="unknown_sequence") == 12
         assert d.engine.held.pages_held == 0
         await pusher.end()
@@ -67,7 +64,11 @@ async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafte
         def spoiled(**fields: Any) -> features_pb2.FeatureChunk:
             chunk = pusher.chunk(1, 0, 4, epoch=2)
             for name, value in fields.items():
-                target = chunk.rows if name in ("dtype", "shape", "data") else chunk
+                target: Any = chunk
+                if name in ("dtype", "shape", "data"):
+                    target = chunk.rows
+                elif name in ("token_ids", "start_position", "epoch"):
+                    target = chunk.runs[0]
                 if name in ("shape", "token_ids"):
                     del getattr(target, name)[:]
                     getattr(target, name).extend(value)
@@ -89,8 +90,10 @@ async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafte
             (spoiled(epoch=1), RefusalReason.STALE_CURSOR),
         ):
             ack = await pusher.push(chunk)
-            assert ack.refusal.reason == reason, ack
-        assert (await pusher.push(pusher.chunk(1, 0, 4, epoch=2))).watermark == 4
+            assert [each.refusal.reason for each in ack.refused] == [reason], ack
+        last = await pusher.push(pusher.chunk(1, 0, 4, epoch=2))
+        assert not last.refused
+        assert d.engine.watermark(1, 2) == 4
         await pusher.end()
         await stream.end()
 
@@ -111,7 +114,8 @@ async def test_a_draft_waits_for_rows_on_their_way_and_no_longer_than_told(golde
         asked = asyncio.create_task(stream.draft(draft_item(cursor, 7), wait_us=50_000_000))
         await asyncio.sleep(0.02)
         assert not asked.done()
-        assert (await pusher.push(pusher.chunk(1, 15, 5))).watermark == 20
+        await pusher.push(pusher.chunk(1, 15, 5))
+        assert d.engine.watermark(1, 1) == 20
         block = codec.read_block((await asked).items[0], 128)
         assert len(block.token_ids) == 7
         assert block.watermark == 20

@@ -120,10 +120,15 @@ class Noise:
         data = b"\0" * (rows * 128) if self.draw.random() < 0.6 else self.blob()
         return features_pb2.FeatureChunk(
             sink_incarnation=incarnation if self.draw.random() < 0.8 else self.number(64),
-            sequence=self.number(64),
-            epoch=self.number(32, 2),
-            start_position=self.number(32, 20),
-            token_ids=[1] * rows if self.draw.random() < 0.7 else self.ids(),
+            runs=[
+                features_pb2.FeatureRun(
+                    sequence=self.number(64),
+                    epoch=self.number(32, 2),
+                    start_position=self.number(32, 20),
+                    token_ids=[1] * rows if self.draw.random() < 0.7 else self.ids(),
+                )
+                for _ in range(self.draw.choice([1, 1, 1, 0, 2]))
+            ],
             rows=types_pb2.TensorChunk(
                 dtype=self.draw.choice(["bfloat16", "bfloat16", "float16", "int8", ""]),
                 shape=self.draw.choice([[rows, 64], [rows, 64], [], [1 << 31, 64], [rows, 0]]),
@@ -160,7 +165,8 @@ async def test_a_drafter_outlives_random_commands_and_chunks(golden_drafter: Pat
         asked = [asyncio.create_task(wild.ask(**noise.draft_command())) for _ in range(COMMANDS)]
         for _ in range(COMMANDS):
             await push.write(noise.chunk(d.incarnation, d.engine.projection))
-            await asyncio.wait_for(push.read(), 60)
+        while (await asyncio.wait_for(push.read(), 60)).chunks < COMMANDS:
+            pass
         answered = await asyncio.gather(*asked)
         assert len(answered) == COMMANDS
         assert d.metrics.value("refusals_total", reason="internal") == 0, "no random command reached a bug"
@@ -170,15 +176,14 @@ async def test_a_drafter_outlives_random_commands_and_chunks(golden_drafter: Pat
         chunk.CopyFrom(
             features_pb2.FeatureChunk(
                 sink_incarnation=d.incarnation,
-                sequence=cursor.sequence,
-                epoch=1,
-                token_ids=[1],
+                runs=[features_pb2.FeatureRun(sequence=cursor.sequence, epoch=1, token_ids=[1])],
                 rows=types_pb2.TensorChunk(dtype="bfloat16", shape=[1, 64], data=b"\0" * 128),
                 projection=d.engine.projection,
             )
         )
         await push.write(chunk)
-        assert (await asyncio.wait_for(push.read(), 60)).watermark == 1
+        assert not (await asyncio.wait_for(push.read(), 60)).refused
+        assert d.engine.watermark(cursor.sequence, 1) == 1
         block = codec.read_block((await good.draft(draft_item(cursor, 5))).items[0], 128)
         assert len(block.token_ids) == 7
         await push.done_writing()
