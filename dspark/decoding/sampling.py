@@ -1,7 +1,9 @@
 """Logits to distributions to tokens: what a law means, and what a drafter sends.
 
-A row's law is softmax(logits / T), then top-k, then top-p, renormalised, in float64; a greedy row is one-hot. Ties
-always go to the lowest id. Noise is passed in. Knows nothing of sequences, services or acceptance.
+A row's law is softmax(logits / T), cut to the tokens of at least min-p times the likeliest one's probability, then to
+the top-k of them, then to the top-p of what those have together, renormalised, in float64: vLLM's order. A greedy row
+is one-hot. Ties always go to the lowest id. What changes logits before that is `shaping`'s. Noise is passed in. Knows
+nothing of sequences, services or acceptance.
 
 Invariant 3, q sent is q sampled: `draw_sparse` draws from the very float32 numbers that `draft_distribution` returns.
 Shapes: n rows, V vocabulary, K entries of a sparse distribution.
@@ -35,11 +37,12 @@ class LawColumns:
     any_greedy: bool
     any_top_k: bool
     any_top_p: bool
+    min_p: Tensor | None = None  # [n, 1] float64; None where nobody asks for it
 
     @staticmethod
     def of(laws: Sequence[Law], device: torch.device | str = "cpu") -> LawColumns:
         """One row per law, or a single one when all shape their rows alike."""
-        if len({(law.temperature, law.top_k, law.top_p) for law in laws}) == 1:
+        if len({(law.temperature, law.top_k, law.top_p, law.min_p) for law in laws}) == 1:
             laws = laws[:1]
         greedy = [law.greedy for law in laws]
 
@@ -55,6 +58,9 @@ class LawColumns:
             any_greedy=any(greedy),
             any_top_k=any(law.top_k > 0 for law in laws if not law.greedy),
             any_top_p=any(law.top_p < 1.0 for law in laws if not law.greedy),
+            min_p=column([0.0 if law.greedy else law.min_p for law in laws], torch.float64)
+            if any(law.min_p > 0.0 for law in laws if not law.greedy)
+            else None,
         )
 
 
@@ -71,7 +77,7 @@ def distribution(logits: Tensor, laws: LawColumns) -> Tensor:
     if laws.all_greedy:
         return _one_hot(best(logits), logits.shape[-1])
     probs = torch.softmax(logits.to(torch.float64, copy=True).div_(laws.temperature), dim=-1)
-    if laws.any_top_k or laws.any_top_p:
+    if laws.any_top_k or laws.any_top_p or laws.min_p is not None:
         probs = _truncate(probs, laws)
     if laws.any_greedy:
         probs = torch.where(laws.greedy, _one_hot(best(logits), logits.shape[-1]), probs)
@@ -104,12 +110,20 @@ def draft_distribution(logits: Tensor, laws: LawColumns, entries: int) -> tuple[
     scaled = top.double() / laws.temperature
     probs = torch.softmax(scaled, dim=-1)
     rank = torch.arange(ids.shape[-1], device=ids.device)
+    if laws.min_p is not None:
+        probs = probs.masked_fill(probs < laws.min_p * probs[:, :1], 0.0)
+        probs = probs / probs.sum(dim=-1, keepdim=True)
     if laws.any_top_k:
         probs = probs.masked_fill((laws.top_k > 0) & (rank >= laws.top_k), 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
     if laws.any_top_p:
         # The nucleus of the law is that of the whole row; under a top-k that fits, the kept entries are the whole.
-        whole = torch.logsumexp(logits.double() / laws.temperature, dim=-1, keepdim=True)
+        rows = logits.double() / laws.temperature
+        if laws.min_p is not None:
+            # Of the whole row and of the entries alike, only what min-p leaves.
+            least = scaled[:, :1] + laws.min_p.log()
+            rows, scaled = (part.masked_fill(part < least, -torch.inf) for part in (rows, scaled))
+        whole = torch.logsumexp(rows, dim=-1, keepdim=True)
         covered = torch.exp(torch.logsumexp(scaled, dim=-1, keepdim=True) - whole)
         covered = torch.where((laws.top_k > 0) & (laws.top_k <= ids.shape[-1]), 1.0, covered)
         before = probs.cumsum(dim=-1).roll(1, dims=-1) * covered
@@ -151,6 +165,8 @@ def _truncate(probs: Tensor, laws: LawColumns) -> Tensor:
     else:
         ascending = probs.sort(dim=-1).values
     kept = torch.where(laws.top_k > 0, laws.top_k, vocab).clamp_(max=vocab).expand(len(probs), 1)
+    if laws.min_p is not None:  # equals are kept or cut together
+        kept = torch.minimum(kept, vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:]))
     if laws.any_top_p:
         mass = ascending.flip(-1).cumsum(dim=-1)
         bound = laws.top_p * mass.gather(-1, kept - 1)
