@@ -8,7 +8,7 @@ Everything that is decided is decided by `sampling`, `acceptance` and the keys o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from dspark.decoding.acceptance import accept_probability, first_token, residual
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
+from dspark.decoding.shaping import Shaper, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, Law, SparseQ
 
 Target = Callable[[Sequence[int], int], Tensor]  # (tokens, rows) -> logits [rows, V] after each of the last `rows`
@@ -60,8 +61,9 @@ def generate(
     epoch: int = 1,
 ) -> Run:
     """Decodes until a stop token or `max_tokens`."""
+    law = replace(law, prompt_len=len(prompt))
     tokens, rounds = list(prompt), list[Round]()
-    tokens.append(first_token(target(tokens, 1)[0], law, Cursor(0, epoch, 0, len(tokens))))
+    tokens.append(_first(tokens, target, law, epoch))
     while len(tokens) < len(prompt) + max_tokens and not _stopped(tokens[len(prompt) :], stop_ids):
         anchor = len(tokens) - 1
         draft_ids, q, confidence = _draft(tokens, drafter, law, entries, epoch)
@@ -83,18 +85,24 @@ def replay(
     epoch: int = 1,
 ) -> tuple[int, ...]:
     """The answer that recorded choices must lead to. `accepted` and `next_token` of the records are not read."""
+    law = replace(law, prompt_len=len(prompt))
     tokens = list(prompt)
-    tokens.append(first_token(target(tokens, 1)[0], law, Cursor(0, epoch, 0, len(tokens))))
+    tokens.append(_first(tokens, target, law, epoch))
     for made in rounds:
         if made.anchor_position != len(tokens) - 1:
             raise ValueError(f"a round was recorded at {made.anchor_position}, the replay stands at {len(tokens) - 1}")
         if made.prefilled:
-            tokens.append(first_token(target(tokens, 1)[0], law, Cursor(0, made.epoch, 0, len(tokens))))
+            tokens.append(_first(tokens, target, law, made.epoch))
             continue
         prefix = made.draft_ids[: made.prefix]
         accepted, token = _verify(tokens, prefix, made.q.prefix(made.prefix), target, law, made.epoch)
         tokens += [*prefix[:accepted], token]
     return _cut(tokens[len(prompt) :], max_tokens, stop_ids)
+
+
+def _first(tokens: Sequence[int], target: Target, law: Law, epoch: int) -> int:
+    """The token a prefill of these adds."""
+    return first_token(target(tokens, 1)[0], law, Cursor(0, epoch, 0, len(tokens)), Shaper.of(law, tokens))
 
 
 def _draft(
@@ -104,9 +112,11 @@ def _draft(
     picked: list[int] = []
     ids_of: list[Tensor] = []
     probs_of: list[Tensor] = []
+    shaper = Shaper.of(law, tokens)
 
     def pick(logits: Tensor) -> int:
-        ids, probs = draft_distribution(logits.unsqueeze(0), LawColumns.of([law]), entries)
+        row = shaped_last(logits.unsqueeze(0), [(picked, shaper)])
+        ids, probs = draft_distribution(row, LawColumns.of([law]), entries)
         slot = len(picked) + 1
         u = uniforms(law.seed, law.choice, law.rule, Purpose.DRAFT, epoch, len(tokens) - 1, [slot])
         picked.append(int(draw_sparse(ids, probs, torch.from_numpy(u))))
@@ -128,7 +138,8 @@ def _verify(
         return uniforms(law.seed, law.choice, law.rule, purpose, epoch, len(tokens) - 1, [slot]).item()
 
     rows = len(prefix) + 1
-    probs = distribution(target([*tokens, *prefix], rows), LawColumns.of([law] * rows))
+    logits = shaped(target([*tokens, *prefix], rows), [(0, prefix, Shaper.of(law, tokens))])
+    probs = distribution(logits, LawColumns.of([law] * rows))
     ids, weights = q.arrays()
     after = probs[-1]
     accepted = len(prefix)
