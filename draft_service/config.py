@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 class DraftConfig:
     """One drafter process."""
 
-    drafter: str = field(metadata={"doc": "Folder or hub id of the drafter."})
+    drafter: str = field(default="", metadata={"doc": "Folder or hub id of the drafter."})
+    engine: str = field(default="real", metadata={"doc": "real, or synthetic: no weights, given step times."})
+    synthetic: str | None = field(default=None, metadata={"doc": "YAML file of a synthetic engine."})
     drafter_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the drafter."})
     bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
     metrics_port: int | None = field(

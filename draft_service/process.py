@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from draft_service import feature_sink, profiler, service
+from draft_service import feature_sink, service
 from draft_service.arrivals import Arrivals
 from draft_service.cohorts import Cohorts
 from draft_service.config import DraftConfig
-from draft_service.engine import DraftEngine
 from draft_service.feature_sink import FeatureSink
+from draft_service.interface import Engine
 from draft_service.service import DraftService
 from dspark.errors import ConfigError
+from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.identity import new_incarnation, read_token
 from dspark.runtime.security import Access
@@ -35,7 +36,7 @@ class DraftProcess:
     incarnation: int
     metrics: Metrics
     metrics_port: int | None
-    engine: DraftEngine
+    engine: Engine
     _server: GrpcServer = field(repr=False)
     _service: DraftService = field(repr=False)
     _device: DeviceWorker = field(repr=False)
@@ -70,8 +71,7 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
     device = DeviceWorker(name)
     metrics_server = None
     try:
-        engine = await device.run(DraftEngine.load, config)
-        cost = await device.run(profiler.cost_curve, engine) if config.measure_cost else None
+        engine, cost = await device.run(_load, config)
         arrivals = Arrivals(engine, device)
         cohorts = Cohorts(engine, device, arrivals, metrics)
         servicer = DraftService(
@@ -95,7 +95,7 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
         "draft.serving",
         name=name,
         endpoint=endpoint,
-        model=config.drafter,
+        model=engine.config.drafter,
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,
@@ -118,8 +118,30 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
     )
 
 
+def _load(config: DraftConfig) -> tuple[Engine, Curve | None]:
+    """The engine and what its passes cost; a synthetic one is loaded without torch."""
+    if config.engine == "synthetic":
+        from draft_service.synthetic import SyntheticDraftEngine
+
+        synthetic = SyntheticDraftEngine.load(config)
+        return synthetic, synthetic.cost_curve() if config.measure_cost else None
+    from draft_service import profiler
+    from draft_service.engine import DraftEngine
+
+    engine = DraftEngine.load(config)
+    return engine, profiler.cost_curve(engine) if config.measure_cost else None
+
+
 def check(config: DraftConfig) -> None:
     """Refuses numbers that cannot work, by name, before anything is loaded."""
+    if config.engine not in ("real", "synthetic"):
+        raise ConfigError(f"draft.engine: {config.engine!r} is not real or synthetic")
+    if config.engine == "synthetic" and not config.synthetic:
+        raise ConfigError("draft.synthetic: required with the synthetic engine and not given")
+    if config.engine == "real" and config.synthetic:
+        raise ConfigError("draft.synthetic: of use with `engine: synthetic` only")
+    if config.engine == "real" and not config.drafter:
+        raise ConfigError("draft.drafter: required and not given")
     bounds = {
         "threads": (1, 1024),
         "page_size": (1, 4096),

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 class VerifyConfig:
     """One verifier process."""
 
-    target: str = field(metadata={"doc": "Folder or hub id of the target."})
+    target: str = field(default="", metadata={"doc": "Folder or hub id of the target."})
+    engine: str = field(default="real", metadata={"doc": "real, or synthetic: no weights, given step times."})
+    synthetic: str | None = field(default=None, metadata={"doc": "YAML file of a synthetic engine."})
     target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
     drafter: str | None = field(
         default=None, metadata={"doc": "Folder or hub id of the drafter whose context projection is used."}

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import structlog
 
 from dspark.errors import ConfigError
+from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.identity import new_incarnation, read_token
 from dspark.runtime.security import Access
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
 from dspark.wire.v1 import verify_pb2_grpc
-from verify_service import profiler
 from verify_service.config import VerifyConfig
-from verify_service.engine import VerifyEngine
 from verify_service.feature_push import FeaturePush
+from verify_service.interface import Engine
 from verify_service.service import NAME, VerifyService
 
 log = structlog.get_logger("dspark.verify")
@@ -33,7 +33,7 @@ class VerifyProcess:
     incarnation: int
     metrics: Metrics
     metrics_port: int | None
-    engine: VerifyEngine
+    engine: Engine
     _server: GrpcServer = field(repr=False)
     _service: VerifyService = field(repr=False)
     _device: DeviceWorker = field(repr=False)
@@ -67,8 +67,7 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProces
     metrics_server = None
     try:
         # Loading may take minutes and must not hold up whoever else runs on this loop.
-        engine = await device.run(VerifyEngine.load, config)
-        cost = await device.run(profiler.cost_curve, engine) if config.measure_cost else None
+        engine, cost = await device.run(_load, config)
         push = FeaturePush(
             incarnation=incarnation,
             projection=engine.projection.fingerprint if engine.projection is not None else "",
@@ -95,7 +94,7 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProces
         "verify.serving",
         name=name,
         endpoint=endpoint,
-        model=config.target,
+        model=engine.config.target,
         attention_path=engine.attention_path,
         device=str(engine.device),
         dtype=engine.dtype,
@@ -117,8 +116,30 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProces
     )
 
 
+def _load(config: VerifyConfig) -> tuple[Engine, Curve | None]:
+    """The engine and what its passes cost; a synthetic one is loaded without torch."""
+    if config.engine == "synthetic":
+        from verify_service.synthetic import SyntheticVerifyEngine
+
+        synthetic = SyntheticVerifyEngine.load(config)
+        return synthetic, synthetic.cost_curve() if config.measure_cost else None
+    from verify_service import profiler
+    from verify_service.engine import VerifyEngine
+
+    engine = VerifyEngine.load(config)
+    return engine, profiler.cost_curve(engine) if config.measure_cost else None
+
+
 def check(config: VerifyConfig) -> None:
     """Refuses numbers that cannot work, by name, before anything is loaded."""
+    if config.engine not in ("real", "synthetic"):
+        raise ConfigError(f"verify.engine: {config.engine!r} is not real or synthetic")
+    if config.engine == "synthetic" and not config.synthetic:
+        raise ConfigError("verify.synthetic: required with the synthetic engine and not given")
+    if config.engine == "real" and config.synthetic:
+        raise ConfigError("verify.synthetic: of use with `engine: synthetic` only")
+    if config.engine == "real" and not config.target:
+        raise ConfigError("verify.target: required and not given")
     bounds = {
         "threads": (1, 1024),
         "page_size": (1, 4096),

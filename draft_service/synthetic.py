@@ -1,0 +1,209 @@
+"""A drafter without weights: the services of a real one around an engine that sleeps.
+
+What a block says, how sure it claims to be and how long a pass takes come from a file (`dspark.synthetic`). Contexts
+are opened, filled by feature rows and waited for as real ones are; what a row says of its sequence is all the drafter
+knows of it. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from draft_service.config import DraftConfig
+from draft_service.interface import DraftItem, Held, Rows, Shape
+from dspark.errors import PeerError
+from dspark.pages import PageTable
+from dspark.runtime.cost_store import Curve
+from dspark.synthetic.blocks import BlockMaker
+from dspark.synthetic.law import SyntheticLaw
+from dspark.synthetic.pace import Pace
+from dspark.synthetic.rows import Values, first_token, read_rows
+from dspark.synthetic.spec import SyntheticSpec, load_spec
+from dspark.types import Block, Cursor, EmptyReason, Refusal, RefusalReason
+from dspark.wire.v1 import types_pb2
+
+
+@dataclasses.dataclass(slots=True)
+class _Context:
+    """Rows of one sequence, as far as anybody can tell from their bounds."""
+
+    epoch: int
+    owner: int
+    capacity: int
+    runs: list[tuple[int, int]]  # ascending and apart, the first from 0
+    first_token: int | None = None
+
+    @property
+    def watermark(self) -> int:
+        return self.runs[0][1]
+
+    def add(self, start: int, stop: int) -> None:
+        joined: list[tuple[int, int]] = []
+        for low, high in sorted([*self.runs, (start, stop)]):
+            if joined and low <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+            else:
+                joined.append((low, high))
+        self.runs = joined
+
+
+class SyntheticDraftEngine:
+    """Keeps `interface.Engine`."""
+
+    calibrated = True
+    device = "synthetic"
+    dtype = "none"
+
+    def __init__(self, spec: SyntheticSpec, config: DraftConfig) -> None:
+        self.spec = spec
+        self.config = dataclasses.replace(config, drafter=config.drafter or "synthetic")
+        self.fingerprint = f"synthetic-{spec.fingerprint}"
+        self.projection = self.fingerprint
+        self.shape = Shape(spec.vocabulary, spec.feature_width, spec.block, has_confidence=True)
+        self.q_entries = min(config.q_entries, spec.vocabulary)
+        self.context_length = min(spec.context_length, config.context_length or spec.context_length)
+        self.missed_ns = 0  # by which passes ended later than the file says, in all
+        self._law = SyntheticLaw(spec)
+        self._blocks = BlockMaker(self._law, self.q_entries)
+        self._pace = Pace(spec.jitter, spec.seed + 1)
+        self._pages = PageTable(config.context_tokens // config.page_size, config.page_size)
+        self._contexts: dict[int, _Context] = {}
+
+    @staticmethod
+    def load(config: DraftConfig) -> SyntheticDraftEngine:
+        """Reads the file."""
+        return SyntheticDraftEngine(load_spec(config.synthetic or ""), config)
+
+    def cost_curve(self) -> Curve:
+        """What a profiler would have measured."""
+        sizes, contexts, seconds = self.spec.draft.announced()
+        return Curve(np.array(sizes), np.array(contexts), np.array(seconds), "synthetic")
+
+    @property
+    def held(self) -> Held:
+        return Held(len(self._contexts), self._pages.held, self._pages.total)
+
+    # -- contexts ---------------------------------------------------------------------------
+
+    def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
+        reserve = min(reserve_tokens, self.context_length)
+        context = self._contexts.get(cursor.sequence)
+        if context is not None and cursor.epoch < context.epoch:
+            return Refusal(RefusalReason.STALE_CURSOR, f"epoch {cursor.epoch} was followed by {context.epoch}")
+        if context is not None and reserve <= context.capacity:
+            context.owner = owner
+            if cursor.epoch > context.epoch:
+                context.epoch, context.runs, context.first_token = cursor.epoch, [(0, 0)], None
+            return None
+        if reserve < 1:
+            return Refusal(RefusalReason.INVALID, "reserve_tokens: 0 rows are no context")
+        if context is not None:
+            self._drop(cursor.sequence)
+        if len(self._contexts) >= self.config.max_sequences:
+            return Refusal(RefusalReason.NO_PAGES, f"{len(self._contexts)} sequences are held, the limit")
+        if not self._pages.can_reserve(reserve):
+            free, wanted = self._pages.total - self._pages.held, self._pages.pages_for(reserve)
+            return Refusal(RefusalReason.NO_PAGES, f"{wanted} pages are needed and {free} are free")
+        self._pages.reserve(cursor.sequence, reserve)
+        self._contexts[cursor.sequence] = _Context(cursor.epoch, owner, self._pages.capacity(cursor.sequence), [(0, 0)])
+        return None
+
+    def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Values:
+        values = read_rows(chunk, width=self.shape.hidden_size, max_rows=max_rows)
+        first_token(values)
+        return values
+
+    def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
+        return [self._ingest(chunk) for chunk in chunks]
+
+    def _ingest(self, chunk: Rows) -> int | Refusal:
+        context = self._contexts.get(chunk.sequence)
+        if context is None:
+            return Refusal(RefusalReason.UNKNOWN_SEQUENCE, f"sequence {chunk.sequence} was never opened, or released")
+        if chunk.epoch < context.epoch:
+            return Refusal(RefusalReason.STALE_CURSOR, f"epoch {chunk.epoch} was followed by {context.epoch}")
+        stop = chunk.start + len(chunk.rows)
+        if stop > context.capacity:
+            return Refusal(RefusalReason.INVALID, f"start_position: rows up to {stop} exceed {context.capacity}")
+        if chunk.epoch > context.epoch:
+            context.epoch, context.runs, context.first_token = chunk.epoch, [(0, 0)], None
+        try:
+            context.first_token = first_token(chunk.rows)
+        except PeerError as error:
+            return Refusal(RefusalReason.INVALID, str(error))
+        context.add(chunk.start, stop)
+        return context.watermark
+
+    def watermark(self, sequence: int, epoch: int | None = None) -> int:
+        context = self._contexts.get(sequence)
+        return 0 if context is None or (epoch is not None and context.epoch != epoch) else context.watermark
+
+    def knows(self, cursor: Cursor) -> bool:
+        context = self._contexts.get(cursor.sequence)
+        return context is not None and context.epoch == cursor.epoch
+
+    def release(self, sequence: int, epoch: int) -> bool:
+        context = self._contexts.get(sequence)
+        if context is None or context.epoch > epoch:
+            return False
+        self._drop(sequence)
+        return True
+
+    def release_owner(self, owner: int) -> int:
+        mine = [sequence for sequence, context in self._contexts.items() if context.owner == owner]
+        for sequence in mine:
+            self._drop(sequence)
+        return len(mine)
+
+    # -- rounds -----------------------------------------------------------------------------
+
+    def timed_draft(self, items: Sequence[DraftItem]) -> tuple[list[Block], int]:
+        """Blocks, after the time that passes over these sequences take."""
+        began = time.perf_counter_ns()
+        blocks = [self._empty(item) for item in items]
+        runnable = [index for index, block in enumerate(blocks) if block is None]
+        if runnable:
+            asked = [items[index] for index in runnable]
+            contexts = [self._contexts[item.cursor.sequence] for item in asked]
+            made = self._blocks.make(
+                cursors=[item.cursor for item in asked],
+                laws=[item.law for item in asked],
+                first_tokens=[context.first_token or 0 for context in contexts],
+                slots=[item.max_slots for item in asked],
+                watermarks=[context.watermark for context in contexts],
+            )
+            for index, block in zip(runnable, made, strict=True):
+                blocks[index] = block
+            self._pass(began, asked)
+        return [block for block in blocks if block is not None], time.perf_counter_ns() - began
+
+    def _empty(self, item: DraftItem) -> Block | None:
+        """The empty block of an item that cannot be drafted, None for one that can."""
+        cursor, watermark = item.cursor, self.watermark(item.cursor.sequence, item.cursor.epoch)
+        reason = None
+        sound = 0 <= item.anchor < self.shape.vocab_size and cursor.committed_len >= 1
+        if not sound or item.features_through > cursor.anchor_position:
+            reason = EmptyReason.INVALID
+        elif not self.knows(cursor):
+            reason = EmptyReason.UNKNOWN_SEQUENCE
+        elif cursor.anchor_position + self.shape.block_size > self.context_length:
+            reason = EmptyReason.TOO_LONG
+        elif watermark < item.features_through:
+            reason = EmptyReason.FEATURES_MISSING
+        return None if reason is None else Block(cursor, empty_reason=reason, watermark=watermark)
+
+    def _pass(self, began_ns: int, asked: Sequence[DraftItem]) -> None:
+        context = sum(item.cursor.committed_len for item in asked) / len(asked)
+        most = self.config.max_batch_sequences
+        seconds = sum(
+            self.spec.draft.seconds(min(len(asked) - first, most), context) for first in range(0, len(asked), most)
+        )
+        self.missed_ns += self._pace.sleep_until(began_ns + int(self._pace.take(seconds) * 1e9))
+
+    def _drop(self, sequence: int) -> None:
+        self._contexts.pop(sequence, None)
+        self._pages.release(sequence)

@@ -1,0 +1,1 @@
+"""Workers without weights: given step times and acceptance probabilities, for capacity and scheduling experiments."""

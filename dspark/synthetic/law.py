@@ -1,0 +1,145 @@
+"""What synthetic workers say: every token, chance and coin is a hash of (file seed, sequence, position, slot).
+
+The target's token at a position is a hash of the sequence's key and that position, so the answer is the same whatever
+is drafted, verified or preempted. A drafter says the target's token where its keyed coin falls below the slot's true
+chance, and the next id where it does not: acceptance follows the true chances exactly, and a verdict is a comparison.
+
+The true chance of a slot is drawn anew for every (anchor position, slot) from a Beta law whose mean is the domain's
+figure, so blocks differ and confidence has something to tell. Confidence is the true chance, moved in logits by the
+file's bias and noise: with both 0 it is calibrated.
+
+Symbols: n sequences, k slots.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.synthetic.spec import Domain, SyntheticSpec
+
+Keys = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+QUANTILES = 2048  # equally likely values that stand for a Beta law
+_GRID = 20_001
+_MASK = (1 << 64) - 1
+
+
+class Purpose(enum.IntEnum):
+    """No hash is used for two things."""
+
+    SEQUENCE = 1
+    TOKEN = 2
+    CHANCE = 3
+    COIN = 4
+    NOISE = 5
+    RANK = 6
+    JITTER = 7
+
+
+def mix(value: Keys) -> Keys:
+    """The finaliser of splitmix64, element by element."""
+    with np.errstate(over="ignore"):
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Keys = value ^ (value >> np.uint64(31))
+    return mixed
+
+
+def mix_one(value: int) -> int:
+    """`mix` of one number."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def keyed(keys: Keys, purpose: Purpose, a: Ints | int, b: Ints | int = 0) -> Keys:
+    """Hashes of (key, purpose, a, b), broadcast."""
+    with np.errstate(over="ignore"):
+        first = np.asarray(a, np.int64).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        second = np.asarray(b, np.int64).astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
+        return mix(mix(keys + np.uint64(int(purpose) << 32) + first) + second)
+
+
+def uniform(hashes: Keys) -> Floats:
+    """[0, 1), 53 bits."""
+    share: Floats = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return share
+
+
+def beta_quantiles(mean: float, concentration: float | None) -> Floats:
+    """[QUANTILES] equally likely values of Beta(mean c, (1 - mean) c), shifted to have that mean exactly."""
+    if concentration is None or not 0.0 < mean < 1.0:
+        return np.full(QUANTILES, mean)
+    a, b = mean * concentration, (1.0 - mean) * concentration
+    # In logits the density has exponential tails, also where that of the Beta law itself is unbounded.
+    reach = 40.0 / min(a, b, 1.0)
+    logit = np.linspace(-min(reach, 700.0), min(reach, 700.0), _GRID)
+    log_weight = -a * np.logaddexp(0.0, -logit) - b * np.logaddexp(0.0, logit)
+    weight = np.exp(log_weight - log_weight.max())
+    mass = np.concatenate(([0.0], np.cumsum((weight[1:] + weight[:-1]) / 2)))
+    at = np.interp((np.arange(QUANTILES) + 0.5) / QUANTILES, mass / mass[-1], logit)
+    values: Floats = 1.0 / (1.0 + np.exp(-at))
+    off = float(values.mean())
+    return values * (mean / off) if off > mean else 1.0 - (1.0 - values) * ((1.0 - mean) / (1.0 - off))
+
+
+class SyntheticLaw:
+    """The file's words made numbers."""
+
+    def __init__(self, spec: SyntheticSpec) -> None:
+        self.spec = spec
+        self.slots = spec.block
+        self._chances = np.stack([_quantiles(domain) for domain in spec.domains])  # [domains, slots, QUANTILES]
+        self._seed = mix_one(spec.seed ^ 0x5DEECE66D)
+
+    def domain(self, first_token: int) -> int:
+        """Which domain a prompt belongs to: its first id, counted round."""
+        return first_token % len(self.spec.domains)
+
+    def key(self, first_token: int, seed: int, choice: int) -> int:
+        """Of a sequence: what all its hashes begin with."""
+        key = mix_one((self._seed + int(Purpose.SEQUENCE) + first_token * 0x9E3779B97F4A7C15) & _MASK)
+        return mix_one((mix_one((key + seed) & _MASK) + choice) & _MASK)
+
+    def target(self, keys: Keys, positions: Ints) -> Ints:
+        """The target's token at each position."""
+        hashes = keyed(keys, Purpose.TOKEN, positions)
+        ids: Ints = (hashes % np.uint64(self.spec.vocabulary)).astype(np.int64)
+        return ids
+
+    def chances(self, keys: Keys, domains: Ints, anchors: Ints) -> Floats:
+        """[n, k] true chances of the slots after these anchor positions, each given that the ones before are kept."""
+        slots = np.arange(self.slots)
+        hashes = keyed(keys[:, None], Purpose.CHANCE, anchors[:, None], slots)
+        drawn: Floats = self._chances[domains[:, None], slots, (hashes % np.uint64(QUANTILES)).astype(np.int64)]
+        return drawn
+
+    def drafted(self, keys: Keys, anchors: Ints, chances: Floats) -> Ints:
+        """[n, k] drafted ids: the target's where the coin falls below the chance."""
+        slots = np.arange(self.slots)
+        right = uniform(keyed(keys[:, None], Purpose.COIN, anchors[:, None], slots)) < chances
+        ids = self.target(keys[:, None], anchors[:, None] + 1 + slots)
+        said: Ints = np.where(right, ids, (ids + 1) % self.spec.vocabulary)
+        return said
+
+    def confidences(self, keys: Keys, anchors: Ints, chances: Floats) -> Floats:
+        """[n, k] what the drafter believes of its slots; the chances themselves without noise and bias."""
+        if not self.spec.noise and not self.spec.bias:
+            return chances
+        slots = np.arange(self.slots)
+        hashes = keyed(keys[:, None], Purpose.NOISE, anchors[:, None], slots)
+        # Two uniforms of one hash give a normal value (Box and Muller).
+        radius = np.sqrt(-2.0 * np.log1p(-uniform(hashes)))
+        error = self.spec.bias + self.spec.noise * radius * np.cos(2.0 * np.pi * uniform(mix(hashes)))
+        inside = np.clip(chances, 1e-9, 1.0 - 1e-9)
+        believed: Floats = 1.0 / (1.0 + np.exp(-(np.log(inside) - np.log1p(-inside) + error)))
+        return believed
+
+
+def _quantiles(domain: Domain) -> Floats:
+    return np.stack([beta_quantiles(mean, domain.concentration) for mean in domain.accept])

@@ -1,0 +1,42 @@
+"""Time that passes on the device thread: sleeping until a pass is over, however long its bookkeeping took."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from dspark.synthetic.law import Purpose, keyed, mix, uniform
+
+SPIN_S = 0.0002  # the last stretch is watched, because a sleep ends late by about this much
+
+
+class Pace:
+    """Keyed jitter and the sleep of one device."""
+
+    def __init__(self, jitter: float, key: int) -> None:
+        self._jitter = jitter
+        self._key = np.array([key], np.uint64)
+        self._passes = 0
+
+    def take(self, seconds: float) -> float:
+        """Seconds of the next pass: log-normal about `seconds` with the file's relative deviation, mean kept."""
+        self._passes += 1
+        if not self._jitter:
+            return seconds
+        hashes = keyed(self._key, Purpose.JITTER, self._passes)
+        radius = math.sqrt(-2.0 * math.log1p(-float(uniform(hashes)[0])))
+        normal = radius * math.cos(2.0 * math.pi * float(uniform(mix(hashes))[0]))
+        deviation = math.sqrt(math.log1p(self._jitter**2))
+        return seconds * math.exp(deviation * normal - deviation**2 / 2)
+
+    @staticmethod
+    def sleep_until(ends_ns: int) -> int:
+        """Returns the nanoseconds by which `ends_ns` of `perf_counter_ns` was missed."""
+        left_s = (ends_ns - time.perf_counter_ns()) * 1e-9
+        if left_s > SPIN_S:
+            time.sleep(left_s - SPIN_S)
+        while time.perf_counter_ns() < ends_ns:
+            time.sleep(0)  # lets the event loop's thread in
+        return time.perf_counter_ns() - ends_ns

@@ -1,0 +1,66 @@
+"""Feature rows between synthetic workers: real bytes of the announced width, whose first values name the sequence.
+
+A row carries the first prompt id of its sequence in three values of eight bits, which bfloat16 holds exactly; from it
+a drafter learns what its tokens hang on, as a real one does from hidden states. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.errors import PeerError
+from dspark.wire.v1 import types_pb2
+
+DTYPE = "bfloat16"
+
+Values = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticRows:
+    """Rows of consecutive positions of one sequence, with the token at each."""
+
+    sequence: int
+    epoch: int
+    start: int
+    token_ids: Sequence[int]
+    first_token: int
+    width: int
+
+    def message(self, first: int, last: int) -> types_pb2.TensorChunk:
+        """Rows first .. last - 1 as they travel."""
+        row = np.zeros(self.width, np.float32)
+        row[:3] = [self.first_token >> 16, (self.first_token >> 8) & 255, self.first_token & 255]
+        halves = (row.view(np.uint32) >> 16).astype("<u2")  # bfloat16 is the upper half of float32
+        rows = max(last - first, 0)
+        return types_pb2.TensorChunk(dtype=DTYPE, shape=[rows, self.width], data=halves.tobytes() * rows)
+
+
+def read_rows(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> Values:
+    """[rows, width] float32; raises PeerError naming the field that is wrong."""
+    if chunk.dtype != DTYPE:
+        raise PeerError(f"rows.dtype: {chunk.dtype[:32]!r} is not {DTYPE}")
+    shape = tuple(chunk.shape)
+    if len(shape) != 2 or shape[1] != width:
+        raise PeerError(f"rows.shape: {shape[:4]} is not [rows, {width}]")
+    if not 0 < shape[0] <= max_rows:
+        raise PeerError(f"rows.shape: {shape[0]} rows are not in 1..{max_rows}")
+    if len(chunk.data) != shape[0] * width * 2:
+        raise PeerError(f"rows.data: {len(chunk.data)} bytes, expected {shape[0] * width * 2}")
+    wide = np.frombuffer(chunk.data, "<u2").astype(np.uint32) << 16
+    values: Values = wide.view(np.float32).reshape(shape)
+    if not np.isfinite(values).all():
+        raise PeerError("rows.data: a value is not finite")
+    return values
+
+
+def first_token(values: Values) -> int:
+    """What the first row says of its sequence; raises PeerError when it is no synthetic row."""
+    high, middle, low = (float(value) for value in values[0, :3])
+    if not all(value.is_integer() and 0 <= value < 256 for value in (high, middle, low)):
+        raise PeerError("rows.data: not rows of a synthetic verifier")
+    return (int(high) << 16) | (int(middle) << 8) | int(low)

@@ -1,0 +1,52 @@
+"""Step times from a table: seconds of one pass by its size and the context length.
+
+Between the listed sizes time runs on a line, or, with stairs, stays at the next listed size, as padded graph captures
+do. Between contexts it runs on a line; past the last size the last slope goes on, past the ends of the contexts the
+end holds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+LEAST_SECONDS = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Seconds of a pass."""
+
+    sizes: tuple[int, ...]  # [t] tokens or sequences, ascending
+    contexts: tuple[int, ...]  # [c] ascending
+    rows: tuple[tuple[float, ...], ...]  # [t][c] seconds
+    stairs: bool = False
+
+    def seconds(self, size: float, context: float) -> float:
+        """Of one pass of `size` at this context."""
+        at = bisect_left(self.sizes, size)
+        if at < len(self.sizes) and (self.stairs or self.sizes[at] == size or at == 0):
+            return self._at(at, context)
+        if len(self.sizes) == 1:
+            return self._at(0, context)
+        right = min(at, len(self.sizes) - 1)
+        low, high = self.sizes[right - 1], self.sizes[right]
+        before, after = self._at(right - 1, context), self._at(right, context)
+        return max(before + (after - before) * (size - low) / (high - low), LEAST_SECONDS)
+
+    def announced(self) -> tuple[list[int], list[int], list[list[float]]]:
+        """(sizes, contexts, seconds) of an honest measurement: stairs show both of their edges."""
+        sizes = sorted({*self.sizes, *(size + 1 for size in self.sizes[:-1])}) if self.stairs else list(self.sizes)
+        sizes = [size for size in sizes if size > 0]
+        contexts = list(self.contexts)
+        return sizes, contexts, [[self.seconds(size, context) for context in contexts] for size in sizes]
+
+    def _at(self, row: int, context: float) -> float:
+        values, contexts = self.rows[row], self.contexts
+        right = bisect_left(contexts, context)
+        if right == 0:
+            return values[0]
+        if right == len(contexts):
+            return values[-1]
+        low, high = contexts[right - 1], contexts[right]
+        return values[right - 1] + (values[right] - values[right - 1]) * (context - low) / (high - low)

@@ -1,0 +1,251 @@
+"""A verifier without a target: the services of a real one around an engine that sleeps.
+
+State, checks, pages and cursors are those of the real engine; what a pass says and how long it takes come from a file
+(`dspark.synthetic`). Its tokens depend on the sequence's seed and their position alone, at every temperature and under
+every rule, so an answer is the same whatever is drafted, verified or preempted. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from dspark.pages import PageTable
+from dspark.runtime.cost_store import Curve
+from dspark.synthetic.law import SyntheticLaw
+from dspark.synthetic.pace import Pace
+from dspark.synthetic.rows import SyntheticRows
+from dspark.synthetic.spec import SyntheticSpec, load_spec
+from dspark.types import Cursor, Law, Refusal, RefusalReason, Verdict
+from verify_service.config import VerifyConfig
+from verify_service.interface import Held, Judged
+from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SyntheticTarget:
+    """What is announced of the target."""
+
+    vocab_size: int
+    context_length: int
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SyntheticProjection:
+    """The drafter of the same file, and no other, understands the rows."""
+
+    fingerprint: str
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """One sequence: what the real engine keeps, and what its tokens hang on."""
+
+    state: SequenceState
+    key: int = 0
+    first_token: int = 0
+
+
+class SyntheticVerifyEngine:
+    """Keeps `interface.Engine`."""
+
+    attention_path = "synthetic"
+    device = "synthetic"
+    dtype = "none"
+
+    def __init__(self, spec: SyntheticSpec, config: VerifyConfig) -> None:
+        self.spec = spec
+        self.config = dataclasses.replace(config, target=config.target or "synthetic")
+        self.fingerprint = f"synthetic-{spec.fingerprint}"
+        self.target = SyntheticTarget(spec.vocabulary, spec.context_length)
+        self.projection = SyntheticProjection(self.fingerprint)
+        self.feature_width = spec.feature_width
+        self.missed_ns = 0  # by which passes ended later than the file says, in all
+        self._law = SyntheticLaw(spec)
+        self._pace = Pace(spec.jitter, spec.seed)
+        self._pages = PageTable(config.kv_tokens // config.page_size, config.page_size)
+        self._sequences: dict[int, _Held] = {}
+
+    @staticmethod
+    def load(config: VerifyConfig) -> SyntheticVerifyEngine:
+        """Reads the file."""
+        return SyntheticVerifyEngine(load_spec(config.synthetic or ""), config)
+
+    def cost_curve(self) -> Curve:
+        """What a profiler would have measured."""
+        sizes, contexts, seconds = self.spec.verify.announced()
+        return Curve(np.array(sizes), np.array(contexts), np.array(seconds), "synthetic")
+
+    @property
+    def held(self) -> Held:
+        return Held(len(self._sequences), self._pages.held, self._pages.total)
+
+    # -- life of a sequence -----------------------------------------------------------------
+
+    def open(
+        self,
+        cursor: Cursor,
+        law: Law,
+        reserve_tokens: int,
+        keep_features: bool,
+        *,
+        owner: int = 0,
+        token_ids: Sequence[int] | None = None,
+    ) -> Refusal | None:
+        held = self._sequences.get(cursor.sequence)
+        if held is not None and cursor.epoch <= held.state.epoch:
+            return stale(held.state, f"epoch {cursor.epoch} is already held, or followed by {held.state.epoch}")
+        ids = token_ids if token_ids is not None else [0] * cursor.committed_len
+        vocab, length = self.target.vocab_size, self.target.context_length
+        problem = check_prompt(cursor, ids, reserve_tokens, vocab_size=vocab, context_length=length)
+        if problem is not None:
+            return problem
+        if held is not None:
+            self._drop(cursor.sequence)
+        if len(self._sequences) >= self.config.max_sequences:
+            return Refusal(RefusalReason.NO_PAGES, f"{len(self._sequences)} sequences are held, the limit")
+        if not self._pages.can_reserve(reserve_tokens):
+            free = self._pages.total - self._pages.held
+            wanted = self._pages.pages_for(reserve_tokens)
+            return Refusal(RefusalReason.NO_PAGES, f"{wanted} pages are needed and {free} are free")
+        self._pages.reserve(cursor.sequence, reserve_tokens)
+        capacity = self._pages.capacity(cursor.sequence)
+        state = SequenceState(
+            cursor.sequence, cursor.epoch, owner, law, cursor.committed_len, capacity, keep_features=keep_features
+        )
+        first = int(ids[0])
+        self._sequences[cursor.sequence] = _Held(state, self._law.key(first, law.seed, law.choice), first)
+        return None
+
+    def timed_chunk(
+        self, sequence: int, token_ids: Sequence[int], epoch: int, wants_rows: bool
+    ) -> tuple[SyntheticRows | Refusal | None, int]:
+        """A chunk of prompt takes the step time of its tokens."""
+        began = time.perf_counter_ns()
+        held = self._sequences.get(sequence)
+        if held is None or held.state.epoch != epoch:
+            return unknown(Cursor(sequence, epoch, 0, 0)), 0
+        state = held.state
+        start, stop = state.cached, state.cached + len(token_ids)
+        if stop > state.prompt_len or not len(token_ids):
+            return invalid(f"token_ids: {len(token_ids)} tokens after {start} of {state.prompt_len}"), 0
+        state.cached = stop
+        state.token_ids.extend(token_ids)
+        rows = self._rows(held, start, stop) if state.keep_features or wants_rows else None
+        return rows, self._pass(began, len(token_ids), stop)
+
+    def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal:
+        held = self._sequences.get(sequence)
+        if held is None or (epoch is not None and epoch != held.state.epoch):
+            return unknown(Cursor(sequence, epoch or 0, 0, 0))
+        state = held.state
+        if state.anchored or state.cached < state.prompt_len:
+            return unknown(Cursor(sequence, epoch or 0, 0, 0))
+        anchor = int(self._law.target(np.array([held.key], np.uint64), np.array([state.committed_len]))[0])
+        state.token_ids.append(anchor)
+        state.anchored = True
+        return anchor
+
+    def features(self, cursor: Cursor, start: int) -> SyntheticRows | Refusal:
+        held = self._sequences.get(cursor.sequence)
+        if held is None or held.state.epoch != cursor.epoch:
+            return unknown(cursor)
+        if not held.state.keep_features:
+            return invalid("no feature rows are kept for this sequence")
+        if cursor.committed_len > held.state.committed_len or not held.state.anchored:
+            have = held.state.committed_len
+            return stale(held.state, f"committed_len {cursor.committed_len} was claimed, {have} is here")
+        stop = max(cursor.committed_len - 1, 0)
+        if start > stop:
+            return invalid(f"from_position: {start} is past {stop}")
+        return self._rows(held, start, stop)
+
+    def release(self, sequence: int, epoch: int) -> bool:
+        held = self._sequences.get(sequence)
+        if held is None or held.state.epoch > epoch:
+            return False
+        self._drop(sequence)
+        return True
+
+    def release_owner(self, owner: int) -> int:
+        mine = [sequence for sequence, held in self._sequences.items() if held.state.owner == owner]
+        for sequence in mine:
+            self._drop(sequence)
+        return len(mine)
+
+    # -- rounds -----------------------------------------------------------------------------
+
+    def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
+        """Verdicts by comparison, after the time that packed passes of these tokens take."""
+        began = time.perf_counter_ns()
+        outcomes: list[Verdict | Refusal | None] = []
+        features: list[SyntheticRows | None] = [None] * len(items)
+        runnable: list[tuple[int, VerifyItem, _Held]] = []
+        seen: set[int] = set()
+        replayed = 0
+        for index, item in enumerate(items):
+            answer: Verdict | Refusal | None
+            held = self._sequences.get(item.cursor.sequence)
+            if item.cursor.sequence in seen:
+                answer = invalid("cursor.sequence: twice in one cohort")
+            else:
+                answer = check_item(held.state if held else None, item, vocab_size=self.target.vocab_size)
+                replayed += isinstance(answer, Verdict)
+            seen.add(item.cursor.sequence)
+            outcomes.append(answer)
+            if answer is None and held is not None:
+                runnable.append((index, item, held))
+        tokens = 0
+        if runnable:
+            tokens = sum(1 + len(item.draft_ids) for _, item, _ in runnable)
+            context = sum(held.state.committed_len for _, _, held in runnable) / len(runnable)
+            said = self._target_ids(runnable)
+            for (index, item, held), ids in zip(runnable, said, strict=True):
+                outcomes[index], features[index] = self._judge(item, held, ids)
+            self._pass(began, tokens, context)
+        elapsed = time.perf_counter_ns() - began
+        return Judged([each for each in outcomes if each is not None], features, replayed, tokens, elapsed)
+
+    def _target_ids(self, runnable: Sequence[tuple[int, VerifyItem, _Held]]) -> list[list[int]]:
+        """[n][k] what the target says after each cohort member's anchor."""
+        widest = 1 + max(len(item.draft_ids) for _, item, _ in runnable)
+        keys = np.array([held.key for _, _, held in runnable], np.uint64)
+        positions = np.array([item.cursor.committed_len for _, item, _ in runnable])[:, None] + np.arange(widest)
+        ids: list[list[int]] = self._law.target(keys[:, None], positions).tolist()
+        return ids
+
+    def _judge(self, item: VerifyItem, held: _Held, ids: list[int]) -> tuple[Verdict, SyntheticRows | None]:
+        state = held.state
+        accepted = 0
+        while accepted < len(item.draft_ids) and item.draft_ids[accepted] == ids[accepted]:
+            accepted += 1
+        start = state.cached
+        state.token_ids.extend(ids[: accepted + 1])
+        state.cached += accepted + 1
+        state.last = Verdict(item.cursor, accepted, ids[accepted], state.cached)
+        wanted = state.keep_features or item.wants_rows
+        return state.last, self._rows(held, start, state.cached) if wanted else None
+
+    # -- small things -----------------------------------------------------------------------
+
+    def _rows(self, held: _Held, start: int, stop: int) -> SyntheticRows:
+        state = held.state
+        ids = state.token_ids[start:stop]
+        return SyntheticRows(state.sequence, state.epoch, start, ids, held.first_token, self.feature_width)
+
+    def _pass(self, began_ns: int, tokens: int, context: float) -> int:
+        """Sleeps until the pass that began then is over; its nanoseconds."""
+        limit = self.config.max_batch_tokens
+        seconds = sum(
+            self.spec.verify.seconds(min(tokens - first, limit), context) for first in range(0, tokens, limit)
+        )
+        self.missed_ns += self._pace.sleep_until(began_ns + int(self._pace.take(seconds) * 1e9))
+        return time.perf_counter_ns() - began_ns
+
+    def _drop(self, sequence: int) -> None:
+        self._sequences.pop(sequence, None)
+        self._pages.release(sequence)
