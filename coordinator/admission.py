@@ -14,8 +14,8 @@ import structlog
 
 from coordinator.clock import Clock, Timer, settled
 from coordinator.commit_log import End, Reason
-from coordinator.running_fit import Running
 from coordinator.lane import Lane
+from coordinator.running_fit import Running
 from coordinator.sequence import Effect, Event, State
 from coordinator.track import Track
 from dspark.errors import DsparkError, Expired, InvalidRequest, Overloaded, Unavailable

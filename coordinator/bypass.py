@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.step_cost import StepCost
 from coordinator.policy import Greedy
 from coordinator.rounds import Turn, mean_context
+from coordinator.step_cost import StepCost
 
 EXPLORE_BITS = 4  # one cohort in sixteen drafts although it does not seem to pay
 LANE_WEIGHT = 0.05

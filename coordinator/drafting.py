@@ -15,10 +15,10 @@ from typing import TypeVar
 import structlog
 
 from coordinator.clock import Clock, settled
-from coordinator.running_fit import Running
 from coordinator.feeding import Feeding
 from coordinator.ports import Drafted, DrafterPort, Lost
 from coordinator.rounds import Turn, mean_context
+from coordinator.running_fit import Running
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block, EmptyReason
 

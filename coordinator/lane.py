@@ -19,7 +19,6 @@ import structlog
 
 from coordinator.bypass import Bypass
 from coordinator.clock import Clock, settled
-from coordinator.step_cost import StepCost
 from coordinator.drafting import Drafting, DraftWaits, result_of
 from coordinator.feeding import Feeding
 from coordinator.policy import Greedy
@@ -27,6 +26,7 @@ from coordinator.ports import Declined, DrafterPort, Judged, Prefilled, PrefillO
 from coordinator.rounds import Turn, choose_prefixes, mean_context
 from coordinator.sequence import Event, State
 from coordinator.settling import Owner, Settling
+from coordinator.step_cost import StepCost
 from coordinator.track import Track
 from dspark.errors import PeerError
 from dspark.runtime.telemetry import Metrics

@@ -1,14 +1,19 @@
-"""How much of a block is verified: the names users meet, as frozen types.
+"""How much of a block is verified: the names users meet, as frozen types, and as columns for a whole cohort.
 
 Knows nothing of numbers drafted or of requests; `prefix_scheduler` applies what is named here.
 """
 
 from __future__ import annotations
 
+import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dspark.errors import InvalidRequest, Unsupported
+import numpy as np
+import numpy.typing as npt
+
+from dspark.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +52,74 @@ class Greedy:
         return "greedy"
 
 
-Policy = Off | Fixed | Threshold | Greedy
+@dataclass(frozen=True, slots=True)
+class Async:
+    """A budget found in older confidences by searching all sizes; live survival only says who gets it."""
+
+    def __str__(self) -> str:
+        return "async"
+
+
+Policy = Off | Fixed | Threshold | Greedy | Async
+
+
+class Kind(enum.IntEnum):
+    """Policies as they stand in columns."""
+
+    OFF = 0
+    FIXED = 1
+    THRESHOLD = 2
+    GREEDY = 3
+    ASYNC = 4
+
+
+KINDS: dict[type[Policy], Kind] = {
+    Off: Kind.OFF,
+    Fixed: Kind.FIXED,
+    Threshold: Kind.THRESHOLD,
+    Greedy: Kind.GREEDY,
+    Async: Kind.ASYNC,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Policies of a cohort, [n] each."""
+
+    kind: npt.NDArray[np.int64]  # of `Kind`
+    slots: npt.NDArray[np.int64]  # of fixed:k, else 0
+    at: npt.NDArray[np.float64]  # of threshold:t, else 0
+
+    @staticmethod
+    def of(policies: Sequence[Policy]) -> Columns:
+        count = len(policies)
+        return Columns(
+            np.fromiter((KINDS[type(policy)] for policy in policies), np.int64, count),
+            np.fromiter((policy.slots if isinstance(policy, Fixed) else 0 for policy in policies), np.int64, count),
+            np.fromiter((policy.at if isinstance(policy, Threshold) else 0.0 for policy in policies), float, count),
+        )
+
+    @property
+    def adaptive(self) -> npt.NDArray[np.bool_]:
+        """Rows whose length is the scheduler's to choose."""
+        return self.kind >= Kind.GREEDY
 
 
 def parse_policy(text: str, *, field: str = "speculation.policy") -> Policy:
-    """`off`, `fixed:k`, `threshold:t` or `greedy`; errors name `field`."""
+    """`off`, `fixed:k`, `threshold:t`, `greedy` or `async`; errors name `field`."""
     name, _, argument = text.strip().partition(":")
     match name:
-        case "off" | "greedy" if not argument:
-            return Off() if name == "off" else Greedy()
+        case "off" if not argument:
+            return Off()
+        case "greedy" if not argument:
+            return Greedy()
+        case "async" if not argument:
+            return Async()
         case "fixed":
             return Fixed(_slots(argument, field))
         case "threshold":
             return Threshold(_share(argument, field))
-        case "async":
-            raise Unsupported(field, "the async policy is not supported yet")
-    raise InvalidRequest(field, f"expected off, fixed:k, threshold:t or greedy, got {text[:40]!r}")
+    raise InvalidRequest(field, f"expected off, fixed:k, threshold:t, greedy or async, got {text[:40]!r}")
 
 
 def _slots(argument: str, field: str) -> int:
