@@ -55,7 +55,7 @@ class GenerationServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams one answer: chunks, then one `complete`. Cancelling the call frees everything at once.
+        """Streams one answer, or n at once: chunks, then one `complete`. Cancelling the call frees everything at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

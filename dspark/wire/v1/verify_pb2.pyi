@@ -138,18 +138,20 @@ class VerifyEvent(_message.Message):
     def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., verdicts: _Optional[_Union[Verdicts, _Mapping]] = ..., resent: _Optional[_Union[Resent, _Mapping]] = ..., released: _Optional[_Union[VerifyReleased, _Mapping]] = ...) -> None: ...
 
 class Prefilled(_message.Message):
-    __slots__ = ("cursor", "anchor", "features_through", "forward_ns", "refusal")
+    __slots__ = ("cursor", "anchor", "features_through", "forward_ns", "refusal", "logprobs")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     cursor: _types_pb2.Cursor
     anchor: int
     features_through: int
     forward_ns: int
     refusal: _types_pb2.Refusal
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+    logprobs: _types_pb2.TokenLogprobs
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class Verdicts(_message.Message):
     __slots__ = ("items", "forward_ns", "tokens")
@@ -162,18 +164,20 @@ class Verdicts(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("cursor", "accepted", "next_token", "features_through", "refusal")
+    __slots__ = ("cursor", "accepted", "next_token", "features_through", "refusal", "logprobs")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     cursor: _types_pb2.Cursor
     accepted: int
     next_token: int
     features_through: int
     refusal: _types_pb2.Refusal
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., accepted: _Optional[int] = ..., next_token: _Optional[int] = ..., features_through: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., accepted: _Optional[int] = ..., next_token: _Optional[int] = ..., features_through: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Resent(_message.Message):
     __slots__ = ("cursor", "rows", "refusal")
