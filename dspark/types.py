@@ -13,6 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in the reference evaluator
+# What a law may ask for.
+MAX_REPETITION = 100.0  # repetition_penalty is in (0, this]
+MAX_PENALTY = 2.0  # presence and frequency penalties are in [-this, this]
+MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
+MAX_BIASED = 1024  # ids of logit_bias
+MAX_LOGPROBS = 20  # likeliest tokens told beside each committed one
 
 
 class Rule(enum.IntEnum):

@@ -162,6 +162,7 @@ def _changed(logits: Tensor, changes: Sequence[tuple[int, Changes]]) -> Tensor:
     flat = out.view(-1)
     values = flat[index] + bias
     values = torch.where(values > 0, values / factor, values * factor) - minus
+    values.clamp_(max=torch.finfo(values.dtype).max)  # a penalty next to 0 makes no infinity
     flat[index] = values.to(dtype)
     return out
 

@@ -6,17 +6,35 @@ Reading validates: a malformed field raises PeerError with the field's name, and
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import PeerError
-from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, Rule, SparseQ, Verdict
+from dspark.types import (
+    MAX_BIAS,
+    MAX_BIASED,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION,
+    Block,
+    Cursor,
+    EmptyReason,
+    Law,
+    Refusal,
+    Rule,
+    SparseQ,
+    TokenLogprobs,
+    Verdict,
+)
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
 MAX_SLOTS = 64  # longest block anybody may send
 MAX_Q_ENTRIES = 4096
+MAX_ENDS = 1024  # ids that may not come before min_tokens
 
 
 def write_cursor(cursor: Cursor) -> types_pb2.Cursor:
@@ -30,7 +48,7 @@ def read_cursor(message: types_pb2.Cursor) -> Cursor:
 
 
 def write_law(law: Law) -> types_pb2.Law:
-    return types_pb2.Law(
+    message = types_pb2.Law(
         temperature=law.temperature,
         top_p=law.top_p,
         top_k=law.top_k,
@@ -38,9 +56,36 @@ def write_law(law: Law) -> types_pb2.Law:
         choice=law.choice,
         rule=cast("types_pb2.Rule", int(law.rule)),
     )
+    if law.shapes or law.min_p or law.logprobs is not None or law.prompt_len:
+        _write_rest(law, message)
+    return message
+
+
+def _write_rest(law: Law, message: types_pb2.Law) -> None:
+    """The fields that most laws do without."""
+    message.min_p = law.min_p
+    if law.repetition_penalty != 1.0:
+        message.repetition_penalty = law.repetition_penalty
+    message.presence_penalty, message.frequency_penalty = law.presence_penalty, law.frequency_penalty
+    message.logit_bias.update(law.logit_bias)
+    message.min_tokens, message.prompt_len = law.min_tokens, law.prompt_len
+    message.stop_token_ids.extend(law.stop_token_ids)
+    if law.logprobs is not None:
+        message.logprobs = law.logprobs
 
 
 def read_law(message: types_pb2.Law) -> Law:
+    if message.logit_bias:  # travels with every draft of its sequence, and is long
+        return _known_law(message.SerializeToString())
+    return _read_law(message)
+
+
+@lru_cache(maxsize=256)
+def _known_law(data: bytes) -> Law:
+    return _read_law(types_pb2.Law.FromString(data))
+
+
+def _read_law(message: types_pb2.Law) -> Law:
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
         raise PeerError("law.temperature: must be finite and not negative")
     if not 0 < message.top_p <= 1:
@@ -49,7 +94,39 @@ def read_law(message: types_pb2.Law) -> Law:
         rule = Rule(message.rule)
     except ValueError:
         raise PeerError(f"law.rule: {message.rule} is not a rule") from None
-    return Law(message.temperature, message.top_p, message.top_k, message.seed, message.choice, rule)
+    repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
+    # Every comparison refuses NaN too.
+    if not 0 <= message.min_p <= 1:
+        raise PeerError("law.min_p: must be in [0, 1]")
+    if not 0 < repetition <= MAX_REPETITION:
+        raise PeerError(f"law.repetition_penalty: must be in (0, {MAX_REPETITION:g}]")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not abs(getattr(message, name)) <= MAX_PENALTY:
+            raise PeerError(f"law.{name}: must be in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
+    bias = tuple(sorted(message.logit_bias.items()))
+    if len(bias) > MAX_BIASED or not all(abs(value) <= MAX_BIAS for _, value in bias):
+        raise PeerError(f"law.logit_bias: must be at most {MAX_BIASED} in [{-MAX_BIAS:g}, {MAX_BIAS:g}]")
+    if len(message.stop_token_ids) > MAX_ENDS:
+        raise PeerError(f"law.stop_token_ids: {len(message.stop_token_ids)} are over the limit of {MAX_ENDS}")
+    if message.logprobs > MAX_LOGPROBS:
+        raise PeerError(f"law.logprobs: {message.logprobs} are over the limit of {MAX_LOGPROBS}")
+    return Law(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        seed=message.seed,
+        choice=message.choice,
+        rule=rule,
+        min_p=message.min_p,
+        repetition_penalty=repetition,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=bias,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_len=message.prompt_len,
+    )
 
 
 def read_q(entries: int, ids: bytes, probs: bytes, slots: int) -> SparseQ:
@@ -103,11 +180,25 @@ def write_verdict(verdict: Verdict) -> verify_pb2.Verdict:
         accepted=verdict.accepted,
         next_token=verdict.next_token,
         features_through=verdict.features_through,
+        logprobs=write_logprobs(verdict.logprobs) if verdict.logprobs else None,
     )
 
 
 def read_verdict(message: verify_pb2.Verdict) -> Verdict:
-    return Verdict(read_cursor(message.cursor), message.accepted, message.next_token, message.features_through)
+    logprobs = read_logprobs(message.logprobs) if message.logprobs else ()
+    return Verdict(
+        read_cursor(message.cursor), message.accepted, message.next_token, message.features_through, logprobs
+    )
+
+
+def write_logprobs(told: Sequence[TokenLogprobs]) -> list[types_pb2.TokenLogprobs]:
+    return [
+        types_pb2.TokenLogprobs(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs) for one in told
+    ]
+
+
+def read_logprobs(messages: Iterable[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs)) for one in messages)
 
 
 def write_refusal(refusal: Refusal) -> types_pb2.Refusal:
