@@ -136,7 +136,7 @@ class SyntheticVerifyEngine:
         state.cached = stop
         state.token_ids.extend(token_ids)
         rows = self._rows(held, start, stop) if state.keep_features or wants_rows else None
-        return rows, self._pass(began, len(token_ids), stop)
+        return rows, self._sleep(began, self.spec.prefill_seconds(len(token_ids), stop))
 
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal:
         held = self._sequences.get(sequence)
@@ -206,7 +206,7 @@ class SyntheticVerifyEngine:
             said = self._target_ids(runnable)
             for (index, item, held), ids in zip(runnable, said, strict=True):
                 outcomes[index], features[index] = self._judge(item, held, ids)
-            self._pass(began, tokens, context)
+            self._sleep(began, self._seconds(tokens, context))
         elapsed = time.perf_counter_ns() - began
         return Judged([each for each in outcomes if each is not None], features, replayed, tokens, elapsed)
 
@@ -237,12 +237,13 @@ class SyntheticVerifyEngine:
         ids = state.token_ids[start:stop]
         return SyntheticRows(state.sequence, state.epoch, start, ids, held.first_token, self.feature_width)
 
-    def _pass(self, began_ns: int, tokens: int, context: float) -> int:
-        """Sleeps until the pass that began then is over; its nanoseconds."""
+    def _seconds(self, tokens: int, context: float) -> float:
+        """Of the packed passes that hold these tokens."""
         limit = self.config.max_batch_tokens
-        seconds = sum(
-            self.spec.verify.seconds(min(tokens - first, limit), context) for first in range(0, tokens, limit)
-        )
+        return sum(self.spec.verify.seconds(min(tokens - at, limit), context) for at in range(0, tokens, limit))
+
+    def _sleep(self, began_ns: int, seconds: float) -> int:
+        """Until the pass that began then is over; its nanoseconds."""
         self.missed_ns += self._pace.sleep_until(began_ns + int(self._pace.take(seconds) * 1e9))
         return time.perf_counter_ns() - began_ns
 

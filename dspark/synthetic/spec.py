@@ -48,12 +48,17 @@ class SyntheticSpec:
     noise: float  # standard deviation of the error of confidence, in logits; 0 is calibrated
     bias: float  # constant error of confidence, in logits
     jitter: float  # relative standard deviation of step times
+    prefill_token_s: float | None  # seconds of a prompt token; None: a chunk takes the step time of its tokens
     fingerprint: str
 
     @property
     def block(self) -> int:
         """Slots of a block."""
         return len(self.domains[0].accept)
+
+    def prefill_seconds(self, tokens: int, context: float) -> float:
+        """Of one chunk of a prompt that ends at this context."""
+        return self.verify.seconds(tokens, context) if self.prefill_token_s is None else tokens * self.prefill_token_s
 
 
 def load_spec(path: str | Path) -> SyntheticSpec:
@@ -84,6 +89,7 @@ def read_spec(document: object) -> SyntheticSpec:
         noise=confidence.number("noise", 0.0, 100.0, default=0.0),
         bias=confidence.number("bias", -100.0, 100.0, default=0.0),
         jitter=top.number("jitter", 0.0, 1.0, default=0.0),
+        prefill_token_s=verify.number("prefill_ms", 0.0, 1e6) / 1e3 if "prefill_ms" in verify else None,
         fingerprint=hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest(),
     )
     for fields in (top, verify, draft, confidence):

@@ -1,0 +1,126 @@
+"""Synthetic workers behind real services, fed by a real coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from coordinator.process import CoordinatorProcess
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.client import AsyncClient, Completion
+from dspark.errors import ConfigError
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+pytestmark = pytest.mark.services
+
+ACCEPT = {"easy": [0.9, 0.9, 0.9, 0.9], "hard": [0.4, 0.3, 0.3, 0.2]}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> str:
+    path = tmp_path / "pair.yaml"
+    document = {
+        "verify": {"tokens": [1, 64], "ms": [0.3, 1.0]},
+        "draft": {"sequences": [1, 16], "ms": [0.1, 0.2]},
+        "domains": {name: {"accept": accept, "concentration": 1.0} for name, accept in ACCEPT.items()},
+    }
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return str(path)
+
+
+@asynccontextmanager
+async def cell(pair: str) -> AsyncIterator[tuple[CoordinatorProcess, AsyncClient]]:
+    verifier = await verify_process.start(VerifyConfig(engine="synthetic", synthetic=pair, metrics_port=None))
+    drafter = await draft_process.start(DraftConfig(engine="synthetic", synthetic=pair, metrics_port=None))
+    config = CoordinatorConfig(verify=(verifier.endpoint,), draft=(drafter.endpoint,), metrics_port=None)
+    coordinator = await coordinator_process.start(config)
+    try:
+        async with AsyncClient(coordinator.endpoint) as client:
+            yield coordinator, client
+        for _ in range(100):  # a release travels behind the last message of an answer
+            if not verifier.engine.held.sequences and not drafter.engine.held.sequences:
+                break
+            await asyncio.sleep(0.02)
+        assert verifier.engine.held.pages_held == 0
+        assert drafter.engine.held.pages_held == 0
+    finally:
+        await coordinator.stop(0.0)
+        await drafter.stop(0.0)
+        await verifier.stop(0.0)
+
+
+async def answers(client: AsyncClient, policy: str, temperature: float, count: int = 6) -> list[Completion]:
+    return await asyncio.gather(
+        *(
+            client.complete([n, 5, 6, 7], max_tokens=60, seed=n, policy=policy, temperature=temperature)
+            for n in range(count)
+        )
+    )
+
+
+async def test_an_answer_is_the_same_under_every_policy(pair: str) -> None:
+    async with cell(pair) as (_, client):
+        plain = await answers(client, "off", 1.0)
+        for policy, temperature in (("fixed:4", 1.0), ("greedy", 1.0), ("greedy", 0.0), ("threshold:0.5", 1.0)):
+            drafted = await answers(client, policy, temperature)
+            assert [one.token_ids for one in drafted] == [one.token_ids for one in plain], policy
+
+
+async def test_the_lane_knows_the_cost_curves_of_the_file(pair: str) -> None:
+    async with cell(pair) as (coordinator, _):
+        (lane,) = coordinator.membership.lanes
+        assert lane.cost.verify is not None
+        tokens, contexts, seconds = lane.cost.verify.grid()
+        assert (tokens, contexts) == ([1, 64], [0])
+        assert seconds == pytest.approx([0.0003, 0.001])
+        assert lane.drafters[0].facts.cost is not None
+
+
+async def test_acceptance_over_the_wire_follows_the_domains(pair: str) -> None:
+    async with cell(pair) as (_, client):
+        drafted = await answers(client, "fixed:4", 1.0, count=16)
+    easy, hard = ([one.end.speculation for one in drafted[domain::2]] for domain in (0, 1))
+    for said, accept in ((easy, 0.9), (hard, 0.4)):
+        first = sum(sum(one.acceptance_histogram[1:]) for one in said) / sum(one.rounds for one in said)
+        assert abs(first - accept) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (VerifyConfig(engine="synthetic"), "verify.synthetic: required with the synthetic engine and not given"),
+        (VerifyConfig(engine="pretend"), "verify.engine: 'pretend' is not real or synthetic"),
+        (VerifyConfig(target="x", synthetic="y"), "verify.synthetic: of use with `engine: synthetic` only"),
+        (VerifyConfig(), "verify.target: required and not given"),
+    ],
+)
+async def test_settings_that_cannot_work_are_named(config: VerifyConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await verify_process.start(config)
+
+
+def test_a_synthetic_worker_never_loads_torch(pair: str) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from verify_service import process as v\nfrom draft_service import process as d\n"
+        "from verify_service.config import VerifyConfig\nfrom draft_service.config import DraftConfig\n"
+        "async def main():\n"
+        f"    one = await v.start(VerifyConfig(engine='synthetic', synthetic={pair!r}, metrics_port=None))\n"
+        f"    two = await d.start(DraftConfig(engine='synthetic', synthetic={pair!r}, metrics_port=None))\n"
+        "    await one.stop(0.0)\n    await two.stop(0.0)\n"
+        "asyncio.run(main())\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,126 @@
+"""Acceptance follows the file, confidences are calibrated, and everything repeats."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dspark.decoding.sparse_q import validate_q
+from dspark.errors import PeerError
+from dspark.synthetic.blocks import BlockMaker
+from dspark.synthetic.law import Keys, SyntheticLaw, beta_quantiles, mix, mix_one
+from dspark.synthetic.rows import SyntheticRows, first_token, read_rows
+from dspark.synthetic.spec import SyntheticSpec, read_spec
+from dspark.types import Cursor, Law
+
+ACCEPT = {"easy": [0.9, 0.8, 0.7], "hard": [0.5, 0.3, 0.2]}
+MANY = 60_000
+
+
+def spec(*, seed: int = 0, noise: float = 0.0) -> SyntheticSpec:
+    return read_spec(
+        {
+            "seed": seed,
+            "vocabulary": 1000,
+            "verify": {"tokens": [1], "ms": [1]},
+            "draft": {"sequences": [1], "ms": [1]},
+            "confidence": {"noise": noise},
+            "domains": {name: {"accept": accept, "concentration": 1.0} for name, accept in ACCEPT.items()},
+        }
+    )
+
+
+def many(law: SyntheticLaw) -> tuple[Keys, np.ndarray, np.ndarray]:
+    keys = np.array([law.key(n % 2, n, 0) for n in range(MANY)], np.uint64)
+    return keys, np.arange(MANY) % 2, np.arange(MANY) % 977
+
+
+def test_the_two_mixes_are_one() -> None:
+    values = [0, 1, 12345, (1 << 64) - 1]
+    assert mix(np.array(values, np.uint64)).tolist() == [mix_one(value) for value in values]
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.01, 0.3, 0.74, 0.99, 1.0])
+@pytest.mark.parametrize("concentration", [None, 0.05, 1.0, 30.0, 1e4])
+def test_quantiles_have_the_mean_and_stay_probabilities(mean: float, concentration: float | None) -> None:
+    values = beta_quantiles(mean, concentration)
+    assert values.mean() == pytest.approx(mean, abs=1e-12)
+    assert values.min() >= 0.0
+    assert values.max() <= 1.0
+
+
+def test_slots_are_kept_as_often_as_the_file_says_given_the_slots_before() -> None:
+    law = SyntheticLaw(spec())
+    keys, domains, anchors = many(law)
+    chances = law.chances(keys, domains, anchors)
+    said = law.drafted(keys, anchors, chances)
+    right = said == law.target(keys[:, None], anchors[:, None] + 1 + np.arange(3))
+    for domain, accept in enumerate(ACCEPT.values()):
+        alive = domains == domain
+        for slot, mean in enumerate(accept):
+            count = int(alive.sum())
+            deviation = 5 * np.sqrt(mean * (1 - mean) / count)
+            assert abs(right[alive, slot].mean() - mean) < deviation, (domain, slot)
+            alive = alive & right[:, slot]
+
+
+def test_confidences_without_noise_are_calibrated_in_every_bin() -> None:
+    law = SyntheticLaw(spec())
+    keys, domains, anchors = many(law)
+    chances = law.chances(keys, domains, anchors)
+    sure = law.confidences(keys, anchors, chances)
+    right = law.drafted(keys, anchors, chances) == law.target(keys[:, None], anchors[:, None] + 1 + np.arange(3))
+    for low in np.arange(0.0, 1.0, 0.1):
+        inside = (sure >= low) & (sure < low + 0.1)
+        assert inside.sum() > 1000
+        assert abs(right[inside].mean() - sure[inside].mean()) < 5 * 0.5 / np.sqrt(inside.sum())
+
+
+def test_noise_moves_confidences_and_not_acceptance() -> None:
+    plain, noisy = SyntheticLaw(spec()), SyntheticLaw(spec(noise=1.0))
+    keys, domains, anchors = many(plain)
+    chances = noisy.chances(keys, domains, anchors)
+    assert (chances == plain.chances(keys, domains, anchors)).all()
+    sure = noisy.confidences(keys, anchors, chances)
+    assert ((sure >= 0) & (sure <= 1)).all()
+    inside = (chances > 0.05) & (chances < 0.95)
+    logits = np.log(sure[inside] / (1 - sure[inside])) - np.log(chances[inside] / (1 - chances[inside]))
+    assert logits.std() == pytest.approx(1.0, abs=0.05)
+
+
+def test_blocks_repeat_and_change_with_the_seed() -> None:
+    def block(seed: int, request_seed: int = 7) -> tuple[int, ...]:
+        maker = BlockMaker(SyntheticLaw(spec(seed=seed)), 64)
+        cursors, laws = [Cursor(1, 1, 1, 40)], [Law(seed=request_seed)]
+        return maker.make(cursors=cursors, laws=laws, first_tokens=[5], slots=[0], watermarks=[39])[0].token_ids
+
+    assert block(0) == block(0)
+    assert len({block(0), block(1), block(0, 8)}) == 3
+
+
+def test_blocks_carry_what_their_ids_were_drawn_from() -> None:
+    law = SyntheticLaw(spec())
+    maker = BlockMaker(law, 64)
+    laws = [Law(seed=n, temperature=float(n % 2)) for n in range(50)]
+    cursors = [Cursor(n, 1, 1, 40 + n) for n in range(50)]
+    blocks = maker.make(cursors=cursors, laws=laws, first_tokens=[0] * 50, slots=[0, 2] * 25, watermarks=[9] * 50)
+    for block, one in zip(blocks, laws, strict=True):
+        ids, probs = block.q.arrays()
+        assert block.q.entries == (1 if one.greedy else 64)
+        assert len(block.token_ids) == len(block.confidence) == (2 if one.temperature else 3)
+        assert validate_q(ids.astype(np.int64), probs, block.token_ids, 1000) is None
+
+
+def test_rows_tell_the_first_token_and_nothing_malformed_passes() -> None:
+    rows = SyntheticRows(3, 1, 0, [7, 8, 9], first_token=0xABCDEF, width=16)
+    message = rows.message(0, 3)
+    values = read_rows(message, width=16, max_rows=10)
+    assert values.shape == (3, 16)
+    assert first_token(values) == 0xABCDEF
+    with pytest.raises(PeerError, match=r"rows\.shape"):
+        read_rows(message, width=8, max_rows=10)
+    message.data = message.data[:-1]
+    with pytest.raises(PeerError, match=r"rows\.data"):
+        read_rows(message, width=16, max_rows=10)
+    with pytest.raises(PeerError, match="not rows of a synthetic verifier"):
+        first_token(np.full((1, 16), 0.5, np.float32))
