@@ -7,7 +7,7 @@ Between rounds the verifier's cache, the drafter's context and the feature water
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,15 @@ class Law:
     stop_token_ids: tuple[int, ...] = ()  # only beside min_tokens
     logprobs: int | None = None  # likeliest tokens told beside each committed one; None tells nothing
     prompt_len: int = 0  # where the answer begins; 0 where no other field needs it
+    # Derived here, because rounds ask for it again and again: whether logits are changed before temperature and
+    # truncation (see `decoding/shaping.py`), and whether all fields from min_p on ask for nothing.
+    shapes: bool = field(init=False, repr=False, compare=False)
+    plain: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        shapes = self.penalises or bool(self.logit_bias) or self.min_tokens > 0
+        object.__setattr__(self, "shapes", shapes)
+        object.__setattr__(self, "plain", not (shapes or self.min_p or self.prompt_len or self.logprobs is not None))
 
     @property
     def greedy(self) -> bool:
@@ -72,11 +81,6 @@ class Law:
     def penalises(self) -> bool:
         """Whether what was said changes what may follow."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
-    @property
-    def shapes(self) -> bool:
-        """Whether the logits are changed before temperature and truncation; see `decoding/shaping.py`."""
-        return self.penalises or bool(self.logit_bias) or self.min_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def write_law(law: Law) -> types_pb2.Law:
         choice=law.choice,
         rule=cast("types_pb2.Rule", int(law.rule)),
     )
-    if law.shapes or law.min_p or law.logprobs is not None or law.prompt_len:
+    if not law.plain:
         _write_rest(law, message)
     return message
 
@@ -75,17 +75,12 @@ def _write_rest(law: Law, message: types_pb2.Law) -> None:
 
 
 def read_law(message: types_pb2.Law) -> Law:
-    if message.logit_bias:  # travels with every draft of its sequence, and is long
-        return _known_law(message.SerializeToString())
-    return _read_law(message)
+    return _known_law(message.SerializeToString())
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8192)  # a law travels with every draft of its sequence
 def _known_law(data: bytes) -> Law:
-    return _read_law(types_pb2.Law.FromString(data))
-
-
-def _read_law(message: types_pb2.Law) -> Law:
+    message = types_pb2.Law.FromString(data)
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
         raise PeerError("law.temperature: must be finite and not negative")
     if not 0 < message.top_p <= 1:
