@@ -8,6 +8,7 @@ import json
 import platform
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import Qwen3ForCausalLM
 
 from dspark.model.checkpoint import load_drafter
 from training import (
+    assistant,
     calibrate,
     card,
     continuations,
@@ -30,7 +32,7 @@ from training import (
 )
 
 CIRCLE_SHARDS = 12
-TARGET_NAME, DRAFTER_NAME = "demo-target", "demo-dspark"
+TARGET_NAME, DRAFTER_NAME, ASSISTANT_NAME = "demo-target", "demo-dspark", "demo-assistant"
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -119,7 +121,11 @@ def write_continuations(chosen: argparse.Namespace) -> None:
 
 
 def train_drafter(chosen: argparse.Namespace) -> None:
-    recipe = drafter.Recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes)
+    recipe = drafter.Recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes, block_size=chosen.block)
+    recipe = replace(recipe, loss_decay=max(recipe.loss_decay, recipe.loss_decay * chosen.block / 7))
+    if chosen.start is not None:  # what is known already is not to be thrown over
+        rates = {"matrix_rate": recipe.matrix_rate / 2, "vector_rate": recipe.vector_rate / 2}
+        recipe = replace(recipe, start=str(chosen.start), **rates)
     frozen = load_target(chosen.workdir / "variety" / "model", torch.bfloat16)
     shards = continuations.read(chosen.workdir / "continuations")
     streams = tokens.load(chosen.workdir / "tokens.safetensors")
@@ -160,6 +166,19 @@ def write_cards(chosen: argparse.Namespace) -> None:
     card.write(chosen.workdir, chosen.models / TARGET_NAME, chosen.models / DRAFTER_NAME)
 
 
+def train_assistant(chosen: argparse.Namespace) -> None:
+    """The small language model that other speculative decoders draft with; needs `corpus` and `tokenizer` only."""
+    own = tokenizer.load(chosen.workdir / "tokenizer")
+    target_folder = chosen.models / TARGET_NAME
+    if own.get_vocab() != tokenizer.load(target_folder).get_vocab():
+        raise SystemExit(f"the tokenizer of {chosen.workdir} is not that of {target_folder}; drafts would not fit")
+    recipe = assistant.recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes, compile=chosen.compile)
+    streams = tokens.load(chosen.workdir / "tokens.safetensors")
+    trained = target.train(streams, own, recipe, chosen.workdir / "assistant")
+    assistant.write_card(chosen.workdir / "assistant", trained)
+    release(trained, chosen.models / ASSISTANT_NAME)
+
+
 STAGES = {
     "corpus": make_corpus,
     "tokenizer": make_tokenizer,
@@ -170,4 +189,5 @@ STAGES = {
     "calibrate": fit_calibration,
     "evaluate": run_evaluation,
     "card": write_cards,
+    "assistant": train_assistant,
 }
