@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draft_service.interface import Rows as Rows
+from dspark.decoding.shaping import Shaper
 from dspark.model.drafter import BlockDrafter
 from dspark.pages import PageTable
-from dspark.types import Cursor, Refusal, RefusalReason
+from dspark.types import Cursor, Law, Refusal, RefusalReason
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class Context:
     capacity: int
     watermark: int = 0
     ahead: list[tuple[int, int]] = field(default_factory=list)  # runs past a gap, ascending, apart
+    shaper: Shaper | None = None  # made when a law asks for it; counts rows below the watermark
 
     def covers(self, start: int, stop: int) -> bool:
         return stop <= self.watermark or any(low <= start and stop <= high for low, high in self.ahead)
@@ -47,7 +50,7 @@ class Context:
         self.watermark, self.ahead = joined[0][1], joined[1:]
 
     def start_over(self, epoch: int) -> None:
-        self.epoch, self.watermark, self.ahead = epoch, 0, []
+        self.epoch, self.watermark, self.ahead, self.shaper = epoch, 0, [], None
 
 
 class ContextStore:
@@ -66,6 +69,7 @@ class ContextStore:
         # Asked for whole, touched only where rows are written.
         self._keys = torch.empty(size, dtype=self._dtype, device=self._device)
         self._values = torch.empty(size, dtype=self._dtype, device=self._device)
+        self._token_ids = np.zeros(slots, np.int64)
         self._contexts: dict[int, Context] = {}
 
     def __len__(self) -> int:
@@ -111,7 +115,10 @@ class ContextStore:
             stop = chunk.start + len(chunk.rows)
             if isinstance(context, Context) and context.epoch == chunk.epoch and not context.covers(chunk.start, stop):
                 fresh.append((context, chunk))
-                slots.extend(self.pages.slots(chunk.sequence, chunk.start, stop))
+                its = self.pages.slots(chunk.sequence, chunk.start, stop)
+                if len(chunk.token_ids) == len(its):
+                    self._token_ids[its] = chunk.token_ids
+                slots.extend(its)
                 positions.extend(range(chunk.start, stop))
         if fresh:
             rows = fresh[0][1].rows if len(fresh) == 1 else torch.cat([chunk.rows for _, chunk in fresh])
@@ -137,6 +144,15 @@ class ContextStore:
         index = torch.tensor(table, dtype=torch.int64, device=self._device)
         shape = (len(self._keys), len(members), longest, *self._keys.shape[2:])
         return self._keys.index_select(1, index).view(shape), self._values.index_select(1, index).view(shape)
+
+    def shaper(self, sequence: int, law: Law, through: int) -> Shaper:
+        """What a law makes of logits after the rows below `through`. A token id that was not told or cannot be one
+        makes a draft less like the target's law, and nothing else."""
+        context = self._contexts[sequence]
+        if context.shaper is None or context.shaper.law != law or context.shaper.length > through:
+            context.shaper = Shaper(law)
+        new = self._token_ids[self.pages.slots(sequence, context.shaper.length, through)]
+        return context.shaper.extend(np.minimum(new, self._drafter.config.vocab_size - 1))
 
     def release(self, sequence: int, epoch: int) -> bool:
         """Frees a context of this epoch or a lower one; an unknown one is fine."""

@@ -19,6 +19,7 @@ from draft_service.interface import Held as Held
 from draft_service.interface import Rows, Shape
 from draft_service.loading import load_parts
 from draft_service.walk import walk
+from dspark.decoding.shaping import Shaper
 from dspark.model.calibration import Calibration
 from dspark.model.drafter import BlockDrafter
 from dspark.types import Block, Cursor, EmptyReason, Refusal, SparseQ
@@ -102,7 +103,7 @@ class DraftEngine:
         self, sequence: int, epoch: int, start: int, token_ids: Sequence[int], rows: torch.Tensor
     ) -> int | Refusal:
         """Feature rows [rows, H] of consecutive positions; the watermark afterwards."""
-        return self.ingest_many([Rows(sequence, epoch, start, rows)])[0]
+        return self.ingest_many([Rows(sequence, epoch, start, rows, token_ids)])[0]
 
     def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
         """Several chunks in one pass."""
@@ -222,6 +223,7 @@ class DraftEngine:
                 [item.law for item in items],
                 [item.cursor for item in items],
                 self.q_entries,
+                self._shapers(items),
             )
         blocks = []
         for row, (item, slots) in enumerate(zip(items, wanted, strict=True)):
@@ -236,6 +238,15 @@ class DraftEngine:
                 )
             )
         return blocks
+
+    def _shapers(self, items: list[DraftItem]) -> list[Shaper | None] | None:
+        """What the laws make of logits after the rows that count, the anchor not among them; None when nothing."""
+        if not any(item.law.shapes for item in items):
+            return None
+        return [
+            self._contexts.shaper(item.cursor.sequence, item.law, item.features_through) if item.law.shapes else None
+            for item in items
+        ]
 
     # -- for timing -------------------------------------------------------------------------
 

@@ -150,6 +150,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
             return Refusal(RefusalReason.INVALID, f"runs.token_ids: {sum(counts)} ids for {len(rows)} rows")
         runs, first = [], 0
         for run, count in zip(chunk.runs, counts, strict=True):
-            runs.append(Rows(run.sequence, run.epoch, run.start_position, rows[first : first + count]))
+            its = rows[first : first + count]
+            runs.append(Rows(run.sequence, run.epoch, run.start_position, its, run.token_ids))
             first += count
         return runs

@@ -35,6 +35,7 @@ class Rows:
     epoch: int
     start: int
     rows: Any  # [rows, H] on the CPU, as the engine's own `read_rows` gave them
+    token_ids: Sequence[int] = ()  # the token at each position, where known
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.sampling import LawColumns, draft_distribution, draft_uniforms, draw_sparse
+from dspark.decoding.shaping import Shaper, shaped_last
 from dspark.model.calibration import Bucket, Calibration
 from dspark.model.drafter import BlockDrafter
 from dspark.types import Cursor, Law
@@ -41,6 +42,7 @@ def walk(
     laws: Sequence[Law],
     cursors: Sequence[Cursor],
     entries: int,
+    shapers: Sequence[Shaper | None] | None = None,  # [n], have counted what comes before the anchors
 ) -> Walked:
     """Draws k tokens for each of n sequences."""
     slots = hidden.shape[1]
@@ -57,6 +59,9 @@ def walk(
         bias, state = head.bias(state, previous[-1], hidden[:, slot])
         if bias is not None:
             logits = logits + bias
+        if shapers is not None:
+            said = torch.stack(previous, dim=1).tolist()
+            logits = shaped_last(logits, zip(said, shapers, strict=True))
         if noise is None:
             token = logits.argmax(dim=-1)
         else:

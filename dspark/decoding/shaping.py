@@ -55,7 +55,7 @@ class Shaper:
             self._start_over()
         return self.extend(tokens[self.length :])
 
-    def extend(self, tokens: Sequence[int]) -> Shaper:
+    def extend(self, tokens: Sequence[int] | npt.NDArray[np.int64]) -> Shaper:
         """Counts the tokens that come next."""
         if self._counts_tokens and len(tokens):
             ids, place = np.unique(np.asarray(tokens, np.int64), return_inverse=True)
