@@ -34,4 +34,8 @@ class VerifyConfig:
     attention: str = field(default="auto", metadata={"doc": "auto (packed if the self-test passes) or per_request."})
     measure_cost: bool = field(default=True, metadata={"doc": "Measure the cost curve at start, or load a stored one."})
     cost_max_tokens: int = field(default=128, metadata={"doc": "Largest step that the cost curve covers."})
+    force_acceptance: float | None = field(
+        default=None, metadata={"doc": "For benchmarks only: mean tokens a full block commits, whatever was drafted."}
+    )
+    force_acceptance_slots: int = field(default=7, metadata={"doc": "Slots of a full block, for force_acceptance."})
     push_queue_rows: int = field(default=65536, metadata={"doc": "Feature rows that may wait for one drafter."})

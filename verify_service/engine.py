@@ -21,6 +21,7 @@ from dspark.pages import PageTable
 from dspark.types import Cursor, Law, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import ROW_DTYPE, FeatureRows, FeatureStore
+from verify_service.forced import Forced
 from verify_service.interface import Held as Held
 from verify_service.interface import Judged as Judged
 from verify_service.judging import judge_each, rule_problem, shaper_of, told
@@ -51,6 +52,8 @@ class VerifyEngine:
         self._pages = PageTable(pages, config.page_size)
         self._sequences: dict[int, SequenceState] = {}
         self._last_logits: dict[int, Tensor] = {}  # of prefilled sequences whose anchor is not drawn yet
+        mean = config.force_acceptance
+        self._forced = None if mean is None else Forced(mean, config.force_acceptance_slots)
         self._store: FeatureStore | None = None
         if projection is not None:
             width = projection.fc.out_features
@@ -290,7 +293,7 @@ class VerifyEngine:
         result = self._runner.run(segments, None)
         wanted: list[tuple[SequenceState, int, list[int], int]] = []
         judged: list[int] = []
-        for (index, item), case, decided in zip(batch, cases, judge_each(result.logits, cases), strict=True):
+        for (index, item), case, decided in zip(batch, cases, self._decide(result.logits, cases), strict=True):
             if isinstance(decided, Refusal):
                 outcomes[index] = decided
                 continue
@@ -311,6 +314,10 @@ class VerifyEngine:
         for index, rows in zip(judged, self._features(wanted, result), strict=True):
             features[index] = rows
         return row
+
+    def _decide(self, logits: Tensor, cases: list[Case]) -> list[tuple[int, int] | Refusal]:
+        decided = judge_each(logits, cases)
+        return decided if self._forced is None else self._forced.apply(logits, cases, decided)
 
     @torch.inference_mode()
     def _features(

@@ -14,6 +14,7 @@ from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.telemetry import Metrics
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.config import VerifyConfig
 from verify_service.feature_push import FeaturePush
 from verify_service.interface import Engine
 from verify_service.session import VerifySession
@@ -56,7 +57,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         return verify_pb2.VerifierDescription(
             incarnation=self._incarnation,
             pid=os.getpid(),
-            model=engine.config.target,
+            model=_name(engine.config),
             fingerprint=engine.fingerprint,
             vocab_size=engine.target.vocab_size,
             context_length=engine.target.context_length,
@@ -93,3 +94,10 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         async with contextlib.aclosing(session.run(request_iterator)) as events:
             async for event in events:
                 yield event
+
+
+def _name(config: VerifyConfig) -> str:
+    """The target's name, and what a benchmark has done to it."""
+    if config.force_acceptance is None:
+        return config.target
+    return f"{config.target} (BENCHMARK: ACCEPTANCE FORCED TO {config.force_acceptance:g}, NOT THE TARGET'S TEXT)"
