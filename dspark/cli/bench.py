@@ -1,0 +1,145 @@
+"""`dspark bench`: load on this cluster, or on any OpenAI-style server, and what it gave."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import ConfigError, InvalidRequest
+
+DESCRIPTION = """Asks at the given concurrency (closed loop) or rate (open loop, random arrivals) and measures from
+outside: time to first token, time per token, tokens a second per user and in all, and what speculation did. Latency
+counts from the intended start of a request. Lists (--concurrency, --rate, --policy) make a sweep."""
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `bench`."""
+    parser = commands.add_parser("bench", parents=[shared], help="measure a server under load", description=DESCRIPTION)
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"
+    )
+    server.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    server.add_argument("--openai", metavar="URL", help="an OpenAI-style server instead, up to and including /v1")
+    server.add_argument("--model", default="", help="model name to ask the OpenAI-style server for")
+    server.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds its key")
+    load = parser.add_argument_group("load")
+    loop = load.add_mutually_exclusive_group()
+    loop.add_argument("--concurrency", type=_whole, metavar="N,N", help="users at a time (1,4,16)")
+    loop.add_argument("--rate", type=_numbers, metavar="R,R", help="requests a second, arriving at random")
+    load.add_argument(
+        "--requests", type=int, default=0, metavar="N", help="measured requests a point (4 a user, >= 16)"
+    )
+    load.add_argument("--duration", type=float, default=0.0, metavar="S", help="longest window of a point, in seconds")
+    load.add_argument("--warmup", type=int, metavar="N", help="requests before the window of a point (one a user)")
+    load.add_argument("--seed", type=int, default=0, help="of arrivals, of the order of prompts and of sampling")
+    load.add_argument("--timeout", type=float, default=600.0, metavar="S", help="longest answer (600)")
+    asked = parser.add_argument_group("requests")
+    source = asked.add_mutually_exclusive_group()
+    source.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with `prompt` or `prompt_token_ids`")
+    source.add_argument("--domains", default="code,prose,math", metavar="D,D", help="built-in held-out prompts")
+    source.add_argument("--input-len", type=int, metavar="N", help="random token ids instead, N to a prompt")
+    asked.add_argument("--vocabulary", type=int, metavar="N", help="ids below N for --input-len with --openai")
+    asked.add_argument("--output-len", type=int, default=128, metavar="N", help="longest answer in tokens (128)")
+    asked.add_argument("--stop-at-eos", action="store_true", help="let answers end by themselves")
+    asked.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (the default)")
+    asked.add_argument("--policy", default="", metavar="P,P", help="policies, one series each (the deployment's)")
+    asked.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
+    out.add_argument("--save", type=Path, metavar="FILE", help="write the JSON object to a file")
+    out.add_argument(
+        "--plot", type=Path, metavar="FILE", help="PNG or SVG: speed per user against speed in all, budget"
+    )
+    out.add_argument(
+        "--with", dest="others", type=Path, nargs="+", default=[], metavar="FILE", help="saved runs to plot too"
+    )
+    parser.set_defaults(run=_bench)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+    if not all(0 < value < float("inf") for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r}: every number must be above 0")
+    return values
+
+
+def _whole(text: str) -> list[int]:
+    values = _numbers(text)
+    if not all(value == int(value) for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")
+    return [int(value) for value in values]
+
+
+def _bench(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from benchmarks.load import plots, report, sweep
+
+    if args.plot is not None:
+        plots.check(args.plot)
+    elif args.others:
+        raise InvalidRequest("with", "needs --plot")
+    earlier = [point for path in args.others for point in report.load(path)]
+    order = sweep.Order(
+        endpoint=None if args.openai else _cell(args),
+        token=_token(args),
+        openai=args.openai or "",
+        model=args.model,
+        concurrency=tuple(args.concurrency or (() if args.rate else (1, 4, 16))),
+        rates=tuple(args.rate or ()),
+        policies=tuple(part.strip() for part in args.policy.split(",")),
+        requests=args.requests,
+        duration_s=args.duration,
+        warmup=args.warmup,
+        seed=args.seed,
+        timeout_s=args.timeout,
+        prompts=args.prompts,
+        domains=tuple(part.strip() for part in args.domains.split(",")),
+        input_len=args.input_len,
+        vocabulary=args.vocabulary,
+        output_len=args.output_len,
+        ignore_eos=not args.stop_at_eos,
+        temperature=args.temperature,
+        rule=args.rule,
+    )
+    points = asyncio.run(sweep.run(order, report.Bar()))
+    result = {"command": " ".join(["dspark", "bench", *sys.argv[2:]]), **report.machine(), "points": points}
+    if args.save is not None:
+        args.save.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if args.plot is not None:
+        plots.draw([*earlier, *points], args.plot)
+    print(json.dumps(result) if args.json else report.table(points))
+    return 1 if any(point["errors"] for point in points) else 0
+
+
+def _cell(args: argparse.Namespace) -> str:
+    if args.endpoint:
+        return str(args.endpoint)
+    from dspark.client.cell import find_cell
+
+    return find_cell().endpoint
+
+
+def _token(args: argparse.Namespace) -> str | None:
+    if args.openai:
+        if args.api_key_env is None:
+            return None
+        key = os.environ.get(args.api_key_env)
+        if not key:
+            raise ConfigError(f"api-key-env: {args.api_key_env} is not set")
+        return key
+    from dspark.runtime.identity import read_token
+
+    if args.endpoint or args.token_file:
+        return read_token(args.token_file)
+    from dspark.client.cell import find_cell
+
+    return find_cell().token()
