@@ -28,7 +28,7 @@ from coordinator.session import Session
 from dspark.errors import PeerError
 from dspark.runtime.channel import auth_metadata
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Block, Cursor, EmptyReason, RefusalReason, Verdict
+from dspark.types import Block, Cursor, EmptyReason, RefusalReason, Rule, Verdict
 from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
 
@@ -85,8 +85,8 @@ class DrafterClient:
             block = codec.read_block(item, self.facts.vocab_size)
             if len(block.token_ids) > order.max_slots:
                 raise PeerError(f"token_ids: {len(block.token_ids)} slots, {order.max_slots} were wanted")
-            if block.token_ids and not block.q.entries:
-                raise PeerError("q_entries: a block needs the distributions it was drawn from")
+            if block.token_ids and bool(block.q.entries) is (order.law.rule is Rule.COUPLED):
+                raise PeerError("q_entries: a block needs the distributions it was drawn from, a coupled one has none")
         except PeerError:
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
             return Block(order.cursor, empty_reason=EmptyReason.INVALID)

@@ -22,7 +22,7 @@ from draft_service.walk import walk
 from dspark.decoding.shaping import Shaper
 from dspark.model.calibration import Calibration
 from dspark.model.drafter import BlockDrafter
-from dspark.types import Block, Cursor, EmptyReason, Refusal, SparseQ
+from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2
 
@@ -228,12 +228,13 @@ class DraftEngine:
         blocks = []
         for row, (item, slots) in enumerate(zip(items, wanted, strict=True)):
             entries = 1 if item.law.greedy else drawn.q_ids.shape[-1]
+            q = SparseQ.of(drawn.q_ids[row, :slots, :entries], drawn.q_probs[row, :slots, :entries])
             blocks.append(
                 Block(
                     cursor=item.cursor,
                     token_ids=tuple(drawn.token_ids[row, :slots].tolist()),
                     confidence=tuple(drawn.confidence[row, :slots].tolist()),
-                    q=SparseQ.of(drawn.q_ids[row, :slots, :entries], drawn.q_probs[row, :slots, :entries]),
+                    q=NO_Q if item.law.rule is Rule.COUPLED else q,
                     watermark=self.watermark(item.cursor.sequence, item.cursor.epoch),
                 )
             )

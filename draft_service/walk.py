@@ -1,8 +1,8 @@
 """The sequential walk over a block: slot by slot, each biased by the token drawn before it, then the confidence.
 
 Invariant 3, q sent is q sampled: a slot's token is drawn from the very float32 numbers that go into the block, cut to
-the most likely entries and renormalised. Greedy sequences send one entry. Confidence of slot k knows the tokens before
-slot k and never its own, and leaves here calibrated.
+the most likely entries and renormalised. Greedy sequences send one entry, coupled ones none. Confidence of slot k knows
+the tokens before slot k and never its own, and leaves here calibrated.
 
 Symbols: n sequences, k slots, V vocabulary, K entries.
 """
@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.sampling import LawColumns, draft_distribution, draft_uniforms, draw_sparse
+from dspark.decoding.drafting import DraftNoise
+from dspark.decoding.sampling import LawColumns, draft_distribution
 from dspark.decoding.shaping import Shaper, shaped_last
 from dspark.model.calibration import Bucket, Calibration
 from dspark.model.drafter import BlockDrafter
@@ -48,7 +49,7 @@ def walk(
     slots = hidden.shape[1]
     base = drafter.base_logits(hidden).float()
     columns = LawColumns.of(laws, hidden.device)
-    noise = None if columns.all_greedy else draft_uniforms(laws, cursors, slots).to(hidden.device)
+    noise = None if columns.all_greedy else DraftNoise(laws, cursors, slots, base.shape[-1], hidden.device)
     head = drafter.markov_head
     state = head.initial_state(len(anchor_ids), hidden)
     previous = [anchor_ids]
@@ -66,7 +67,7 @@ def walk(
             token = logits.argmax(dim=-1)
         else:
             slot_ids, slot_probs = draft_distribution(logits, columns, entries)
-            token = draw_sparse(slot_ids, slot_probs, noise[:, slot])
+            token = noise.pick(slot, slot_ids, slot_probs)
             ids.append(slot_ids)
             probs.append(slot_probs)
         previous.append(token)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dspark.decoding.sparse_q import validate_q
-from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, TokenLogprobs, Verdict
+from dspark.types import Cursor, Law, Refusal, RefusalReason, Rule, SparseQ, TokenLogprobs, Verdict
 
 if TYPE_CHECKING:
     from dspark.decoding.shaping import Shaper
@@ -118,6 +118,8 @@ def _check_draft(state: SequenceState, item: VerifyItem, vocab_size: int) -> Ref
     size = count * item.q.entries * 4
     if (len(item.q.ids), len(item.q.probs)) != (size, size):
         return invalid(f"q: {len(item.q.ids)} and {len(item.q.probs)} bytes, expected {size} each")
+    if state.law.rule is Rule.COUPLED:
+        return invalid("q_entries: the coupled rule takes no distributions") if item.q.entries else None
     if not count:
         return None
     if not item.q.entries:

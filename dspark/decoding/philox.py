@@ -2,14 +2,15 @@
 
 Invariant 4, randomness is an argument: a draw is named by (seed, choice, rule, purpose, epoch, anchor position, slot)
 and by nothing else, so batching, retries and replicas cannot change it, and no draw is ever used twice: an anchor
-position is left behind by every round, and a sequence that is handed over starts a new epoch. Numpy only.
+position is left behind by every round, and a sequence that is handed over starts a new epoch. The noise of the coupled
+rule has names of its own, see `race`. Numpy only.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -35,6 +36,7 @@ class Purpose(enum.IntEnum):
     DRAFT = 1  # the token of a slot
     ACCEPT = 2  # whether the token of a slot is kept
     EMIT = 3  # the token the target adds
+    RACE = 4  # both tokens of a position under the coupled rule, see `race`
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
@@ -53,16 +55,24 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
 def philox_array(
     counter: tuple[npt.NDArray[np.uint64], ...], key: tuple[npt.NDArray[np.uint64], ...]
 ) -> tuple[npt.NDArray[np.uint64], ...]:
-    """The same on arrays of 32-bit words held in 64 bits; all of one shape."""
-    c0, c1, c2, c3 = counter
+    """The same on arrays of 32-bit words held in 64 bits; counter words of one shape, keys that broadcast to it."""
+    c0, c1, c2, c3 = (np.array(word, order="C") for word in counter)  # copies, also of what was broadcast
     k0, k1 = key
+    even, odd = np.empty_like(c0), np.empty_like(c0)
     low, shift = np.uint64(LOW), np.uint64(32)
     m0, m1 = (np.uint64(m) for m in MULTIPLIERS)
     w0, w1 = (np.uint64(w) for w in WEYL)
-    for _ in range(ROUNDS):
-        even = c0 * m0
-        odd = c2 * m1
-        c0, c1, c2, c3 = (odd >> shift) ^ c1 ^ k0, odd & low, (even >> shift) ^ c3 ^ k1, even & low
+    for _ in range(ROUNDS):  # in place: this is the whole cost of a race over a vocabulary
+        np.multiply(c0, m0, out=even)
+        np.multiply(c2, m1, out=odd)
+        np.right_shift(odd, shift, out=c0)
+        c0 ^= c1
+        c0 ^= k0
+        np.right_shift(even, shift, out=c2)
+        c2 ^= c3
+        c2 ^= k1
+        np.bitwise_and(odd, low, out=c1)
+        np.bitwise_and(even, low, out=c3)
         k0 = (k0 + w0) & low
         k1 = (k1 + w1) & low
     return c0, c1, c2, c3
@@ -122,15 +132,21 @@ def _few(fields: tuple[Word, ...], shape: tuple[int, ...]) -> npt.NDArray[np.flo
 
 def _many(fields: tuple[Word, ...], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     seeds, *words = (np.broadcast_to(np.asarray(field, np.uint64), shape) for field in fields)
-    if _recorders:
-        names = zip(*(part.ravel().tolist() for part in (seeds, *words)), strict=True)
-        drawn = [(seed, (a, b, c, d)) for seed, a, b, c, d in names]
-        for recorder in _recorders:
-            recorder.extend(drawn)
+    note(seeds, words)
     high, low, _, _ = philox_array(tuple(words), (seeds & np.uint64(LOW), seeds >> np.uint64(32)))
     whole = (high >> np.uint64(5)) * np.uint64(67108864) + (low >> np.uint64(6))
     draws: npt.NDArray[np.float64] = whole / 9007199254740992.0
     return draws
+
+
+def note(seeds: npt.NDArray[np.uint64], words: Sequence[npt.NDArray[np.uint64]]) -> None:
+    """Tells whoever records; arguments broadcast against each other."""
+    if not _recorders:
+        return
+    names = zip(*(part.ravel().tolist() for part in np.broadcast_arrays(seeds, *words)), strict=True)
+    drawn = [(seed, (a, b, c, d)) for seed, a, b, c, d in names]
+    for recorder in _recorders:
+        recorder.extend(drawn)
 
 
 @contextmanager

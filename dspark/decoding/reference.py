@@ -2,7 +2,8 @@
 
 `generate` decodes with whatever target, drafter and schedule it is given; `replay` repeats a recorded run from its
 blocks and prefix lengths. Invariant 7: with one law, a system that made the recorded choices must show these tokens.
-Everything that is decided is decided by `sampling`, `acceptance` and the keys of `philox`; nothing else is random.
+Everything that is decided is decided by `sampling`, `acceptance` and the keys of `philox`; nothing else is random. The
+rules are written out here slot by slot and with dense q, as in the papers; the deployed ones are packed and sparse.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from dspark.decoding.acceptance import accept_probability, first_token, residual
 from dspark.decoding.philox import Purpose, uniforms
+from dspark.decoding.race import times, times_of, winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
 from dspark.decoding.shaping import Shaper, shaped, shaped_last
-from dspark.types import NO_Q, Cursor, Law, SparseQ
+from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
 
 Target = Callable[[Sequence[int], int], Tensor]  # (tokens, rows) -> logits [rows, V] after each of the last `rows`
 Pick = Callable[[Tensor], int]  # logits [V] of the next slot -> the token drafted there
@@ -112,12 +114,17 @@ def _draft(
     picked: list[int] = []
     ids_of: list[Tensor] = []
     probs_of: list[Tensor] = []
+
     shaper = Shaper.of(law, tokens)
 
     def pick(logits: Tensor) -> int:
         row = shaped_last(logits.unsqueeze(0), [(picked, shaper)])
         ids, probs = draft_distribution(row, LawColumns.of([law]), entries)
         slot = len(picked) + 1
+        if law.rule is Rule.COUPLED:
+            place = winners(probs, times_of([law], [len(tokens) - 1 + slot], ids))[0]
+            picked.append(int(ids[0, place]))
+            return picked[-1]
         u = uniforms(law.seed, law.choice, law.rule, Purpose.DRAFT, epoch, len(tokens) - 1, [slot])
         picked.append(int(draw_sparse(ids, probs, torch.from_numpy(u))))
         ids_of.append(ids)
@@ -125,34 +132,70 @@ def _draft(
         return picked[-1]
 
     confidence = drafter(tokens, pick)
-    q = SparseQ.of(torch.cat(ids_of).numpy().astype(np.uint32), torch.cat(probs_of).numpy()) if picked else NO_Q
+    q = SparseQ.of(torch.cat(ids_of).numpy().astype(np.uint32), torch.cat(probs_of).numpy()) if ids_of else NO_Q
     return tuple(picked), q, confidence
 
 
 def _verify(
     tokens: Sequence[int], prefix: Sequence[int], q: SparseQ, target: Target, law: Law, epoch: int
 ) -> tuple[int, int]:
-    """(accepted, next token): one target pass over the anchor and the prefix, then the token rule, slot by slot."""
+    """(accepted, next token): one target pass over the anchor and the prefix, then the law's rule."""
+    logits = target([*tokens, *prefix], len(prefix) + 1)
+    p = distribution(shaped(logits, [(0, prefix, Shaper.of(law, tokens))]), LawColumns.of([law]))
+    if law.rule is Rule.COUPLED and not law.greedy:
+        return _coupled(p, prefix, law, len(tokens))
 
-    def noise(purpose: Purpose, slot: int) -> float:
+    def coin(purpose: Purpose, slot: int) -> float:
         return uniforms(law.seed, law.choice, law.rule, purpose, epoch, len(tokens) - 1, [slot]).item()
 
-    rows = len(prefix) + 1
-    logits = shaped(target([*tokens, *prefix], rows), [(0, prefix, Shaper.of(law, tokens))])
-    probs = distribution(logits, LawColumns.of([law] * rows))
-    ids, weights = q.arrays()
-    after = probs[-1]
-    accepted = len(prefix)
-    for slot, token in enumerate(prefix, start=1):
-        p = probs[slot - 1]
-        drawn_from = torch.zeros_like(p)
-        drawn_from[ids[slot - 1].astype(np.int64)] = torch.from_numpy(weights[slot - 1].astype(np.float64))
-        drawn_from /= drawn_from.sum()
-        if noise(Purpose.ACCEPT, slot) >= accept_probability(p[token], drawn_from[token]):
-            accepted, after = slot - 1, residual(p, drawn_from)
-            break
-    u = torch.tensor([noise(Purpose.EMIT, accepted + 1)], dtype=torch.float64)
+    if law.rule is Rule.COUPLED:  # greedy: a draft is right or wrong, and nothing was drawn
+        drawn_from = torch.nn.functional.one_hot(torch.tensor(prefix, dtype=torch.int64), p.shape[-1]).double()
+    else:
+        drawn_from = _dense(q, len(prefix), p.shape[-1])
+    rule = _block if law.rule is Rule.BLOCK else _token
+    accepted, after = rule(p, drawn_from, prefix, lambda slot: coin(Purpose.ACCEPT, slot))
+    u = torch.tensor([coin(Purpose.EMIT, accepted + 1)], dtype=torch.float64)
     return accepted, int(draw(after.unsqueeze(0), u))
+
+
+def _token(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]) -> tuple[int, Tensor]:
+    """Slot by slot; (accepted, what the next token is drawn from)."""
+    for slot, token in enumerate(prefix):
+        if coin(slot + 1) >= accept_probability(p[slot, token], q[slot, token]):
+            return slot, residual(p[slot], q[slot])
+    return len(prefix), p[-1]
+
+
+def _block(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]) -> tuple[int, Tensor]:
+    """The longest candidate; (accepted, what the next token is drawn from)."""
+    alive = [1.0]
+    for slot, token in enumerate(prefix):
+        alive.append(min(1.0, alive[-1] * float(p[slot, token] / q[slot, token])))
+    if prefix and coin(len(prefix)) < alive[-1]:
+        return len(prefix), p[-1]
+    for length in range(len(prefix) - 1, 0, -1):
+        left = float((alive[length] * p[length] - q[length]).clamp(min=0.0).sum())
+        lost = 1.0 - alive[length]
+        if coin(length) < (left / (left + lost) if left + lost > 0.0 else 1.0):
+            return length, residual(alive[length] * p[length], q[length])
+    return 0, residual(p[0], q[0]) if prefix else p[0]
+
+
+def _coupled(p: Tensor, prefix: Sequence[int], law: Law, position: int) -> tuple[int, int]:
+    """The target draws by itself from `position` on; the draft is right as long as it says the same."""
+    for slot, row in enumerate(p):
+        token = int(winners(row.unsqueeze(0), times([law], [position + slot], len(row)))[0])
+        if slot == len(prefix) or token != prefix[slot]:
+            break
+    return slot, token
+
+
+def _dense(q: SparseQ, slots: int, vocab: int) -> Tensor:
+    """[slots, V] float64 of the numbers sent."""
+    ids, weights = q.arrays()
+    rows = torch.zeros(slots, vocab, dtype=torch.float64)
+    rows.scatter_(-1, torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(weights.astype(np.float64)))
+    return rows / rows.sum(dim=-1, keepdim=True)
 
 
 def _stopped(answer: Sequence[int], stop_ids: Collection[int]) -> bool:

@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding.acceptance import Case, accept_probability, first_token, judge, residual, token_rule, validate_q
+from dspark.decoding.acceptance import (
+    Case,
+    accept_probability,
+    block_rule,
+    first_token,
+    judge,
+    residual,
+    token_rule,
+    validate_q,
+)
+from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose, uniforms
-from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draft_uniforms, draw, draw_sparse
-from dspark.errors import Unsupported
+from dspark.decoding.race import times, winners
+from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
 from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
 
 LAST = 1.0 - 2.0**-53
@@ -180,14 +190,6 @@ def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
     assert min(refused, judged) > 500
 
 
-@pytest.mark.parametrize("rule", [Rule.BLOCK, Rule.COUPLED])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rules_that_are_not_built_are_refused_by_name(rule: Rule, temperature: float) -> None:
-    case = Case(Cursor(1, 1, 1, 9), Law(temperature, rule=rule), 0, [], NO_Q)
-    with pytest.raises(Unsupported, match=rule.name.lower()):
-        judge(torch.zeros(1, VOCAB), [case])
-
-
 # -- a packed pass -----------------------------------------------------------------------------------------------
 
 LAWS = [
@@ -202,20 +204,21 @@ LAWS = [
 
 
 def packed_pass(seed: int) -> tuple[torch.Tensor, list[Case]]:
-    """Honest drafts of unequal lengths and entries, from a drafter that is nearly the target."""
+    """Honest drafts of unequal lengths and entries, from a drafter that is nearly the target; rules at random."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
     cases, parts, row = [], [], 0
     for number in rng.permutation(len(LAWS)):
-        law, slots = LAWS[number], int(rng.integers(0, 6))
+        law, slots = replace(LAWS[number], rule=Rule(int(rng.integers(1, 4)))), int(rng.integers(0, 6))
         logits = torch.randn(slots + 1, VOCAB, generator=generator) * 2
         cursor = Cursor(int(number), int(rng.integers(1, 5)), 3, int(rng.integers(2, 900)))
         draft_ids, q = [], NO_Q
         if slots:
             near = logits[:slots] + 0.5 * torch.randn(slots, VOCAB, generator=generator)
             ids, probs = draft_distribution(near, LawColumns.of([law]), int(rng.integers(2, VOCAB)))
-            draft_ids = draw_sparse(ids, probs, draft_uniforms([law], [cursor], slots)[0]).tolist()
-            q = SparseQ.of(ids.numpy(), probs.numpy())
+            noise = DraftNoise([law], [cursor], slots, VOCAB)
+            draft_ids = [int(noise.pick(k, ids[k : k + 1], probs[k : k + 1])) for k in range(slots)]
+            q = NO_Q if law.rule is Rule.COUPLED else SparseQ.of(ids.numpy(), probs.numpy())
         cases.append(Case(cursor, law, row, draft_ids, q))
         parts.append(logits)
         row += slots + 1
@@ -230,10 +233,16 @@ def alone(logits: torch.Tensor, case: Case) -> tuple[int, int]:
         cursor = case.cursor
         return uniforms(law.seed, law.choice, law.rule, purpose, cursor.epoch, cursor.committed_len - 1, slot)  # type: ignore[arg-type]
 
+    if law.rule is Rule.COUPLED or law.greedy:
+        first = case.cursor.committed_len  # the position of the first drafted token
+        own = [int(winners(row[None], times([law], [first + k], VOCAB))[0]) for k, row in enumerate(probs)]
+        accepted = next((k for k in range(slots) if case.draft_ids[k] != own[k]), slots)
+        return accepted, own[accepted]
+    rule = block_rule if law.rule is Rule.BLOCK else token_rule
     coins = noise(Purpose.ACCEPT, np.arange(1, slots + 1))
-    accepted, _ = token_rule(probs, case.draft_ids, case.q.arrays(), coins, 0.0)
+    accepted, _ = rule(probs, case.draft_ids, case.q.arrays(), coins, 0.0)
     emit_u = float(noise(Purpose.EMIT, accepted + 1))
-    return token_rule(probs, case.draft_ids, case.q.arrays(), coins, emit_u)
+    return rule(probs, case.draft_ids, case.q.arrays(), coins, emit_u)
 
 
 def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:
@@ -249,10 +258,17 @@ def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:
     assert accepted > 200
 
 
+def test_sequences_side_by_side_reuse_no_work_of_their_neighbours() -> None:
+    logits, cases = packed_pass(7)
+    crowd = [replace(case, law=replace(case.law, rule=Rule.COUPLED), q=NO_Q) for case in cases] * 9
+    verdicts = judge(logits, crowd)
+    assert verdicts == judge(logits, crowd[: len(cases)]) * 9
+
+
 def test_pieces_of_a_large_pass_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, cases = packed_pass(3)
     whole = judge(logits, cases)
-    monkeypatch.setattr("dspark.decoding.acceptance.PIECE", 1)
+    monkeypatch.setattr("dspark.decoding.ratio.PIECE", 1)
     assert judge(logits, cases) == whole
 
 
@@ -274,12 +290,12 @@ def test_half_precision_logits_are_judged_in_float64() -> None:
 
 
 @pytest.mark.parametrize("row", [0, 1])
-@pytest.mark.parametrize("law", [Law(0.0), Law(1.0)])
+@pytest.mark.parametrize("law", [Law(0.0), *(Law(1.0, rule=rule) for rule in Rule)])
 def test_logits_that_are_not_numbers_are_an_error_not_a_token(law: Law, row: int) -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, 1] = 60.0  # the draft is kept, so that both rows are read
     logits[row, 7] = math.nan
-    q = SparseQ.of(np.array([[1, 2]]), np.array([[0.5, 0.5]], np.float32))
+    q = NO_Q if law.rule is Rule.COUPLED else SparseQ.of(np.array([[1, 2]]), np.array([[0.5, 0.5]], np.float32))
     with pytest.raises(FloatingPointError):
         judge(logits, [Case(Cursor(1, 1, 1, 9), law, 0, [1], q)])
 
@@ -294,3 +310,11 @@ def test_the_first_token_is_the_emission_of_slot_zero() -> None:
     u = torch.tensor([uniforms(9, 0, Rule.TOKEN, Purpose.EMIT, 2, 16, 0).item()], dtype=torch.float64)
     assert first_token(logits, law, cursor) == int(draw(distribution(logits[None], LawColumns.of([law])), u))
     assert first_token(logits, Law(0.0), cursor) == int(logits.argmax())
+
+
+def test_a_coupled_first_token_is_the_one_a_round_would_have_added() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(6))
+    for seed in range(20):
+        law = Law(1.0, seed=seed, rule=Rule.COUPLED)
+        ((_, token),) = judge(logits, [Case(Cursor(1, 1, 4, 17), law, 0, [], NO_Q)])
+        assert first_token(logits[0], law, Cursor(1, 2, 0, 17)) == token, "a hand-over prefills what a round follows"

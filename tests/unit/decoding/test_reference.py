@@ -14,14 +14,19 @@ from torch import Tensor
 from coordinator.policy import Greedy, Policy, Threshold
 from coordinator.prefix_scheduler import schedule
 from dspark.decoding.acceptance import Case, first_token, judge
-from dspark.decoding.philox import Words, record
+from dspark.decoding.drafting import DraftNoise
+from dspark.decoding.philox import Purpose, Words, record
 from dspark.decoding.reference import Pick, Round, generate, replay
-from dspark.decoding.sampling import LawColumns, draft_distribution, draft_uniforms, draw_sparse
-from dspark.types import NO_Q, Cursor, Law, SparseQ
+from dspark.decoding.sampling import LawColumns, draft_distribution
+from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
 
 VOCAB, BLOCK, ENTRIES = 40, 5, 16
 PROMPT = (3, 1, 4, 1, 5)
-LAWS = [Law(1.0, seed=1), Law(0.0, seed=2), Law(0.8, 0.9, 12, seed=3), Law(1.0, seed=1, choice=1)]
+LAWS = [
+    replace(law, rule=rule)
+    for rule in Rule
+    for law in (Law(1.0, seed=1), Law(0.0, seed=2), Law(0.8, 0.9, 12, seed=3), Law(1.0, seed=1, choice=1))
+]
 
 
 def logits_after(tokens: Sequence[int], salt: int = 0) -> Tensor:
@@ -106,11 +111,12 @@ def test_a_run_ends_at_a_stop_token_or_at_its_limit() -> None:
     assert generate(PROMPT, target, drafter, full_block, LAWS[0], max_tokens=1).rounds == ()
 
 
-def test_no_draw_is_ever_used_twice() -> None:
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_no_draw_of_a_ratio_rule_is_ever_used_twice(rule: Rule) -> None:
     drawn: list[tuple[int, Words]] = []
     with record(drawn):
         for choice in range(2):
-            law = Law(1.0, seed=5, choice=choice)
+            law = Law(1.0, seed=5, choice=choice, rule=rule)
             run = generate(PROMPT, target, drafter, lengths_by(Greedy()), law, max_tokens=40, entries=ENTRIES)
             assert len(run.rounds) > 8
             # The sequence is handed over half-way and goes on from there in its next epoch.
@@ -119,6 +125,41 @@ def test_no_draw_is_ever_used_twice() -> None:
     slots = len({name for name in drawn if name[1][2] >> 16 & 0xFF == 1})
     assert slots > 2 * BLOCK * 8, "slots drafted again in a later round must count as new draws"
     assert len(set(drawn)) == len(drawn)
+
+
+def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
+    def names(prefix, epoch: int = 1) -> set[tuple[int, Words]]:  # type: ignore[no-untyped-def]
+        drawn: list[tuple[int, Words]] = []
+        with record(drawn):
+            generate(PROMPT, target, drafter, prefix, law, max_tokens=40, entries=ENTRIES, epoch=epoch)
+        return set(drawn)
+
+    law = Law(1.0, seed=5, choice=3, rule=Rule.COUPLED)
+    plain = names(lambda *_: 0)
+    positions = {counter[0] for _, counter in plain}
+    assert set(range(len(PROMPT), len(PROMPT) + 40)) <= positions
+    # One block of four tokens after the other, at every position, and nothing else in the name but the salt.
+    salt = Purpose.RACE << 16 | Rule.COUPLED << 24
+    assert plain <= {(5, (place, group, salt, 3)) for place in positions for group in range(VOCAB // 4)}
+    for prefix in (full_block, lengths_by(Greedy())):
+        for epoch in (1, 2):
+            inside = {name for name in names(prefix, epoch) if name[1][0] < len(PROMPT) + 40}
+            assert inside >= {name for name in plain if name[1][0] < len(PROMPT) + 40}
+            assert len(inside) == 40 * VOCAB // 4
+
+
+def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_drafted_or_verified() -> None:
+    def stranger(tokens: Sequence[int], pick: Pick) -> list[float]:
+        return [confidence_after(tokens) for _ in range(BLOCK) if pick(logits_after(tokens, salt=9)) >= 0]
+
+    for law in (Law(1.0, seed=8, rule=Rule.COUPLED), Law(0.7, 0.9, 9, seed=2**64 - 1, rule=Rule.COUPLED)):
+        plain = generate(PROMPT, target, drafter, lambda *_: 0, law, max_tokens=60)
+        for source, entries in ((drafter, ENTRIES), (drafter, 2), (stranger, VOCAB)):
+            for prefix in (full_block, lengths_by(Greedy()), lambda anchor, _: anchor % 4):
+                run = generate(PROMPT, target, source, prefix, law, max_tokens=60, entries=entries)
+                assert run.token_ids == plain.token_ids
+                if source is drafter:
+                    assert sum(made.accepted for made in run.rounds) > 10
 
 
 def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
@@ -146,14 +187,14 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(policy: Policy) -> N
         sequences[row].append(first_token(target(sequences[row], 1)[0], law, Cursor(row, 1, 0, len(sequences[row]))))
     for _ in range(12):
         cursors = [Cursor(row, 1, 1, len(tokens)) for row, tokens in enumerate(sequences)]
-        noise, columns = draft_uniforms(laws, cursors, BLOCK), LawColumns.of(laws)
+        noise, columns = DraftNoise(laws, cursors, BLOCK, VOCAB), LawColumns.of(laws)
         seen = [list(tokens) for tokens in sequences]
         confidence = np.zeros((len(laws), BLOCK))
         sent = []
         for slot in range(BLOCK):
             confidence[:, slot] = [confidence_after(tokens) for tokens in seen]
             ids, probs = draft_distribution(torch.stack([draft_logits(tokens) for tokens in seen]), columns, ENTRIES)
-            for tokens, token in zip(seen, draw_sparse(ids, probs, noise[:, slot]).tolist(), strict=True):
+            for tokens, token in zip(seen, noise.pick(slot, ids, probs).tolist(), strict=True):
                 tokens.append(token)
             sent.append((ids.numpy(), probs.numpy()))
         full = np.full(len(laws), BLOCK)
@@ -163,7 +204,8 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(policy: Policy) -> N
             kept = 1 if law.greedy else ENTRIES  # a greedy sequence sends its first entry alone
             ids, probs = (np.stack([slot[part][row, :kept] for slot in sent]) for part in range(2))
             draft = seen[row][len(sequences[row]) :][:prefix]
-            cases.append(Case(cursors[row], law, at, draft, SparseQ.of(ids, probs).prefix(prefix)))
+            q = NO_Q if law.rule is Rule.COUPLED else SparseQ.of(ids, probs).prefix(prefix)
+            cases.append(Case(cursors[row], law, at, draft, q))
             rows.append(target([*sequences[row], *draft], prefix + 1))
             at += prefix + 1
         for row, (case, (accepted, token)) in enumerate(zip(cases, judge(torch.cat(rows), cases), strict=True)):

@@ -1,0 +1,118 @@
+"""Block verification (Sun et al., ICLR 2025, arXiv 2403.10444): one decision about a block instead of one per token.
+
+P_0 = 1 and P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)) is the chance that the first i tokens are kept. With
+S_i = sum over v of max(P_i p_{i+1}(v) - q_{i+1}(v), 0) the first i tokens are a candidate with chance
+h_i = S_i / (S_i + 1 - P_i), for the last slot sent h_l = P_l; 0 / 0 reads as 1. Independent coins decide, and the
+*longest* candidate is kept. After a whole block the target adds a token from p, else from
+norm(max(P_i p_{i+1} - q_{i+1}, 0)).
+
+The expected length is never below the token rule's, and exactness survives lengths chosen by a scheduler that does not
+peek: Pr[kept >= i | x_1 .. x_i] = P_i whatever happens further down. Only q's support travels:
+S_i = P_i - sum over v in supp q of min(P_i p(v), q(v)).
+
+Symbols: S slots of all sequences, N entries of their sparse q, m sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dspark.decoding.case import Case, target_law
+from dspark.decoding.ratio import (
+    Floats,
+    coins_of_emission,
+    coins_of_slots,
+    emit,
+    probabilities,
+    sent,
+    slots_of,
+    spots_of,
+)
+from dspark.decoding.slots import Slots
+
+
+class Chances(NamedTuple):
+    """What the coins of a block are held against."""
+
+    alive: Floats  # [S] P_i of slot i
+    candidate: Floats  # [S] h_i of slot i; 0 past the slots that count
+    lengths: list[int]  # slots of each sequence that count
+
+
+def chances(p: Floats, slots: Slots) -> Chances:
+    """p [N]: the target's probability of every entry of q."""
+    q = slots.of_drafted()
+    own = np.where(slots.ids == slots.drafted[slots.slot], p, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # slots whose q is 0 do not count
+        ratio = (np.bincount(slots.slot, own, minlength=len(q)) / q).tolist()
+    lengths = sent(slots, q)
+    before, after, last = np.ones(len(q)), np.zeros(len(q)), np.zeros(len(q), np.bool_)
+    start = 0
+    for length, counting in zip(slots.lengths, lengths, strict=True):
+        alive = 1.0
+        for slot in range(start, start + counting):
+            before[slot] = alive
+            alive = min(1.0, alive * ratio[slot]) if alive > 0.0 else 0.0
+            after[slot] = alive
+        if counting:
+            last[start + counting - 1] = True
+        start += length
+    shared = np.bincount(slots.slot, np.minimum(before[slots.slot] * p, slots.probs), minlength=len(q))
+    left = np.maximum(before - shared, 0.0)  # S of the slot before
+    candidate = after.copy()
+    inner = np.flatnonzero((after > 0.0) & ~last)
+    rest, lost = left[inner + 1], 1.0 - after[inner]
+    candidate[inner] = np.divide(rest, rest + lost, out=np.ones(len(inner)), where=rest + lost > 0.0)
+    return Chances(after, candidate, lengths)
+
+
+def longest(made: Chances, slots: Slots, accept_u: Floats) -> tuple[list[int], list[int | None], Floats]:
+    """Per sequence: tokens kept, the slot after them (None after a whole block), and P there [m]. accept_u [S]."""
+    heads = (accept_u < made.candidate).tolist()
+    kept: list[int] = []
+    rejected: list[int | None] = []
+    alive = np.ones(len(slots.lengths))
+    start = 0
+    for sequence, (length, counting) in enumerate(zip(slots.lengths, made.lengths, strict=True)):
+        count = next((k for k in range(counting, 0, -1) if heads[start + k - 1]), 0)
+        kept.append(count)
+        rejected.append(start + count if count < counting else None)
+        if 0 < count < counting:
+            alive[sequence] = made.alive[start + count - 1]
+        start += length
+    return kept, rejected, alive
+
+
+def judge_block(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
+    """(accepted, next token) of sampled sequences: logits [T, V]."""
+    slots = slots_of(cases)
+    made = chances(probabilities(logits, spots_of(cases), slots.slot, slots.ids), slots)
+    kept, rejected, alive = longest(made, slots, coins_of_slots(cases, slots))
+    last = target_law(logits, list(zip(cases, kept, strict=True)))
+    tokens = emit(scaled(last, alive), slots, rejected, coins_of_emission(cases, kept))
+    return list(zip(kept, tokens, strict=True))
+
+
+def block_rule(
+    target_probs: Tensor,  # [l + 1, V] float64
+    draft_ids: Sequence[int],  # [l]
+    q: tuple[npt.NDArray[np.integer], npt.NDArray[np.floating]],  # ids and probs [l, K]
+    accept_u: npt.ArrayLike,  # [l] in [0, 1)
+    emit_u: float,
+) -> tuple[int, int]:
+    """(accepted, next token) of one sequence, by given coins."""
+    slots = Slots.of([draft_ids], [q[0].ravel()], [q[1].ravel()], [q[0].shape[1]])
+    made = chances(target_probs[torch.from_numpy(slots.slot), torch.from_numpy(slots.ids)].numpy(), slots)
+    kept, rejected, alive = longest(made, slots, np.asarray(accept_u, np.float64).reshape(len(draft_ids)))
+    return kept[0], emit(scaled(target_probs[kept], alive), slots, rejected, np.array([emit_u]))[0]
+
+
+def scaled(last: Tensor, alive: Floats) -> Tensor:
+    """P p, of which q is taken off: last [m, V], alive [m]."""
+    return last * torch.from_numpy(alive).to(last.device).unsqueeze(-1)

@@ -1,0 +1,67 @@
+"""Gumbel coupling, accepted if equal: the target draws its own token at every position and keeps drafts that match.
+
+The answer is that of plain decoding with the same noise, whatever was drafted, by whom and how much of it was looked
+at; so no q travels, nobody has to be trusted, and a seed repeats an answer. A drafter that runs the same race over its
+own distribution matches with probability >= (1 - TV) / (1 + TV). Noise and races: `race`.
+
+A lead below `NEAR_TIE` may fall the other way where logits are rounded otherwise; such positions are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from dspark.decoding.case import Case, Spot, target_law
+from dspark.decoding.race import NEAR_TIE, times, winners
+from dspark.types import Cursor, Law
+
+AHEAD = 4  # rows raced at a time: few are run in vain, and starting a race is not free
+
+
+def judge_coupled(
+    logits: Tensor, cases: Sequence[Case], near_ties: Counter[int] | None = None
+) -> list[tuple[int, int]]:
+    """(accepted, next token) of sampled sequences: logits [T, V]. Counts near-ties by sequence."""
+    verdicts: list[tuple[int, int]] = [(0, -1)] * len(cases)
+    racing = list(range(len(cases)))
+    begun = 0  # slots that every sequence still racing has been through
+    while racing:
+        step = max(AHEAD // len(racing), 1)
+        spots = [
+            (cases[index], slot)
+            for index in racing
+            for slot in range(begun, min(begun + step, len(cases[index].draft_ids) + 1))
+        ]
+        drawn = iter(_race(logits, spots))
+        still = []
+        for index in racing:
+            case, matched = cases[index], True
+            for slot in range(begun, min(begun + step, len(case.draft_ids) + 1)):
+                token, lead = next(drawn)
+                if not matched:
+                    continue
+                if lead < NEAR_TIE and near_ties is not None:
+                    near_ties[case.cursor.sequence] += 1
+                verdicts[index] = (slot, token)
+                matched = slot < len(case.draft_ids) and token == case.draft_ids[slot]
+            if matched:
+                still.append(index)
+        racing, begun = still, begun + step
+    return verdicts
+
+
+def first_coupled(probs: Tensor, law: Law, cursor: Cursor) -> int:
+    """The token after a prefill of cursor.committed_len tokens: probs [1, V]."""
+    noise = times([law], [cursor.anchor_position + 1], probs.shape[-1], probs.device)
+    return int(winners(probs, noise)[0])
+
+
+def _race(logits: Tensor, spots: Sequence[Spot]) -> list[tuple[int, float]]:
+    """(token, its lead) at each spot."""
+    positions = [case.cursor.anchor_position + 1 + slot for case, slot in spots]
+    noise = times([case.law for case, _ in spots], positions, logits.shape[-1], logits.device)
+    ids, leads = winners(target_law(logits, spots), noise)
+    return list(zip(ids.tolist(), leads.tolist(), strict=True))

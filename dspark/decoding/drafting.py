@@ -1,0 +1,66 @@
+"""How the tokens of a cohort's blocks are drawn, slot by slot, whatever the rules of its sequences.
+
+Ratio rules draw with coins of their own. The coupled rule runs the verifier's race over the draft's distribution: the
+same noise makes both sides choose alike, and may be used by this rule alone.
+
+Symbols: n sequences, K entries of a draft distribution, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dspark.decoding.race import times, times_of, winners
+from dspark.decoding.sampling import draft_uniforms, draw_sparse
+from dspark.types import Cursor, Law, Rule
+
+WHOLE = 8192  # n V up to which a CPU is quicker with the noise of all tokens at once than with K of them, slot by slot
+
+
+def coupled(law: Law) -> bool:
+    """Whether tokens are chosen by a race, so that no q is needed; greedy ones are not chosen by chance at all."""
+    return law.rule is Rule.COUPLED and not law.greedy
+
+
+class DraftNoise:
+    """The noise of one cohort's blocks."""
+
+    def __init__(
+        self, laws: Sequence[Law], cursors: Sequence[Cursor], slots: int, vocab: int, device: torch.device | str = "cpu"
+    ) -> None:
+        raced = [row for row, law in enumerate(laws) if coupled(law)]
+        ratio = [row for row, law in enumerate(laws) if not coupled(law)]
+        self._raced, self._ratio = (torch.tensor(rows, dtype=torch.int64, device=device) for rows in (raced, ratio))
+        self._laws = [laws[row] for row in raced]
+        self._first = [cursors[row].anchor_position + 1 for row in raced]
+        self._coins: Tensor | None = None  # [ratio rows, slots]
+        self._whole: Tensor | None = None  # [coupled rows, slots, V]
+        if ratio:
+            coins = draft_uniforms([laws[row] for row in ratio], [cursors[row] for row in ratio], slots)
+            self._coins = coins.to(device)
+        if raced and len(raced) * vocab <= WHOLE and self._raced.device.type == "cpu":
+            every = [law for law in self._laws for _ in range(slots)]
+            positions = [first + slot for first in self._first for slot in range(slots)]
+            self._whole = times(every, positions, vocab).view(len(raced), slots, vocab)
+
+    def pick(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
+        """Tokens of slot `slot`, from 0: ids [n, K], probs [n, K] float32 as sent -> [n]."""
+        if not self._laws:
+            assert self._coins is not None
+            return draw_sparse(ids, probs, self._coins[:, slot])
+        if self._coins is None:
+            return self._race(slot, ids, probs)
+        tokens = torch.empty(len(ids), dtype=ids.dtype, device=ids.device)
+        tokens[self._ratio] = draw_sparse(ids[self._ratio], probs[self._ratio], self._coins[:, slot])
+        tokens[self._raced] = self._race(slot, ids[self._raced], probs[self._raced])
+        return tokens
+
+    def _race(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
+        if self._whole is not None:
+            e = self._whole[:, slot].gather(-1, ids)
+        else:
+            e = times_of(self._laws, [first + slot for first in self._first], ids)
+        return ids.gather(-1, winners(probs, e)[0].unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,124 @@
+"""The noise of the coupled rule: a race over the vocabulary that drafter and verifier run alike.
+
+Token v of a position comes in after E(v) / p(v), E(v) = -ln U(v); the first one home is a draw from p. This is the
+Gumbel-max trick, argmax(ln p + g) with g = -ln E, on the linear scale. Two sides with laws p and q over the same E
+agree with probability >= (1 - TV) / (1 + TV) (Daliri, Musco, Suresh, arXiv 2408.07978).
+
+U is keyed by (seed, choice, absolute position, v) and by nothing else: no epoch, no round, no slot. So the noise of a
+position is the same whoever asks and however often, which ratio rules must never do (invariant 4).
+
+Symbols: n positions, V vocabulary, K tokens of a sparse row. Times are float64 everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, note, philox_array
+from dspark.types import Law, Rule
+
+NEAR_TIE = 1e-4  # a lead below this, in nats, may fall the other way on another device or in another batch
+
+_TAG = int(Purpose.RACE) << 16 | int(Rule.COUPLED) << 24
+_LANES = 4  # tokens that share one Philox block
+_SURE = 1.0 - 2.0**-53  # the largest uniform: a time is never 0
+
+
+def times(laws: Sequence[Law], positions: Sequence[int], vocab: int, device: torch.device | str = "cpu") -> Tensor:
+    """E of every token at these absolute positions: [n, V] float64."""
+    groups = np.arange(-(-vocab // _LANES), dtype=np.uint64)[None, :]
+    if torch.device(device).type == "cpu":
+        lanes = _uniforms(_blocks(laws, positions, groups), axis=-1)
+        return torch.from_numpy(_exponentials(lanes.reshape(len(laws), -1)[:, :vocab]))
+    return _on_device(_device_blocks(laws, positions, torch.from_numpy(groups.astype(np.int64)).to(device)), vocab)
+
+
+def times_of(laws: Sequence[Law], positions: Sequence[int], ids: Tensor) -> Tensor:
+    """E of the tokens ids [n, K] alone: [n, K] float64, the very numbers of `times`."""
+    tokens = ids.cpu().numpy().astype(np.uint64)
+    lanes = _uniforms(_blocks(laws, positions, tokens // np.uint64(_LANES)), axis=0)
+    lane = (tokens % np.uint64(_LANES)).astype(np.int64)
+    return torch.from_numpy(_exponentials(np.take_along_axis(lanes, lane[None], axis=0)[0])).to(ids.device)
+
+
+def winners(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+    """probs and times [n, V or K], probs of any sum -> (index of the first one home [n], its lead in nats [n])."""
+    pace = probs.double() / e
+    if pace.device.type == "cpu":  # numpy's search is vectorised, unlike torch's on a CPU
+        ids = torch.from_numpy(pace.numpy().argmax(axis=-1)).unsqueeze(-1)
+    else:
+        ids = pace.argmax(dim=-1, keepdim=True)
+    first = pace.gather(-1, ids)
+    if not bool(((first > 0) & (first < torch.inf)).all()):  # a pace that is not a number fails the comparison too
+        raise FloatingPointError("a distribution has no mass or is not numbers")
+    second = pace.scatter_(-1, ids, 0.0).amax(dim=-1)
+    return ids.squeeze(-1), torch.log(first.squeeze(-1) / second)
+
+
+def _keys(laws: Sequence[Law], positions: Sequence[int]) -> tuple[npt.NDArray[np.uint64], ...]:
+    """(seeds, choices, positions), each [n, 1]."""
+    names = [(law.seed, law.choice, position) for law, position in zip(laws, positions, strict=True)]
+    seeds, choices, places = np.array(names, np.uint64).reshape(-1, 3, 1).transpose(1, 0, 2)
+    if names and max(int(choices.max()), int(places.max())) > LOW:
+        raise ValueError("choice and position must fit in 32 bits")
+    return seeds, choices, places
+
+
+def _blocks(
+    laws: Sequence[Law], positions: Sequence[int], groups: npt.NDArray[np.uint64]
+) -> tuple[npt.NDArray[np.uint64], ...]:
+    """The four words of each group of tokens. Counter: position, group, purpose << 16 | rule << 24, choice."""
+    seeds, choices, places = _keys(laws, positions)
+    shape = np.broadcast_shapes(groups.shape, seeds.shape)
+    counter = tuple(np.broadcast_to(word, shape) for word in (places, groups, np.uint64(_TAG), choices))
+    note(seeds, counter)
+    return philox_array(counter, (seeds & np.uint64(LOW), seeds >> np.uint64(32)))
+
+
+def _uniforms(words: tuple[npt.NDArray[np.uint64], ...], axis: int) -> npt.NDArray[np.float64]:
+    """A uniform per word, along a new axis: its own word on top, the next lane's below, so that equals are rare."""
+    wide = [word.astype(np.float64) for word in words]
+    u: npt.NDArray[np.float64] = np.stack(
+        [wide[lane] + wide[(lane + 1) % _LANES] * 2.0**-32 for lane in range(_LANES)], axis=axis
+    )
+    u += 2.0**-33
+    u *= 2.0**-32
+    return u
+
+
+def _exponentials(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    e: npt.NDArray[np.float64] = np.minimum(u, _SURE)
+    np.log(e, out=e)
+    return np.negative(e, out=e)
+
+
+def _on_device(words: tuple[Tensor, ...], vocab: int) -> Tensor:
+    """`_uniforms` and `_exponentials` on an accelerator."""
+    whole = torch.stack([words[lane].double() + words[lane - 3].double() * 2.0**-32 for lane in range(_LANES)], dim=-1)
+    u = (whole.reshape(len(whole), -1)[:, :vocab] + 2.0**-33) * 2.0**-32
+    return -u.clamp_(max=_SURE).log_()
+
+
+def _device_blocks(laws: Sequence[Law], positions: Sequence[int], groups: Tensor) -> tuple[Tensor, ...]:
+    """`_blocks` on an accelerator, in int64: a product wraps, but its 64 bits are the right ones."""
+    seeds, choices, places = _keys(laws, positions)
+    note(seeds, (places, groups.cpu().numpy().astype(np.uint64), np.array([[_TAG]], np.uint64), choices))
+
+    def column(values: npt.NDArray[np.uint64]) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(groups.device)
+
+    shape = np.broadcast_shapes(tuple(groups.shape), seeds.shape)
+    c0, c1, c3 = column(places).expand(shape), groups.expand(shape), column(choices).expand(shape)
+    c2 = torch.full_like(c1, _TAG)
+    k0, k1 = column(seeds & np.uint64(LOW)), column(seeds >> np.uint64(32))
+    for _ in range(ROUNDS):
+        even, odd = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = (odd >> 32 & LOW) ^ c1 ^ k0, odd & LOW
+        c2, c3 = (even >> 32 & LOW) ^ c3 ^ k1, even & LOW
+        k0, k1 = (k0 + WEYL[0]) & LOW, (k1 + WEYL[1]) & LOW
+    return c0, c1, c2, c3

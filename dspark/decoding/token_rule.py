@@ -1,0 +1,75 @@
+"""Token-wise rejection, the classic rule.
+
+Keep the drafted token x of a slot with probability min(1, p(x) / q(x)); at the first one not kept the target adds a
+token from norm(max(p - q, 0)), after all kept ones from p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dspark.decoding.case import Case, target_law
+from dspark.decoding.ratio import (
+    Floats,
+    coins_of_emission,
+    coins_of_slots,
+    emit,
+    probabilities,
+    sent,
+    slots_of,
+    spots_of,
+)
+from dspark.decoding.slots import Slots
+
+
+def accept_probability(p: npt.ArrayLike, q: npt.ArrayLike) -> Floats:
+    """Chance to keep a token of target probability p and draft probability q: min(1, p / q), 0 / 0 read as 1."""
+    p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
+    kept = np.ones(np.broadcast_shapes(p.shape, q.shape))
+    np.divide(p, q, out=kept, where=q > p)
+    return kept
+
+
+def judge_token(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
+    """(accepted, next token) of sampled sequences: logits [T, V]."""
+    slots = slots_of(cases)
+    p = probabilities(logits, spots_of(cases), np.arange(len(slots.drafted)), slots.drafted)
+    kept, rejected = leading_run(p, slots, coins_of_slots(cases, slots))
+    last = target_law(logits, list(zip(cases, kept, strict=True)))
+    return list(zip(kept, emit(last, slots, rejected, coins_of_emission(cases, kept)), strict=True))
+
+
+def token_rule(
+    target_probs: Tensor,  # [l + 1, V] float64
+    draft_ids: Sequence[int],  # [l]
+    q: tuple[npt.NDArray[np.integer], npt.NDArray[np.floating]],  # ids and probs [l, K]
+    accept_u: npt.ArrayLike,  # [l] in [0, 1)
+    emit_u: float,
+) -> tuple[int, int]:
+    """(accepted, next token) of one sequence, by given coins."""
+    slots = Slots.of([draft_ids], [q[0].ravel()], [q[1].ravel()], [q[0].shape[1]])
+    p = target_probs[torch.arange(len(draft_ids)), torch.tensor(draft_ids, dtype=torch.int64)].numpy()
+    kept, rejected = leading_run(p, slots, np.asarray(accept_u, np.float64).reshape(len(draft_ids)))
+    return kept[0], emit(target_probs[kept], slots, rejected, np.array([emit_u]))[0]
+
+
+def leading_run(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], list[int | None]]:
+    """Per sequence: how many slots are kept, and the slot that was not (None if none was). p, accept_u [S]."""
+    q = slots.of_drafted()
+    kept = (accept_u < accept_probability(p, q)).tolist()
+    accepted: list[int] = []
+    rejected: list[int | None] = []
+    start = 0
+    for length, counting in zip(slots.lengths, sent(slots, q), strict=True):
+        slot, end = start, start + counting
+        while slot < end and kept[slot]:
+            slot += 1
+        accepted.append(slot - start)
+        rejected.append(slot if slot < end else None)
+        start += length
+    return accepted, rejected

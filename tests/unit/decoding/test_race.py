@@ -1,0 +1,100 @@
+"""The race is a draw from its distribution, and every way of running it gives the same numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.decoding import race
+from dspark.decoding.drafting import DraftNoise
+from dspark.decoding.philox import Purpose, philox
+from dspark.decoding.race import times, times_of, winners
+from dspark.decoding.sampling import LawColumns, draft_distribution
+from dspark.types import Cursor, Law, Rule
+
+LAWS = [Law(seed=5, rule=Rule.COUPLED), Law(seed=2**64 - 1, choice=7, rule=Rule.COUPLED), Law(rule=Rule.COUPLED)]
+PLACES = [0, 31, 2**32 - 1]
+
+
+def test_a_time_is_the_logarithm_of_64_bits_of_its_block() -> None:
+    for law, place, row in zip(LAWS, PLACES, times(LAWS, PLACES, 11), strict=True):
+        for token in range(11):
+            counter = (place, token // 4, Purpose.RACE << 16 | Rule.COUPLED << 24, law.choice)
+            words = philox(counter, (law.seed & 0xFFFFFFFF, law.seed >> 32))
+            u = (words[token % 4] * 2**32 + words[(token + 1) % 4]) / 2**64
+            assert row[token].item() == pytest.approx(-math.log(u), rel=1e-9)
+
+
+def test_a_few_tokens_have_the_times_of_the_whole_row() -> None:
+    whole = times(LAWS, PLACES, 103)
+    ids = torch.tensor([[0, 5, 102, 7], [3, 2, 1, 0], [99, 98, 97, 50]])
+    assert torch.equal(times_of(LAWS, PLACES, ids), whole.gather(-1, ids))
+
+
+def test_an_accelerator_runs_the_same_race() -> None:
+    groups = torch.arange(26)[None]
+    on_device = race._on_device(race._device_blocks(LAWS, PLACES, groups), 103)
+    torch.testing.assert_close(on_device, times(LAWS, PLACES, 103), rtol=1e-14, atol=0.0)
+
+
+def test_times_are_exponential_and_never_zero_or_endless() -> None:
+    e = times([Law(seed=seed, rule=Rule.COUPLED) for seed in range(40)], [9] * 40, 5000)
+    assert (e > 0).all()
+    assert torch.isfinite(e).all()
+    ranks = torch.sort(torch.exp(-e).ravel()).values
+    grid = (torch.arange(ranks.numel(), dtype=torch.float64) + 0.5) / ranks.numel()
+    assert (ranks - grid).abs().max() < 0.004  # Kolmogorov-Smirnov at 200,000 draws; the keys are fixed
+    assert race._exponentials(np.array([2.0**-65, 1.0])).tolist() == [pytest.approx(65 * math.log(2)), 2.0**-53]
+
+
+def test_the_first_one_home_follows_the_distribution() -> None:
+    p = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05], dtype=torch.float64)
+    laws = [Law(seed=3, rule=Rule.COUPLED)] * 40_000
+    ids, lead = winners(p.expand(len(laws), -1), times(laws, range(len(laws)), 5))
+    share = torch.bincount(ids, minlength=5) / len(laws)
+    assert (share - p).abs().max() < 0.01  # four standard deviations; the keys are fixed
+    assert share[2] == 0
+    assert (lead >= 0).all()
+
+
+def test_a_lead_is_told_in_nats_and_equals_go_to_the_lowest_id() -> None:
+    ids, lead = winners(
+        torch.tensor([[0.2, 0.4, 0.4], [0.1, 0.9, 0.0]]), torch.tensor([[1.0, 2.0, 2.0], [1.0, 1.0, 1.0]])
+    )
+    assert ids.tolist() == [0, 1]
+    assert lead.tolist() == [pytest.approx(0.0, abs=1e-6), pytest.approx(math.log(9), abs=1e-6)]
+    assert winners(torch.tensor([[1.0, 0.0]]), torch.ones(1, 2))[1].item() == math.inf
+
+
+@pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+def test_a_row_without_mass_is_an_error(row: list[float]) -> None:
+    with pytest.raises(FloatingPointError):
+        winners(torch.tensor([row]), torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("laws", [[Law(choice=2**32)], [Law(seed=2**64)]])
+def test_a_name_that_would_spill_is_refused(laws: list[Law]) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        times(laws, [3], 8)
+
+
+@pytest.mark.parametrize("vocab", [40, 9000])
+def test_a_cohort_of_all_rules_draws_as_each_sequence_alone(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    laws = [Law(1.0, seed=row, rule=Rule(1 + row % 3)) for row in range(7)] + [Law(0.0, rule=Rule.COUPLED)]
+    cursors = [Cursor(row, 1, 2, 30 + row) for row in range(len(laws))]
+    together = DraftNoise(laws, cursors, 4, vocab)
+    for slot in range(4):
+        logits = torch.randn(len(laws), vocab, generator=generator) * 2
+        ids, probs = draft_distribution(logits, LawColumns.of(laws), 16)
+        drawn = together.pick(slot, ids, probs)
+        assert drawn[-1] == logits[-1].argmax()
+        for row, (law, cursor) in enumerate(zip(laws, cursors, strict=True)):
+            alone = DraftNoise([law], [cursor], 4, vocab)
+            assert alone.pick(slot, ids[row : row + 1], probs[row : row + 1]).item() == drawn[row]
+            if law.rule is Rule.COUPLED and not law.greedy:  # the verifier's own race over the draft's distribution
+                q = torch.zeros(1, vocab).scatter_(-1, ids[row : row + 1], probs[row : row + 1])
+                assert winners(q, times([law], [cursor.committed_len + slot], vocab))[0].item() == drawn[row]
