@@ -21,6 +21,7 @@ class CoordinatorConfig:
     client_token_file: str | None = field(default=None, metadata={"doc": "File that holds the token clients need."})
     insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
     policy: str = field(default="greedy", metadata={"doc": "Default policy: off, fixed:k, threshold:t or greedy."})
+    rule: str = field(default="token", metadata={"doc": "Default acceptance rule: token, block or coupled."})
     bypass: bool = field(default=False, metadata={"doc": "Let greedy cohorts go without drafts that have not paid."})
     max_running: int = field(default=256, metadata={"doc": "Requests in rounds or prefill at one time."})
     max_queued: int = field(default=1024, metadata={"doc": "Requests that may wait; more are refused."})

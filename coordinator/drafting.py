@@ -8,7 +8,7 @@ more until it came, so a hung one costs a single deadline.
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from coordinator.feeding import Feeding
 from coordinator.ports import Drafted, DrafterPort, Lost
 from coordinator.rounds import Turn, mean_context
 from coordinator.running_fit import Running
+from coordinator.step_cost import DraftCost
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block, EmptyReason
 
@@ -44,11 +45,12 @@ class Drafting:
     def __init__(self, feeding: Feeding, waits: DraftWaits, clock: Clock, metrics: Metrics) -> None:
         self._feeding, self._waits, self._clock, self._metrics = feeding, waits, clock, metrics
         self._owed: dict[DrafterPort, Future[Drafted]] = {}  # replies that missed their deadline
-        self._measured: dict[DrafterPort, Running] = {}  # stands in for a curve
+        self._costs: dict[DrafterPort, DraftCost] = {}
+        self.hops = Running()  # round trips of drafts less device time
 
     def left(self, drafter: DrafterPort) -> None:
         """It is gone; what it owed fails by itself."""
-        self._measured.pop(drafter, None)
+        self._costs.pop(drafter, None)
 
     def sort(self, turns: Iterable[Turn]) -> dict[DrafterPort, list[Turn]]:
         """Who is asked for which blocks; the other turns say why not."""
@@ -60,14 +62,23 @@ class Drafting:
                 asked.setdefault(drafter, []).append(turn)
         return asked
 
-    def seconds(self, asked: dict[DrafterPort, list[Turn]]) -> float:
-        """What these drafts are expected to take; drafters work side by side."""
-        return max((self._expected(drafter, its) for drafter, its in asked.items()), default=0.0)
+    def seconds(self, asked: Mapping[DrafterPort, Sequence[Turn]]) -> float:
+        """What these drafts are expected to take, hops included; drafters work side by side."""
+        passes = [
+            self._cost(drafter).seconds(len(its), mean_context(its), _slots(drafter, its))
+            for drafter, its in asked.items()
+        ]
+        return max(passes) + self.hops.seconds if passes else 0.0
 
-    async def fill(self, asked: dict[DrafterPort, list[Turn]]) -> float | None:
-        """Fills in blocks; returns the seconds spent on the way rather than on a device, None when nothing came."""
+    def would_take(self, asked: Mapping[DrafterPort, int], context: float, slots: int) -> float:
+        """The same for so many sequences each, all with so many slots."""
+        passes = [self._cost(drafter).seconds(count, context, slots) for drafter, count in asked.items() if count]
+        return max(passes) + self.hops.seconds if passes and slots else 0.0
+
+    async def fill(self, asked: dict[DrafterPort, list[Turn]]) -> float:
+        """Fills in blocks; returns how long they were waited for."""
         if not asked:
-            return None
+            return 0.0
         began = self._clock.time()
         deadline_s = max(self._waits.deadline_s, SLACK * self.seconds(asked))
         replies = {drafter: self._ask(drafter, its) for drafter, its in asked.items()}
@@ -76,7 +87,10 @@ class Drafting:
         took = self._clock.time() - began
         self._metrics.draft_rpc.observe(took)
         drafted = [self._collect(drafter, asked[drafter], reply) for drafter, reply in replies.items()]
-        return max((took - each.forward_s for each in drafted if each is not None), default=None)
+        on_the_way = [took - each.forward_s for each in drafted if each is not None]
+        if on_the_way:
+            self.hops.observe(max(on_the_way))
+        return took
 
     def _why_not(self, turn: Turn) -> str:
         why = self._feeding.why_not(turn.track)
@@ -96,7 +110,7 @@ class Drafting:
     def _collect(self, drafter: DrafterPort, its: Sequence[Turn], reply: Future[Drafted]) -> Drafted | None:
         """The blocks of one drafter's cohort: all of them or none."""
         if not reply.done():
-            self._owe(drafter, reply, len(its))
+            self._owe(drafter, reply, its)
         drafted = result_of(reply)
         if drafted is None or len(drafted.blocks) != len(its):
             for turn in its:
@@ -104,9 +118,7 @@ class Drafting:
             return None
         for turn, block in zip(its, drafted.blocks, strict=True):
             self._accept(turn, block)
-        self._learn(drafter, drafted.forward_s)
-        if drafter.facts.cost is not None:
-            drafter.facts.cost.observe(len(its), mean_context(its), drafted.forward_s)
+        self._learn(drafter, its, drafted.forward_s)
         return drafted
 
     def _accept(self, turn: Turn, block: Block) -> None:
@@ -120,8 +132,8 @@ class Drafting:
         if not block.token_ids:
             turn.empty_because = EmptyReason(block.empty_reason or EmptyReason.INVALID).name.lower()
 
-    def _owe(self, drafter: DrafterPort, reply: Future[Drafted], sequences: int) -> None:
-        log.warning("draft.late", drafter=drafter.facts.name, sequences=sequences)
+    def _owe(self, drafter: DrafterPort, reply: Future[Drafted], its: Sequence[Turn]) -> None:
+        log.warning("draft.late", drafter=drafter.facts.name, sequences=len(its))
         self._owed[drafter] = reply
         timer = self._clock.call_later(
             self._waits.patience_s, drafter.close, f"silent for more than {self._waits.patience_s:g} s"
@@ -132,24 +144,29 @@ class Drafting:
             self._owed.pop(drafter, None)
             drafted = result_of(done)
             if drafted is not None:
-                self._learn(drafter, drafted.forward_s)
+                self._learn(drafter, its, drafted.forward_s)
             for block in drafted.blocks if drafted is not None else ():
                 self._drop(block, "late")  # its anchor has moved on
 
         reply.add_done_callback(came)
 
-    def _learn(self, drafter: DrafterPort, forward_s: float) -> None:
-        self._measured.setdefault(drafter, Running(weight=0.2)).observe(forward_s)
+    def _learn(self, drafter: DrafterPort, its: Sequence[Turn], forward_s: float) -> None:
+        self._cost(drafter).observe(len(its), mean_context(its), _slots(drafter, its), forward_s)
 
     def _drop(self, block: Block, reason: str) -> None:
         self._metrics.dropped.labels(kind="block", reason=reason).inc()
         self._metrics.draft_wasted_tokens.labels(reason=reason).inc(len(block.token_ids))
 
-    def _expected(self, drafter: DrafterPort, its: Sequence[Turn]) -> float:
-        if drafter.facts.cost is not None:
-            return drafter.facts.cost.seconds(len(its), mean_context(its))
-        measured = self._measured.get(drafter)
-        return measured.seconds if measured is not None else 0.0
+    def _cost(self, drafter: DrafterPort) -> DraftCost:
+        cost = self._costs.get(drafter)
+        if cost is None:
+            cost = self._costs[drafter] = DraftCost(drafter.facts.cost, drafter.facts.block_size)
+        return cost
+
+
+def _slots(drafter: DrafterPort, its: Sequence[Turn]) -> int:
+    """Of a pass: as many as its longest block has."""
+    return max(turn.wanted_slots(drafter.facts.block_size) for turn in its)
 
 
 def result_of(future: Future[T]) -> T | None:

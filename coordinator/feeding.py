@@ -119,6 +119,24 @@ class Feeding:
         elif track.feed is Feed.FED and track.missing >= MISSING_ROUNDS and self._clock.time() >= track.resend_at:
             self._resend(track, track.watermark, "features_missing")
 
+    def rest(self, track: Track) -> None:
+        """No draft is near: rows stay with the verifier until `wake`. Call it between rounds."""
+        if track.feed is Feed.FED and track.missing == 0:
+            track.feed, track.rested_from = Feed.RESTING, track.sequence.cursor.committed_len - 1
+
+    def wake(self, track: Track) -> None:
+        """A draft is near: the drafter gets what it missed, and the rows that follow. Call it between rounds."""
+        if track.feed is Feed.RESTING:
+            self._resend(track, track.rested_from, "rested")
+
+    def reachable(self, track: Track) -> bool:
+        """Whether a draft could be asked for now, or as soon as rows on their way have arrived."""
+        return (
+            track.feed in (Feed.FED, Feed.RESTING, Feed.RESENDING)
+            and track.missing < MISSING_ROUNDS
+            and track.answer.room >= 2
+        )
+
     def why_not(self, track: Track) -> str | None:
         """Why no draft is asked for, or None when one is."""
         if not track.speculates:
@@ -170,7 +188,8 @@ class Feeding:
         track.resend_at = self._clock.time() + track.resend_wait
         track.resend_wait = min(2 * track.resend_wait, RETRY_MOST_S)
         self._metrics.resends.labels(reason=reason).inc()
-        log.info("sequence.resend", sequence=cursor.sequence, round=cursor.round, reason=reason, start=start)
+        tell = log.debug if reason == "rested" else log.info
+        tell("sequence.resend", sequence=cursor.sequence, round=cursor.round, reason=reason, start=start)
         future = self._verifier.resend(cursor, drafter.facts.sink, start)
 
         def failed() -> None:

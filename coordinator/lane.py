@@ -1,10 +1,7 @@
 """A lane: one verifier, the drafters that feed it, the sequences that share its rounds.
 
-`run` is the loop: gather, draft, schedule, verify, settle. Sequences join and leave between rounds; prefills run
-beside it. A late or lost draft is an empty block; a lost verifier ends the lane and hands its sequences back.
-
-Invariant 2, no peeking: who is asked for a draft, what the step is expected to cost and how long the draft is waited
-for are fixed before the draft is asked for; only `prefix_scheduler` looks at confidences.
+Sequences are opened and prefilled here, beside the rounds, which `round_loop` drives. A lost verifier ends the lane
+and hands its sequences back.
 """
 
 from __future__ import annotations
@@ -17,13 +14,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from coordinator.bypass import Bypass
 from coordinator.clock import Clock, settled
 from coordinator.drafting import Drafting, DraftWaits, result_of
 from coordinator.feeding import Feeding
-from coordinator.policy import Greedy
-from coordinator.ports import Declined, DrafterPort, Judged, Prefilled, PrefillOrder, VerifierPort
-from coordinator.rounds import Turn, choose_prefixes, mean_context
+from coordinator.ports import Declined, DrafterPort, Prefilled, PrefillOrder, VerifierPort
+from coordinator.round_loop import Pace, RoundLoop
 from coordinator.sequence import Event, State
 from coordinator.settling import Owner, Settling
 from coordinator.step_cost import StepCost
@@ -44,7 +39,9 @@ class Conduct:
     prefills: int = 8  # at one time; more would all come late, as they share one device
     prefill_s: float = 120.0
     verify_s: float = 10.0
-    bypass: bool = False  # greedy cohorts whose drafts have not paid go without, see `bypass`
+    bypass: bool = True  # adaptive sequences whose drafts do not pay go without, see `planning`
+    explore: float = 1 / 32  # share of their rounds that are drafted nevertheless
+    cohorts: int = 2  # at most, at one time, see `pipelining`
 
 
 class Lane:
@@ -61,42 +58,49 @@ class Lane:
         metrics: Metrics,
     ) -> None:
         self.verifier = verifier
-        self.cost = StepCost(verifier.facts.cost)
-        self.rounds = 0
-        self.committed_by_rounds = 0
         self._owner, self._waits, self._clock, self._metrics = owner, waits, clock, metrics
         self._feeding = Feeding(verifier, load, clock, metrics)
-        self._drafting = Drafting(self._feeding, waits.draft, clock, metrics)
-        self._bypass = Bypass(self.cost)
-        self._may_bypass = waits.bypass
-        self._settling = Settling(owner, self._orphan, self._bypass, verifier.facts.vocab_size, metrics)
+        self._drafting = drafting = Drafting(self._feeding, waits.draft, clock, metrics)
+        self._settling = Settling(owner, self._orphan, verifier.facts.vocab_size, metrics)
         self._tracks: dict[int, Track] = {}
         self._intakes: set[asyncio.Task[None]] = set()
         self._prefill_room = asyncio.Semaphore(waits.prefills)
-        self._wake: asyncio.Future[None] | None = None
         self._closed = False
-        self._heard = clock.time()  # when the verifier last answered anything
-        self._said_uncosted = False
+        self._heard = clock.time()  # when the verifier last answered a prefill
+        self._loop = RoundLoop(
+            verifier,
+            self._tracks,
+            self._feeding,
+            drafting,
+            self._settling,
+            pace=Pace(waits.verify_s, waits.bypass, waits.explore, waits.cohorts),
+            lose_verifier=self._lose_verifier,
+            clock=clock,
+            metrics=metrics,
+        )
         metrics.cost_curve_in_force.labels(lane=verifier.facts.name).set(float(self.cost.verify is not None))
 
     async def run(self) -> None:
-        """Rounds until the lane is closed, one cohort at a time."""
-        while not self._closed:
-            turns = self._gather()
-            if not turns:
-                await self._work()
-                continue
-            asked = self._ask_whom(turns)
-            step_seconds = self.cost.of_round(mean_context(turns), self._drafting.seconds(asked))
-            hops_s = await self._drafting.fill(asked)
-            if hops_s is not None:
-                self.cost.draft_hops.observe(hops_s)
-            turns = [turn for turn in turns if turn.track.sequence.state is State.DRAFTING]
-            choose_prefixes(turns, step_seconds)
-            judged = await self._verify(turns)
-            if judged is not None:
-                self.rounds += len(turns)
-                self.committed_by_rounds += self._settling.settle(turns, judged.verdicts)
+        """Rounds until the lane is closed."""
+        await self._loop.run()
+
+    @property
+    def cost(self) -> StepCost:
+        return self._loop.cost
+
+    @property
+    def rounds(self) -> int:
+        """Rounds judged, counted per sequence."""
+        return self._loop.rounds
+
+    @property
+    def committed_by_rounds(self) -> int:
+        return self._loop.committed
+
+    @property
+    def depth(self) -> int:
+        """Cohorts that take turns."""
+        return self._loop.pipelining.depth
 
     # What others ask of a lane.
 
@@ -123,6 +127,7 @@ class Lane:
     def take(self, track: Track) -> None:
         """Opens and prefills beside the rounds; the sequence joins them when its anchor is there."""
         track.sequence.apply(Event.PLACED)
+        track.row = self._loop.evidence.take()
         self._tracks[track.sequence.number] = track
         intake = asyncio.get_running_loop().create_task(self._take_in(track, track.sequence.epoch))
         self._intakes.add(intake)
@@ -132,11 +137,13 @@ class Lane:
         """Frees a sequence in both pools at once."""
         if self._tracks.pop(track.sequence.number, None) is not None:
             self._feeding.drop(track)
-            self._bypass.forget(track.sequence.number)
+            self._loop.evidence.free(track.row)
+            track.row = -1
             self.verifier.release(track.sequence.cursor)
 
     def drafter_joined(self, drafter: DrafterPort) -> None:
         self._feeding.joined(drafter)
+        self._loop.evidence.widen(drafter.facts.block_size)
 
     def drafter_left(self, drafter: DrafterPort) -> None:
         self._feeding.left(drafter, list(self._tracks.values()))
@@ -150,55 +157,9 @@ class Lane:
         self._metrics.cost_curve_in_force.labels(lane=self.verifier.facts.name).set(0)
         for track in reversed(list(self._tracks.values())):
             self._orphan(track)
-        self._kick()
+        self._loop.close()
 
-    # The steps.
-
-    def _gather(self) -> list[Turn]:
-        turns = []
-        for track in list(self._tracks.values()):
-            if track.sequence.state is State.READY:
-                self._feeding.between_rounds(track)
-                track.sequence.apply(Event.GATHERED)
-                turns.append(Turn.begin(track))
-        if self.cost.verify is None and not self._said_uncosted and any(_greedy(turn) for turn in turns):
-            self._said_uncosted = True
-            log.warning("lane.no_cost_curve", verifier=self.verifier.facts.name, effect="greedy verifies everything")
-        return turns
-
-    def _ask_whom(self, turns: Sequence[Turn]) -> dict[DrafterPort, list[Turn]]:
-        asked = self._drafting.sort(turns)
-        drafted = [turn for its in asked.values() for turn in its]
-        if not self._may_bypass or not self._bypass.applies(turns, drafted, self._drafting.seconds(asked)):
-            return asked
-        for turn in drafted:
-            turn.empty_because = "bypass"
-        return {}
-
-    async def _verify(self, turns: Sequence[Turn]) -> Judged | None:
-        """Verdicts on every prefix; None when there is nobody left to ask or to ask for."""
-        if not turns or self._closed:
-            return None
-        orders = [turn.verify_order(self._feeding.sink(turn.track)) for turn in turns]
-        for turn in turns:
-            turn.track.sequence.apply(Event.SCHEDULED)
-        self._metrics.cohorts.inc()
-        self._metrics.control_round_trips.labels(kind="verify").inc()
-        began = self._clock.time()
-        reply = self.verifier.verify(orders)
-        await settled((reply,), self._waits.verify_s, self._clock)
-        took = self._clock.time() - began
-        judged = result_of(reply)
-        if judged is None or len(judged.verdicts) != len(turns):
-            self.verifier.close("lost in a round" if reply.done() else f"no verdict for {self._waits.verify_s:g} s")
-            self.close()
-            return None
-        self._heard = self._clock.time()
-        self._metrics.verify_rpc.observe(took)
-        self.cost.speculative.verify_hops.observe(took - judged.forward_s)
-        if self.cost.verify is not None:
-            self.cost.verify.observe(judged.tokens, mean_context(turns), judged.forward_s)
-        return judged
+    # Taking in.
 
     async def _take_in(self, track: Track, epoch: int) -> None:
         sequence = track.sequence
@@ -226,7 +187,7 @@ class Lane:
         began = self._clock.time()
         reply = self.verifier.prefill(order)
         await settled((reply,), self._waits.prefill_s, self._clock)
-        if not reply.done() and self._heard < began:  # it said nothing at all in that time
+        if not reply.done() and max(self._heard, self._loop.heard) < began:  # it said nothing at all in that time
             self.verifier.close(f"no prefill within {self._waits.prefill_s:g} s")
             self.close()
         prefilled = result_of(reply)
@@ -256,7 +217,7 @@ class Lane:
         if track.tally.first is None:
             track.tally.first = self._clock.time()
         self._settling.show(track, track.answer.take((prefilled.anchor,)))
-        self._kick()
+        self._loop.kick()
 
     def _refused(self, track: Track, declined: Declined) -> None:
         self._metrics.refusals.labels(reason=declined.why.name.lower()).inc()
@@ -279,15 +240,6 @@ class Lane:
     def _pages(self, track: Track) -> int:
         return math.ceil(track.request.longest / self.verifier.facts.page_size)
 
-    async def _work(self) -> None:
-        if not self._closed:
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-
-    def _kick(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-
-def _greedy(turn: Turn) -> bool:
-    return isinstance(turn.track.request.policy, Greedy)
+    def _lose_verifier(self, why: str) -> None:
+        self.verifier.close(why)
+        self.close()

@@ -44,6 +44,7 @@ def schedule(
     base_tokens: float = 0.0,  # tokens in the step besides anchors and prefixes
     *,
     weights: Floats | None = None,  # [n] what a token of each sequence is worth; 1 when absent
+    trust: Floats | None = None,  # [n] what was accepted in the past of what survival promised; 1 when absent
     budget: int | None = None,  # slots for all `async` rows together; without one they verify everything
 ) -> Ints:
     """Prefix lengths [n]. Without `step_seconds` greedy rows verify everything."""
@@ -59,7 +60,8 @@ def schedule(
     if not ranked and not walked:
         return chosen
     alive = survival(confidence, lengths)
-    worth = alive if weights is None else alive * weights[:, None]
+    scale = trust if weights is None else weights if trust is None else weights * trust
+    worth = alive if scale is None else alive * scale[:, None]
     if ranked and budget is not None:
         gain = worth[asynchronous]
         chosen[asynchronous] = _leading(gain, _descending(gain), budget)

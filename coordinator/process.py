@@ -15,6 +15,7 @@ from coordinator.frontdesk import FrontDesk, Offer
 from coordinator.lane import Conduct
 from coordinator.membership import Membership
 from coordinator.policy import Policy, parse_policy
+from coordinator.rule import parse_rule
 from coordinator.service import GenerationService
 from coordinator.tokenizer import find_tokenizer
 from coordinator.worker import Address, Role
@@ -23,6 +24,7 @@ from dspark.runtime.identity import new_incarnation, read_token
 from dspark.runtime.security import Access, is_loopback, split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
+from dspark.types import Rule
 from dspark.wire.v1 import control_pb2_grpc, generate_pb2_grpc
 
 log = structlog.get_logger("dspark.coordinator")
@@ -61,7 +63,8 @@ class CoordinatorProcess:
 
 async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> CoordinatorProcess:
     """Serves at once; lanes open as workers are found."""
-    offer = Offer(policy=check(config), max_unread=config.max_unread)
+    policy, rule = check(config)
+    offer = Offer(policy=policy, max_unread=config.max_unread, rule=rule)
     token, client_token = read_token(config.token_file), read_token(config.client_token_file)
     tokenizer = find_tokenizer(config.target, config.target_revision)
     incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
@@ -106,6 +109,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         name=name,
         endpoint=control.endpoint,
         policy=str(offer.policy),
+        rule=offer.rule.name.lower(),
         text=tokenizer is not None,
     )
     return CoordinatorProcess(
@@ -120,8 +124,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     )
 
 
-def check(config: CoordinatorConfig) -> Policy:
-    """Refuses what cannot work, by name, before anything is opened; returns the default policy."""
+def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
+    """Refuses what cannot work, by name, before anything is opened; returns the default policy and rule."""
     for key in ("max_running", "max_prefills", "max_unread"):
         if getattr(config, key) < 1:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is less than 1")
@@ -140,10 +144,17 @@ def check(config: CoordinatorConfig) -> Policy:
     ):
         if not getattr(config, key) > 0:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is not above 0")
+    if not 0.0 < config.explore_share < 1.0:
+        raise ConfigError(f"coordinator.explore_share: {config.explore_share} is not between 0 and 1")
+    if config.max_cohorts not in (1, 2):
+        raise ConfigError(f"coordinator.max_cohorts: {config.max_cohorts} is neither 1 nor 2")
     for endpoint in (*config.verify, *config.draft):
         split_endpoint(endpoint)
     try:
-        return parse_policy(config.policy, field="coordinator.policy")
+        return (
+            parse_policy(config.policy, field="coordinator.policy"),
+            parse_rule(config.rule, field="coordinator.rule"),
+        )
     except InvalidRequest as error:
         raise ConfigError(str(error)) from error
 
@@ -176,4 +187,6 @@ def _waits(config: CoordinatorConfig) -> Conduct:
         config.prefill_deadline_s,
         config.verify_deadline_s,
         config.bypass,
+        config.explore_share,
+        config.max_cohorts,
     )

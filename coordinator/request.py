@@ -21,6 +21,7 @@ class Request:
     stops: tuple[str, ...] = ()
     show_stop: bool = False
     skip_special: bool = True
+    weight: float = 1.0  # what a token of this answer is worth to the scheduler beside those of others
 
     @property
     def longest(self) -> int:

@@ -1,15 +1,17 @@
-"""One sequence's part in one round, and the arithmetic around it. Pure."""
+"""One sequence's part in one round, a cohort's in columns, and the arithmetic around them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.policy import Fixed
+from coordinator.policy import Columns, Fixed
 from coordinator.ports import DraftOrder, Sink, VerifyOrder
-from coordinator.prefix_scheduler import StepSeconds, schedule
+from coordinator.prefix_scheduler import Floats, Ints, StepSeconds, schedule, survival
 from coordinator.track import Track
 from dspark.types import NO_Q, Block, Cursor
 
@@ -24,6 +26,7 @@ class Turn:
     drafter_version: str = ""
     empty_because: str = ""
     prefix: int = 0
+    slots: int = 1 << 30  # longest block that is worth drafting
 
     @staticmethod
     def begin(track: Track) -> Turn:
@@ -32,10 +35,10 @@ class Turn:
         return Turn(track, cursor, Block(cursor))
 
     def wanted_slots(self, block_size: int) -> int:
-        """Slots worth drafting: the target's own token takes one place of what the answer has left."""
+        """Slots to draft: the target's own token takes one place of what the answer has left."""
         slots = min(block_size, self.track.answer.room - 1)
         policy = self.track.request.policy
-        return min(slots, policy.slots) if isinstance(policy, Fixed) else slots
+        return min(slots, policy.slots if isinstance(policy, Fixed) else self.slots)
 
     def draft_order(self, block_size: int) -> DraftOrder:
         return DraftOrder(
@@ -49,18 +52,49 @@ class Turn:
         return VerifyOrder(self.cursor, self.track.answer.log.anchor, ids, q, sink, self.drafter_version)
 
 
-def choose_prefixes(turns: Sequence[Turn], step_seconds: StepSeconds | None) -> None:
+class Blocks(NamedTuple):
+    """What was drafted for a cohort, in numbers."""
+
+    confidence: Floats  # [n, k]; NaN beyond each block
+    lengths: Ints  # [n]
+
+    @staticmethod
+    def of(turns: Sequence[Turn]) -> Blocks:
+        lengths = np.fromiter((len(turn.block.token_ids) for turn in turns), np.int64, len(turns))
+        confidence = np.full((len(turns), int(lengths.max(initial=0))), np.nan)
+        inside = np.arange(confidence.shape[1]) < lengths[:, None]
+        said = chain.from_iterable(turn.block.confidence for turn in turns)
+        confidence[inside] = np.fromiter(said, np.float64, int(lengths.sum()))
+        return Blocks(confidence, lengths)
+
+    def alive(self) -> Floats:
+        """Survival [n, k]."""
+        return survival(self.confidence, self.lengths)
+
+
+class Terms(NamedTuple):
+    """What was settled before the draft of a cohort."""
+
+    step_seconds: StepSeconds | None
+    base_tokens: float = 0.0
+    budget: int | None = None
+
+
+def choose_prefixes(
+    turns: Sequence[Turn],
+    blocks: Blocks,
+    policies: Columns,
+    terms: Terms,
+    weights: Floats | None = None,
+    trust: Floats | None = None,
+) -> None:
     """Sets each turn's prefix."""
-    lengths = np.array([len(turn.block.token_ids) for turn in turns], np.int64)
-    widest = int(lengths.max(initial=0))
-    if widest == 0:
-        return
-    confidence = np.full((len(turns), widest), np.nan)
-    for row, turn in enumerate(turns):
-        confidence[row, : lengths[row]] = turn.block.confidence
-    chosen = schedule(confidence, lengths, [turn.track.request.policy for turn in turns], step_seconds)
+    chosen = schedule(
+        *blocks, policies, terms.step_seconds, terms.base_tokens, weights=weights, trust=trust, budget=terms.budget
+    )
     for turn, prefix in zip(turns, chosen.tolist(), strict=True):
-        turn.prefix = min(prefix, turn.track.answer.room - 1)
+        if prefix:
+            turn.prefix = min(prefix, turn.track.answer.room - 1)
 
 
 def mean_context(turns: Sequence[Turn]) -> float:

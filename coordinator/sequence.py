@@ -74,6 +74,7 @@ class Sequence:
         self.state = State.WAITING
         self.epoch = 0
         self.round = 0  # rounds finished in this epoch, the prefill included
+        self._cursor = Cursor(number, 0, 0, len(log))
 
     def apply(self, event: Event) -> tuple[Effect, ...]:
         """Moves on; what the caller must do now, in order."""
@@ -90,7 +91,10 @@ class Sequence:
 
     @property
     def cursor(self) -> Cursor:
-        return Cursor(self.number, self.epoch, self.round, len(self.log))
+        made, length = self._cursor, len(self.log)
+        if made.committed_len != length or made.round != self.round or made.epoch != self.epoch:
+            made = self._cursor = Cursor(self.number, self.epoch, self.round, length)
+        return made
 
     @property
     def finished(self) -> bool:

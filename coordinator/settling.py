@@ -12,7 +12,6 @@ from typing import Protocol
 import structlog
 
 from coordinator.answer import Piece
-from coordinator.bypass import Bypass
 from coordinator.outlet import Overfull
 from coordinator.ports import Declined
 from coordinator.rounds import Turn
@@ -45,11 +44,10 @@ class Settling:
         self,
         owner: Owner,
         orphan: Callable[[Track], None],
-        bypass: Bypass,
         vocab_size: int,
         metrics: Metrics,
     ) -> None:
-        self._owner, self._orphan, self._bypass = owner, orphan, bypass
+        self._owner, self._orphan = owner, orphan
         self._vocab_size, self._metrics = vocab_size, metrics
 
     def settle(self, turns: Sequence[Turn], verdicts: Sequence[Verdict | Declined]) -> int:
@@ -98,8 +96,6 @@ class Settling:
         piece = track.answer.take((*turn.block.token_ids[: verdict.accepted], verdict.next_token))
         accepted = min(verdict.accepted, len(piece.tokens))
         track.tally.round(verified=turn.prefix, accepted=accepted, committed=len(piece.tokens))
-        if turn.block.token_ids:
-            self._bypass.observe(turn.cursor.sequence, verdict.accepted + 1, turn.prefix)
         self._count(turn, verdict.accepted, accepted)
         self.show(track, piece)
         return len(piece.tokens)

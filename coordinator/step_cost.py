@@ -64,25 +64,24 @@ class StepCost:
 
     def __init__(self, verify: CostCurve | None) -> None:
         self.verify = verify  # None: greedy verifies everything, and the lane says so
-        self.draft_hops = Running()  # round trips of drafts less device time
         self.plain, self.speculative = Overheads(), Overheads()
 
     def of_round(self, context: float, draft_s: float) -> StepSeconds | None:
-        """Tokens in the verification -> seconds of a speculative round, convex; None without a measured curve."""
-        return None if self.verify is None else _raised(self.verify.column(context), self._beside(draft_s))
+        """Tokens in the verification -> seconds of a speculative round, convex; None without a measured curve.
+
+        `draft_s` are the seconds the round waits for its drafts, hops included.
+        """
+        return None if self.verify is None else _raised(self.verify.column(context), draft_s + self.speculative.seconds)
 
     def of_round_measured(self, context: float, draft_s: float) -> StepSeconds | None:
         """The same on the measured stairs."""
-        return None if self.verify is None else _raised(self.verify.stairs(context), self._beside(draft_s))
+        return None if self.verify is None else _raised(self.verify.stairs(context), draft_s + self.speculative.seconds)
 
     def of_plain_round(self, tokens: float, context: float) -> float:
         """Seconds of a round without any draft. Until one was seen, as a speculative one without its draft."""
         assert self.verify is not None
         overheads = self.plain if self.plain.seen else self.speculative
         return self.verify.seconds(tokens, context) + overheads.seconds
-
-    def _beside(self, draft_s: float) -> float:
-        return draft_s + self.draft_hops.seconds + self.speculative.seconds
 
 
 def _raised(step: StepSeconds, by: float) -> StepSeconds:

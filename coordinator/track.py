@@ -23,6 +23,7 @@ class Feed(enum.Enum):
     OPENED = "opened"  # room is there, the rows are not: a resend is due between rounds
     RESENDING = "resending"  # kept rows are on their way
     FED = "fed"  # rows flow: drafts are asked for
+    RESTING = "resting"  # no draft is near: rows stay with the verifier meanwhile
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +42,8 @@ class Track:
     watermark: int = 0  # rows the drafter said it holds
     resend_at: float = 0.0  # clock time before which rows are not asked for again
     resend_wait: float = 0.5  # seconds to the next such request, growing while nothing arrives
+    rested_from: int = 0  # first row the drafter was not sent
+    row: int = -1  # in the lane's evidence
     too_long: bool = False  # past what the drafter was trained for
     drafted: tuple[int, int] | None = None  # (epoch, committed_len) of the one draft attempt at this anchor
 

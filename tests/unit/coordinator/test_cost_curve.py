@@ -109,14 +109,17 @@ def test_a_draft_without_a_curve_is_known_from_what_passes_took() -> None:
     assert cost.seconds(3, 10, 4) == pytest.approx(0.02)
 
 
-def test_a_round_costs_its_draft_its_verification_and_its_hops() -> None:
+def test_a_round_costs_its_draft_its_verification_and_its_overheads() -> None:
     assert StepCost(None).of_round(10, 0.5) is None
     cost = StepCost(CostCurve([1, 10], [10], [1.0, 10.0]))
-    cost.draft_hops.observe(0.15)
     cost.speculative.verify_hops.observe(0.1)
+    cost.speculative.rest.observe(0.15)
     step = cost.of_round(10, 0.5)
     assert step is not None
     assert step(np.array([4.0]))[0] == pytest.approx(4.75)
+    assert cost.of_plain_round(4.0, 10) == pytest.approx(4.25)
+    cost.plain.verify_hops.observe(0.05)
+    assert cost.of_plain_round(4.0, 10) == pytest.approx(4.05)
 
 
 def test_a_running_mean_starts_at_the_first_observation() -> None:

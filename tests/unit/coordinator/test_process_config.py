@@ -18,7 +18,8 @@ def test_the_defaults_can_work() -> None:
     ("key", "value"),
     [
         ("policy", "fastest"),
-        ("policy", "async"),
+        ("explore_share", 0.0),
+        ("max_cohorts", 3),
         ("max_running", 0),
         ("max_queued", -1),
         ("max_prefills", 0),
