@@ -20,9 +20,19 @@ class CoordinatorConfig:
     token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
     client_token_file: str | None = field(default=None, metadata={"doc": "File that holds the token clients need."})
     insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
-    policy: str = field(default="greedy", metadata={"doc": "Default policy: off, fixed:k, threshold:t or greedy."})
+    policy: str = field(
+        default="greedy", metadata={"doc": "Default policy: off, fixed:k, threshold:t, greedy or async."}
+    )
     rule: str = field(default="token", metadata={"doc": "Default acceptance rule: token, block or coupled."})
-    bypass: bool = field(default=False, metadata={"doc": "Let greedy cohorts go without drafts that have not paid."})
+    bypass: bool = field(
+        default=True, metadata={"doc": "Let sequences under greedy and async go without drafts that do not pay."}
+    )
+    explore_share: float = field(
+        default=1 / 32, metadata={"doc": "Share of such sequences' rounds that are drafted nevertheless."}
+    )
+    max_cohorts: int = field(
+        default=2, metadata={"doc": "Cohorts of a lane at one time: 2 lets measurements decide, 1 keeps to one."}
+    )
     max_running: int = field(default=256, metadata={"doc": "Requests in rounds or prefill at one time."})
     max_queued: int = field(default=1024, metadata={"doc": "Requests that may wait; more are refused."})
     max_prefills: int = field(default=8, metadata={"doc": "Prefills at one time per verifier; the others wait."})
