@@ -40,8 +40,8 @@ def write_card(run: Path, folder: Path) -> None:
 A small Qwen3 language model over the vocabulary of `demo-target`, for speculative decoders that draft with a language
 model of their own. Benchmarks use it as the assistant of transformers' assisted generation; nothing here serves it.
 
-{shape["layers"]} layers, hidden size {shape["hidden"]}, {shape["heads"]} query heads and {shape["kv_heads"]} key-value head
-of 64, the tokenizer of `demo-target`, bf16. Trained on the same text: {steps:,} steps of
+{shape["layers"]} layers, hidden size {shape["hidden"]}, {shape["heads"]} query heads and {shape["kv_heads"]} key-value
+head of 64, the tokenizer of `demo-target`, bf16. Trained on the same text: {steps:,} steps of
 {shape["rows"] * shape["length"]:,} tokens ({tokens / 1e6:.1f} M in all), seed {shape["seed"]}, {minutes:.0f} minutes.
 Held-out loss at the end (nats a token): {losses}.
 

@@ -4,7 +4,7 @@ tok_s: tokens that arrived inside the window, per second of it. tok_s_user: toke
 mean over answers. itl_ms: per token, each message's gap shared among its tokens; gap_ms: between messages. tau: tokens
 committed per verification round. verified_per_token: drafted tokens verified per token of the answers; budget: the same
 per round and sequence. bytes_per_token: `client` is what this client received, the others are what the cell's processes
-sent to each other, by kind.
+sent to each other, by kind, for prompts and answers together.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def summarise(outcome: Outcome, *, series: str, counted_by: str = "ids") -> dict
         "late_ms": spread(answer.sent - answer.intended for answer in whole),
         "counted_by": counted_by,
         **_speculation(whole, outcome),
-        "bytes_per_token": _bytes(whole, tokens, outcome),
+        "bytes_per_token": _bytes(whole, outcome),
     }
 
 
@@ -99,9 +99,10 @@ def _speculation(whole: list[Answer], outcome: Outcome) -> dict[str, Any]:
     return {"tau": None, "tau_over": None, "verified_per_token": None, "budget": None}
 
 
-def _bytes(whole: list[Answer], tokens: int, outcome: Outcome) -> dict[str, float]:
+def _bytes(whole: list[Answer], outcome: Outcome) -> dict[str, float]:
     received = sum(answer.tokens for answer in whole)
     found = {"client": round(sum(answer.size for answer in whole) / received, 2)} if received else {}
+    tokens = sum(answer.tokens for answer in outcome.answers)  # the counters saw them all
     for name, value in outcome.counters.items():
         if name.startswith("bytes_") and tokens:
             found[name.removeprefix("bytes_")] = round(value / tokens, 2)
