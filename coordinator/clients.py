@@ -125,7 +125,8 @@ class VerifierClient:
         def read(event: verify_pb2.VerifyEvent) -> Prefilled | Declined:
             prefilled: verify_pb2.Prefilled = _part(event, "prefilled")
             declined = _declined(order.cursor, prefilled)
-            return declined or Prefilled(order.cursor, prefilled.anchor, prefilled.forward_ns / 1e9)
+            told = codec.read_logprobs([prefilled.logprobs]) if prefilled.HasField("logprobs") else ()
+            return declined or Prefilled(order.cursor, prefilled.anchor, prefilled.forward_ns / 1e9, told)
 
         return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, prefill=message), read)
 

@@ -213,10 +213,13 @@ class Lane:
         if prefilled.anchor >= self.verifier.facts.vocab_size:
             self._owner.ended(track, PeerError("the verifier sent a token that is not in its vocabulary"))
             return
+        if track.request.law.logprobs is not None and not prefilled.logprobs:
+            self._owner.ended(track, PeerError("the verifier sent a token without its log-probability"))
+            return
         track.sequence.apply(Event.PREFILLED)
         if track.tally.first is None:
             track.tally.first = self._clock.time()
-        self._settling.show(track, track.answer.take((prefilled.anchor,)))
+        self._settling.show(track, track.answer.take((prefilled.anchor,), prefilled.logprobs))
         self._loop.kick()
 
     def _refused(self, track: Track, declined: Declined) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from coordinator.cost_curve import CostCurve
 from dspark.errors import Unavailable
-from dspark.types import Block, Cursor, Law, RefusalReason, SparseQ, Verdict
+from dspark.types import Block, Cursor, Law, RefusalReason, SparseQ, TokenLogprobs, Verdict
 
 
 class Lost(Unavailable):
@@ -114,6 +114,7 @@ class Prefilled:
     cursor: Cursor
     anchor: int
     forward_s: float
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the anchor, where the law asks for them
 
 
 @dataclass(frozen=True, slots=True)

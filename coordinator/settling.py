@@ -64,6 +64,8 @@ class Settling:
                 self._declined(turn, verdict)
             elif verdict.accepted > turn.prefix or verdict.next_token >= self._vocab_size:
                 self._owner.ended(track, PeerError("the verifier sent a verdict that fits no prefix"))
+            elif track.request.law.logprobs is not None and len(verdict.logprobs) != verdict.accepted + 1:
+                self._owner.ended(track, PeerError("the verifier sent a verdict without its log-probabilities"))
             else:
                 committed += self._guarded(turn, verdict)
         return committed
@@ -93,7 +95,7 @@ class Settling:
     def _judged(self, turn: Turn, verdict: Verdict) -> int:
         track = turn.track
         track.sequence.apply(Event.JUDGED)
-        piece = track.answer.take((*turn.block.token_ids[: verdict.accepted], verdict.next_token))
+        piece = track.answer.take((*turn.block.token_ids[: verdict.accepted], verdict.next_token), verdict.logprobs)
         accepted = min(verdict.accepted, len(piece.tokens))
         track.tally.round(verified=turn.prefix, accepted=accepted, committed=len(piece.tokens))
         self._count(turn, verdict.accepted, accepted)

@@ -16,12 +16,20 @@ class StopStrings:
         self._show_match = show_match
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """(text that may be shown, the stop string that ends the answer). The earliest match counts."""
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
+        """(text that may be shown, the stop string that ends the answer).
+
+        The earliest match that this text completes counts, and none where the answer may not end yet.
+        """
         if not self._stops:
             return text, None
+        old = len(self._held)
         text = self._held + text
-        found = [(at, order) for order, stop in enumerate(self._stops) if (at := text.find(stop)) >= 0]
+        found = [
+            (at, order)
+            for order, stop in enumerate(self._stops)
+            if may_end and (at := text.find(stop, max(old - len(stop) + 1, 0))) >= 0
+        ]
         if found:
             at, order = min(found)
             stop = self._stops[order]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dspark.types import Cursor, Law, Refusal, Verdict
+from dspark.types import Cursor, Law, Refusal, TokenLogprobs, Verdict
 from dspark.wire.v1 import types_pb2
 from verify_service.config import VerifyConfig
 from verify_service.sequences import VerifyItem
@@ -121,6 +121,9 @@ class Engine(Protocol):
     ) -> tuple[FeatureRun | Refusal | None, int]: ...
 
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal: ...
+
+    def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:
+        """Of the token that `first_token` drew; empty when its law asks for none."""
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged: ...
 

@@ -171,12 +171,14 @@ class VerifySession:
         if isinstance(anchor, Refusal):
             await self._device.run(self._engine.release, cursor.sequence, cursor.epoch, urgent=True)
             return self._not_taken(command, anchor)
+        told = self._engine.anchor_logprobs(cursor.sequence) if law.logprobs is not None else ()
         log.info("sequence.prefilled", sequence=cursor.sequence, epoch=cursor.epoch, tokens=len(ids))
         return verify_pb2.Prefilled(
             cursor=command.cursor,
             anchor=anchor,
             features_through=len(ids) if self._engine.feature_width else 0,
             forward_ns=spent_ns,
+            logprobs=next(iter(codec.write_logprobs(told)), None),
         )
 
     async def _resend(self, command: verify_pb2.Resend) -> verify_pb2.Resent:

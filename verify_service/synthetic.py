@@ -150,6 +150,9 @@ class SyntheticVerifyEngine:
         state.anchored = True
         return anchor
 
+    def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:
+        return ()  # `open` refuses laws that ask for them
+
     def features(self, cursor: Cursor, start: int) -> SyntheticRows | Refusal:
         held = self._sequences.get(cursor.sequence)
         if held is None or held.state.epoch != cursor.epoch:
