@@ -90,5 +90,5 @@ class Answer:
         """Text still held back when something else than a commit ends the answer."""
         if self._text is None:
             return ""
-        piece, matched = self._stops.push(self._text.flush())
+        piece, matched = self._stops.push(self._text.flush(), may_end=self.log.answered > self._min_tokens)
         return piece if matched else piece + self._stops.flush()

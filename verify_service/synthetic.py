@@ -19,7 +19,7 @@ from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import SyntheticRows
 from dspark.synthetic.spec import SyntheticSpec, load_spec
-from dspark.types import Cursor, Law, Refusal, RefusalReason, Verdict
+from dspark.types import Cursor, Law, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.interface import Held, Judged
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
@@ -102,6 +102,8 @@ class SyntheticVerifyEngine:
         ids = token_ids if token_ids is not None else [0] * cursor.committed_len
         vocab, length = self.target.vocab_size, self.target.context_length
         problem = check_prompt(cursor, ids, reserve_tokens, vocab_size=vocab, context_length=length)
+        if problem is None and law.logprobs is not None:
+            problem = invalid("law.logprobs: a synthetic target has none")
         if problem is not None:
             return problem
         if held is not None:
