@@ -24,6 +24,7 @@ from coordinator.tokenizer import Tokenizer
 from coordinator.track import Track
 from coordinator.validation import MAX_TEXT, Limits, check_head, read_request
 from dspark.errors import InvalidRequest, Unavailable
+from dspark.types import Rule
 from dspark.wire.v1 import generate_pb2
 
 LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
@@ -35,6 +36,7 @@ class Offer:
 
     policy: Policy
     max_unread: int
+    rule: Rule = Rule.TOKEN
 
 
 class FrontDesk:
@@ -61,6 +63,7 @@ class FrontDesk:
             stop_token_ids=verifiers[0].stop_token_ids,
             has_tokenizer=self.tokenizer is not None,
             policy=self.offer.policy,
+            rule=self.offer.rule,
         )
 
     async def accept(self, message: generate_pb2.GenerateRequest) -> Track:

@@ -7,6 +7,7 @@ state of its own: everything is in the track, and the track belongs to admission
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import cast
 
 import grpc
 
@@ -17,6 +18,7 @@ from coordinator.commit_log import Reason
 from coordinator.frontdesk import FrontDesk
 from coordinator.track import Track
 from dspark.errors import Expired, InvalidRequest
+from dspark.types import Rule
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc, types_pb2
 
 MAX_ABORTS = 1024
@@ -74,7 +76,7 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             block_size=drafter.block_size if drafter else 0,
             stop_token_ids=limits.stop_token_ids,
             policy=str(limits.policy),
-            rule=types_pb2.RULE_TOKEN,
+            rule=_rule(limits.rule),
             has_tokenizer=limits.has_tokenizer,
         )
 
@@ -100,7 +102,7 @@ def _complete(track: Track) -> generate_pb2.GenerateResponse:
             acceptance_histogram=tally.acceptance_histogram,
             verified_histogram=tally.verified_histogram,
             policy=str(track.request.policy),
-            rule=types_pb2.RULE_TOKEN,
+            rule=_rule(track.request.law.rule),
         ),
         timings=generate_pb2.Timings(
             queue_ms=1e3 * tally.queue_s(),
@@ -112,3 +114,7 @@ def _complete(track: Track) -> generate_pb2.GenerateResponse:
     if end.text is not None:
         complete.matched_stop_str = end.text
     return generate_pb2.GenerateResponse(request_id=track.request.id, complete=complete)
+
+
+def _rule(rule: Rule) -> types_pb2.Rule:
+    return cast("types_pb2.Rule", int(rule))

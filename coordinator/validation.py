@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.policy import Greedy, Policy, Threshold, parse_policy
+from coordinator.policy import Policy, parse_policy
 from coordinator.request import Request
+from coordinator.rule import check_rule, choose_rule
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.types import Law, Rule
-from dspark.wire.v1 import generate_pb2, types_pb2
+from dspark.wire.v1 import generate_pb2
 
 MAX_ID = 128
 MAX_TEXT = 4 * 1024 * 1024  # characters
@@ -45,6 +46,7 @@ class Limits:
     stop_token_ids: tuple[int, ...]
     has_tokenizer: bool
     policy: Policy
+    rule: Rule = Rule.TOKEN
 
 
 def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> None:
@@ -57,10 +59,7 @@ def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> No
     if kind == "text" and not has_tokenizer:
         raise InvalidRequest("text", "the target has no tokenizer; send tokenized.input_ids")
     _check_unsupported(message.sampling_params)
-    if message.speculation.rule in (types_pb2.RULE_BLOCK, types_pb2.RULE_COUPLED):
-        raise Unsupported("speculation.rule", "only the token rule is supported yet")
-    if message.speculation.rule not in (types_pb2.RULE_UNSPECIFIED, types_pb2.RULE_TOKEN):
-        raise InvalidRequest("speculation.rule", f"{message.speculation.rule} is not a rule")
+    check_rule(message)
 
 
 def read_request(
@@ -76,8 +75,8 @@ def read_request(
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     _check_prompt(prompt, field, limits)
     params = message.sampling_params
-    law = _read_law(params, draw_seed)
-    policy = _read_policy(message, law, limits.policy)
+    law = _read_law(params, choose_rule(message, limits.rule), draw_seed)
+    policy = parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
     stops = _read_stops(params, limits.has_tokenizer)
     stop_ids = _read_stop_ids(params, limits)
     return Request(
@@ -114,29 +113,15 @@ def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:
         raise InvalidRequest(field, f"token id {max(prompt)} is not below the vocabulary size {limits.vocab_size}")
 
 
-def _read_policy(message: generate_pb2.GenerateRequest, law: Law, default: Policy) -> Policy:
-    """The policy asked for, or the deployment's.
-
-    Who gives a seed and samples wants the same answer again. Under the token rule a draw's use depends on how much of
-    a block is verified, and `greedy` decides that by measured time; so such a request verifies whole blocks instead.
-    """
-    if message.speculation.policy:
-        return parse_policy(message.speculation.policy)
-    if isinstance(default, Greedy) and message.sampling_params.HasField("seed") and not law.greedy:
-        return Threshold(0.0)
-    return default
-
-
-def _read_law(params: generate_pb2.SamplingParams, draw_seed: Callable[[], int]) -> Law:
+def _read_law(params: generate_pb2.SamplingParams, rule: Rule, draw_seed: Callable[[], int]) -> Law:
     temperature = params.temperature if params.HasField("temperature") else 1.0
     if not (math.isfinite(temperature) and temperature >= 0.0):
         raise InvalidRequest(f"{_PARAMS}.temperature", f"must be finite and not negative, got {temperature}")
     top_p = params.top_p if params.HasField("top_p") else 1.0
     if not 0.0 < top_p <= 1.0:  # refuses NaN too
         raise InvalidRequest(f"{_PARAMS}.top_p", f"must be in (0, 1], got {top_p}")
-    # The token rule keys its draws by the seed, so a seed fixes the answer's draws under this rule as well.
     seed = params.seed if params.HasField("seed") else draw_seed()
-    return Law(temperature=temperature, top_p=top_p, top_k=params.top_k, seed=seed, rule=Rule.TOKEN)
+    return Law(temperature=temperature, top_p=top_p, top_k=params.top_k, seed=seed, rule=rule)
 
 
 def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tuple[str, ...]:

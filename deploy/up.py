@@ -63,6 +63,7 @@ def plan_topology(
         "insecure": config.insecure,
         "device": config.device,
         "policy": config.policy,
+        "rule": config.rule,
     }
     binds = {Role.COORDINATOR: f"{config.bind}:{port}"}
     settings = {

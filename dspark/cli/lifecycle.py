@@ -31,6 +31,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     up.add_argument("--verifiers", type=int, metavar="N", help="verifier processes (1)")
     up.add_argument("--drafters", type=int, metavar="N", help="drafter processes (1)")
     up.add_argument("--policy", help="default policy: off, fixed:k, threshold:t or greedy")
+    up.add_argument("--rule", choices=["token", "block", "coupled"], help="default acceptance rule")
     up.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration")
     up.add_argument("--address", metavar="HOST:PORT", help="running Ray cluster; no head is started or stopped then")
     up.add_argument("--bind", metavar="HOST", help="address every server listens on (127.0.0.1)")
@@ -71,7 +72,7 @@ def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:
 def _up(args: argparse.Namespace) -> int:
     from deploy.up import bring_up, read_config
 
-    names = ("revision", "verifiers", "drafters", "policy", "address", "bind", "port", "insecure", "device")
+    names = ("revision", "verifiers", "drafters", "policy", "rule", "address", "bind", "port", "insecure", "device")
     more = ("verifier_gpus", "drafter_gpus", "start_timeout_s")
     flags: dict[str, object] = {name: getattr(args, name) for name in (*names, *more)}
     flags |= {"target": args.target, "drafter": args.drafter}

@@ -7,17 +7,19 @@ from coordinator.policy import Fixed
 from coordinator.process import check, start
 from coordinator.tokenizer import Tokenizer, find_tokenizer
 from dspark.errors import ConfigError
+from dspark.types import Rule
 
 
 def test_the_defaults_can_work() -> None:
-    assert str(check(CoordinatorConfig())) == "greedy"
-    assert check(CoordinatorConfig(policy="fixed:3")) == Fixed(3)
+    assert str(check(CoordinatorConfig())[0]) == "greedy"
+    assert check(CoordinatorConfig(policy="fixed:3", rule="coupled")) == (Fixed(3), Rule.COUPLED)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("policy", "fastest"),
+        ("rule", "typical"),
         ("explore_share", 0.0),
         ("max_cohorts", 3),
         ("max_running", 0),

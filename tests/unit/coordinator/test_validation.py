@@ -1,18 +1,21 @@
 import math
+from dataclasses import replace
 
 import pytest
 
-from coordinator.policy import Fixed, Greedy, Threshold
+from coordinator.policy import Fixed, Greedy
 from coordinator.request import Request
+from coordinator.rule import parse_rule
 from coordinator.validation import Limits, read_request
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.types import Law, Rule
 from dspark.wire.v1 import generate_pb2 as g
-from dspark.wire.v1 import types_pb2
+
+LIMITS = Limits(100, 50, 40, (1,), False, Greedy())
 
 
-def read(message: g.GenerateRequest, has_tokenizer: bool = False) -> Request:
-    limits = Limits(100, 50, 40, (1,), has_tokenizer, Greedy())
+def read(message: g.GenerateRequest, has_tokenizer: bool = False, limits: Limits = LIMITS) -> Request:
+    limits = replace(limits, has_tokenizer=has_tokenizer)
     prompt = tuple(message.tokenized.input_ids) or ((7, 8) if message.text else ())
     return read_request(message, prompt, limits, make_id=lambda: "made-up", draw_seed=lambda: 42)
 
@@ -37,7 +40,7 @@ def test_what_is_given_is_taken() -> None:
     message.request_id = "mine"
     message.speculation.policy = "fixed:2"
     request = read(message)
-    assert (request.id, request.law, request.max_tokens) == ("mine", Law(0.5, 0.25, 9, 3), 5)
+    assert (request.id, request.law, request.max_tokens) == ("mine", Law(0.5, 0.25, 9, 3, rule=Rule.COUPLED), 5)
     assert (request.policy, request.stop_ids) == (Fixed(2), frozenset({4}))
 
 
@@ -117,28 +120,42 @@ def test_the_neutral_value_of_what_is_not_built_is_fine(params: dict[str, object
     assert read(ask(**params)).prompt == (5, 6)
 
 
-@pytest.mark.parametrize("rule", [types_pb2.RULE_BLOCK, types_pb2.RULE_COUPLED])
-def test_other_rules_are_not_built_yet(rule: types_pb2.Rule) -> None:
-    message = ask()
-    message.speculation.rule = rule
-    with pytest.raises(Unsupported) as refused:
-        read(message)
+def under(rule: int, **params: object) -> g.GenerateRequest:
+    message = ask(**params)
+    message.speculation.rule = rule  # type: ignore[assignment]
+    return message
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_a_named_rule_wins_with_a_seed_or_without(rule: Rule) -> None:
+    assert read(under(rule)).law.rule is rule
+    assert read(under(rule, seed=5)).law == Law(seed=5, rule=rule)
+
+
+def test_a_seed_alone_asks_for_the_coupled_rule_and_nothing_for_the_deployment_s() -> None:
+    assert read(ask(seed=5)).law == Law(seed=5, rule=Rule.COUPLED)
+    for rule in Rule:
+        limits = replace(LIMITS, rule=rule)
+        assert read(ask(), limits=limits).law.rule is rule
+        assert read(ask(seed=0), limits=limits).law.rule is Rule.COUPLED
+
+
+def test_a_seed_does_not_change_the_policy() -> None:
+    for rule in (0, *Rule):
+        assert read(under(rule, seed=5)).policy == LIMITS.policy
+
+
+def test_a_number_that_names_no_rule_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(under(9))
     assert refused.value.field == "speculation.rule"
 
 
-def test_a_seeded_sample_is_scheduled_without_a_clock_unless_it_names_a_policy() -> None:
-    assert read(ask(seed=5)).policy == Threshold(0.0)
-    assert read(ask(seed=5, temperature=0.0)).policy == Greedy()
-    assert read(ask()).policy == Greedy()
-    message = ask(seed=5)
-    message.speculation.policy = "greedy"
-    assert read(message).policy == Greedy()
-
-
-def test_a_seed_goes_with_the_token_rule() -> None:
-    message = ask(seed=5)
-    message.speculation.rule = types_pb2.RULE_TOKEN
-    assert read(message).law == Law(seed=5)
+@pytest.mark.parametrize(("text", "rule"), [("token", Rule.TOKEN), ("Block", Rule.BLOCK), ("coupled", Rule.COUPLED)])
+def test_rules_have_names(text: str, rule: Rule) -> None:
+    assert parse_rule(text) is rule
+    with pytest.raises(InvalidRequest, match=r"coordinator\.rule"):
+        parse_rule(text + "?", field="coordinator.rule")
 
 
 def test_every_field_of_the_sampling_parameters_is_read_or_refused() -> None:
