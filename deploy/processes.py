@@ -142,6 +142,7 @@ class LocalCell:
         words = [f"--{key.replace('_', '-')}={value}" for key, value in flags.items() if value not in (None, "")]
         name = f"{role}/{index}"
         start = [sys.executable, "-m", "dspark.cli.main", "serve", role, f"--name={name}", "--ready-json"]
+        start.append(f"--parent-pid={os.getpid()}")
         return self._spawn(name, [*start, "--bind=127.0.0.1:0", *words])
 
     def _spawn(self, name: str, command: Sequence[str]) -> Child:

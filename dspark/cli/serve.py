@@ -40,6 +40,7 @@ def room_parser(role: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="YAML file with a section for this role")
     parser.add_argument("--name", default=f"{role}/0", help="replica name for people")
     parser.add_argument("--ready-json", action="store_true", help="print one JSON line on stdout when serving")
+    parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this parent process has ended")
     parser.add_argument("--log-format", default="auto", choices=["auto", "json", "console"], help="lines on stderr")
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -57,9 +58,12 @@ def _serve(args: argparse.Namespace) -> int:
     args.debug = args.debug or given.debug
     from deploy.rooms import config_class, load_settings, start_room
     from deploy.topology import Role
+    from dspark.runtime.parent import end_with
     from dspark.runtime.process import Process, run_until_signal
     from dspark.runtime.telemetry import configure_logging
 
+    if given.parent_pid is not None:
+        end_with(given.parent_pid)
     role = Role(args.role)
     known = {field.name for field in dataclasses.fields(config_class(role))}
     flags = {key: value for key, value in vars(given).items() if key in known}
