@@ -1,0 +1,141 @@
+"""One simulation: the coordinator's own admission and lanes, simulated workers, virtual time; and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.admission import Admission, Bounds
+from coordinator.lane import Lane
+from coordinator.ports import DrafterPort
+from coordinator.simulation.load import Load
+from coordinator.simulation.recorder import Recorder
+from coordinator.simulation.scenario import Scenario
+from coordinator.simulation.virtual_loop import run_virtual
+from coordinator.simulation.workers import SimulatedDrafter, SimulatedVerifier, World
+from dspark.runtime.telemetry import Metrics
+from dspark.synthetic.law import SyntheticLaw
+
+
+def simulate(scenario: Scenario) -> dict[str, Any]:
+    """The numbers of one scenario; a pure function of it, but for `wall_s`. Runs in a loop of its own."""
+    began = time.perf_counter()
+    found = run_virtual(_Cell(scenario).run())
+    return {**found, "wall_s": round(time.perf_counter() - began, 2)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Counters at one moment."""
+
+    verify_busy_s: list[float]
+    draft_busy_s: list[float]
+    coordinator_busy_s: float
+    rounds: int
+    committed: int
+    verified: float
+    drafted: float
+    cohorts: float
+
+
+class _Cell:
+    """Built inside the loop it runs in."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+
+    async def run(self) -> dict[str, Any]:
+        scenario, clock = self._scenario, asyncio.get_running_loop()
+        self._metrics = Metrics()
+        most = max(scenario.concurrency, 1 << 20)
+        bounds = Bounds(max_running=most, max_queued=scenario.max_queued)
+        admission = Admission(bounds, clock, self._metrics)
+        self._world = World(SyntheticLaw(scenario.spec), scenario.hops, scenario.prefill_chunk)
+        self._drafters = [SimulatedDrafter(self._world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
+        pages = scenario.kv_tokens // scenario.page_size
+        self._verifiers = [
+            SimulatedVerifier(self._world, f"verify/{n}", pages, scenario.page_size) for n in range(scenario.verifiers)
+        ]
+        load: Counter[DrafterPort] = Counter()
+        self._lanes: list[Lane] = []
+        loops = []
+        for verifier in self._verifiers:
+            lane = Lane(verifier, admission, load=load, waits=scenario.conduct, clock=clock, metrics=self._metrics)
+            for drafter in self._drafters:
+                lane.drafter_joined(drafter)
+            loops.append(clock.create_task(lane.run()))
+            self._lanes.append(lane)
+            admission.lane_joined(lane)
+        recorder = Recorder(scenario.warmup_s, scenario.warmup_s + scenario.window_s)
+        users = Load(scenario, admission, recorder)
+        asking = clock.create_task(users.run())
+        await asyncio.sleep(recorder.opens - clock.time())
+        before = self._marks()
+        await asyncio.sleep(recorder.closes - clock.time())
+        after = self._marks()
+        for loop in loops:
+            if loop.done():  # a lane ended: a bug, and nothing that was measured counts
+                loop.result()
+                raise RuntimeError("a lane ended before the simulation did")
+        asking.cancel()
+        return self._said(recorder, users, before, after)
+
+    def _marks(self) -> _Marks:
+        return _Marks(
+            [each.device.busy_until_now_s for each in self._verifiers],
+            [each.device.busy_until_now_s for each in self._drafters],
+            self._world.processor.busy_until_now_s,
+            sum(lane.rounds for lane in self._lanes),
+            sum(lane.committed_by_rounds for lane in self._lanes),
+            self._metrics.value("spec_decode_num_verified_tokens_total"),
+            self._metrics.value("spec_decode_num_draft_tokens_total"),
+            self._metrics.value("cohorts_total"),
+        )
+
+    def _said(self, recorder: Recorder, users: Load, before: _Marks, after: _Marks) -> dict[str, Any]:
+        """The keys are those of `dspark bench` where they mean the same."""
+        scenario, window = self._scenario, self._scenario.window_s
+        rounds, committed = after.rounds - before.rounds, after.committed - before.committed
+        verified = after.verified - before.verified
+        rates = sorted(recorder.rates)
+        return {
+            "series": scenario.policy,
+            "loop": "closed" if scenario.concurrency else "open",
+            "concurrency": scenario.concurrency or None,
+            "rate": scenario.rate or None,
+            "verifiers": scenario.verifiers,
+            "drafters": scenario.drafters,
+            "answers": recorder.answers,
+            "failed": recorder.failed,
+            "refused": users.refused,
+            "window_s": window,
+            "tokens": recorder.tokens,
+            "tok_s": round(recorder.tokens / window, 2),
+            "tok_s_user": round(sum(rates) / len(rates), 2) if rates else 0.0,
+            "tok_s_user_p10": round(rates[len(rates) // 10], 2) if rates else 0.0,
+            "ttft_ms": recorder.first.spread(),
+            "itl_ms": recorder.token.spread(),
+            "latency_ms": recorder.whole.spread(),
+            "tau": round(committed / rounds, 4) if rounds else None,
+            "verified_per_token": round(verified / committed, 4) if committed else None,
+            "budget": round(verified / rounds, 4) if rounds else None,
+            "cohort": round(rounds / max(after.cohorts - before.cohorts, 1), 2),
+            "verify_busy": _shares(before.verify_busy_s, after.verify_busy_s, window),
+            "draft_busy": _shares(before.draft_busy_s, after.draft_busy_s, window),
+            "coordinator_busy": round((after.coordinator_busy_s - before.coordinator_busy_s) / window, 4),
+        }
+
+
+def _shares(before: list[float], after: list[float], window: float) -> dict[str, float] | None:
+    """Of the window that devices were at work: mean and extremes over the pool."""
+    shares = [(late - early) / window for early, late in zip(before, after, strict=True)]
+    if not shares:
+        return None
+    return {
+        "mean": round(sum(shares) / len(shares), 4),
+        "least": round(min(shares), 4),
+        "most": round(max(shares), 4),
+    }

@@ -1,0 +1,56 @@
+"""What is simulated: pools, load, policy, and the constants of what lies between. Checked by field name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.lane import Conduct
+from coordinator.policy import parse_policy
+from coordinator.simulation.workers import Hops
+from dspark.errors import InvalidRequest
+from dspark.synthetic.spec import SyntheticSpec
+
+Span = tuple[int, int]  # least and most, both included
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Exactly one of `concurrency` (users, each asking again when answered) and `rate` (Poisson arrivals) is set.
+
+    The window opens after `warmup_s` and lasts `window_s`, both in simulated seconds.
+    """
+
+    spec: SyntheticSpec
+    concurrency: int = 0
+    rate: float = 0.0
+    verifiers: int = 1
+    drafters: int = 1
+    policy: str = "greedy"
+    prompt_tokens: Span = (32, 32)
+    answer_tokens: Span = (128, 128)
+    warmup_s: float = 5.0
+    window_s: float = 20.0
+    temperature: float = 1.0
+    seed: int = 0
+    hops: Hops = field(default_factory=Hops)
+    conduct: Conduct = field(default_factory=Conduct)
+    prefill_chunk: int = 256
+    kv_tokens: int = 0  # per verifier; 0: no limit
+    page_size: int = 16
+    max_queued: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if (self.concurrency > 0) == (self.rate > 0):
+            raise InvalidRequest("concurrency", "give either a concurrency or a rate, above 0")
+        for name in ("verifiers", "prefill_chunk", "page_size"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(name, f"{getattr(self, name)} is less than 1")
+        if self.drafters < 0:
+            raise InvalidRequest("drafters", f"{self.drafters} is negative")
+        for name in ("prompt_tokens", "answer_tokens"):
+            low, high = getattr(self, name)
+            if not 1 <= low <= high:
+                raise InvalidRequest(name, f"{low}..{high} is no span of lengths from 1 on")
+        if self.warmup_s < 0 or not self.window_s > 0:
+            raise InvalidRequest("window_s", "the warm-up must be 0 or more seconds, the window above 0")
+        parse_policy(self.policy, field="policy")
