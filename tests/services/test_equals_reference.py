@@ -24,7 +24,7 @@ from coordinator.config import CoordinatorConfig
 from dspark.client import AsyncClient
 from dspark.decoding.reference import Round, Target, replay
 from dspark.model.checkpoint import load_target
-from dspark.types import Law, Verdict
+from dspark.types import Law, Rule, Verdict
 
 pytestmark = pytest.mark.services
 
@@ -97,6 +97,7 @@ def _prompts(count: int) -> list[list[int]]:
     return [[rng.randrange(2, 120) for _ in range(rng.randrange(4, 40))] for _ in range(count)]
 
 
+@pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize(
     "law",
     [
@@ -105,8 +106,9 @@ def _prompts(count: int) -> list[list[int]]:
     ],
 )
 async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tokens(
-    cell: Cell, golden_target: Path, law: dict[str, Any]
+    cell: Cell, golden_target: Path, law: dict[str, Any], rule: Rule
 ) -> None:
+    law = {**law, "rule": rule.name.lower()}
     prompts, target = _prompts(8), _plain_target(golden_target)
     client = AsyncClient(cell.endpoint)
     answers = await asyncio.gather(
@@ -121,6 +123,7 @@ async def test_recorded_choices_replayed_by_the_reference_loop_give_the_same_tok
     for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         # The wire carries float32 request fields.
         as_sent = {key: float(torch.tensor(v).item()) if isinstance(v, float) else v for key, v in law.items()}
+        as_sent["rule"] = rule
         key = Law(**as_sent, seed=1000 + index)
         rounds = cell.rounds[1000 + index]
         assert tuple(answer) == replay(prompt, target, rounds, key, max_tokens=24, epoch=rounds[0].epoch)
@@ -141,3 +144,21 @@ async def test_greedy_answers_equal_plain_greedy_decoding_whatever_the_policy(ce
         for _ in range(40):
             tokens.append(int(target(tokens, 1)[0].argmax()))
         assert answer == tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("law", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], ids=str)
+async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(cell: Cell, law: dict[str, Any]) -> None:
+    prompts = _prompts(6)
+    client = AsyncClient(cell.endpoint)
+    answers = [
+        await asyncio.gather(
+            *(
+                _answer(client, prompt, 0.01 * index, max_tokens=40, seed=index, policy=policy, **law)
+                for index, prompt in enumerate(prompts)
+            )
+        )
+        for policy in POLICIES
+    ]
+    await client.close()
+    assert all(each == answers[-1] for each in answers)
+    assert any(made.accepted for rounds in cell.rounds.values() for made in rounds)
