@@ -39,7 +39,7 @@ class Admission:
 
     def __init__(self, bounds: Bounds, clock: Clock, metrics: Metrics) -> None:
         self._bounds, self._clock, self._metrics = bounds, clock, metrics
-        self._requests: dict[str, Track] = {}
+        self._requests: dict[str, list[Track]] = {}  # answers that have not ended, by the request's id
         self._queue: deque[Track] = deque()
         self._homes: dict[Track, Lane] = {}
         self._lanes: list[Lane] = []
@@ -69,45 +69,47 @@ class Admission:
         return sum(track.sequence.state is State.PREFILLING for track in lane.tracks)
 
     def find(self, request_id: str) -> Track | None:
-        return self._requests.get(request_id)
+        """The first answer of a running request that has not ended."""
+        return next(iter(self._requests.get(request_id, ())), None)
 
-    def check_capacity(self) -> None:
+    def check_capacity(self, answers: int = 1) -> None:
         """Raises when a request could not even wait. Cheap, so it comes before anything is parsed."""
         if self.draining:
             raise self._refuse("draining", Unavailable("the coordinator is draining; try another one"))
         if not self._lanes:
             raise self._refuse("no_verifier", Unavailable("no verifier is connected"))
-        if len(self._queue) >= max(self._bounds.max_queued, 1) or (
-            not self._bounds.max_queued and self.running >= self._bounds.max_running
+        if len(self._queue) + answers > max(self._bounds.max_queued, answers, 1) or (
+            not self._bounds.max_queued and self.running + answers > self._bounds.max_running
         ):
             wait = min(max(self._between_ends.seconds * max(len(self._queue), 1), 0.1), 30.0)
             raise self._refuse("queue_full", Overloaded(f"{len(self._queue)} requests wait already", wait))
 
-    def submit(self, track: Track) -> None:
-        """Takes responsibility for a request, or raises."""
-        self.check_capacity()
+    def submit(self, *tracks: Track) -> None:
+        """Takes responsibility for all answers of a request, or raises and takes none."""
+        self.check_capacity(len(tracks))
+        track = tracks[0]
         if track.request.id in self._requests:
             raise InvalidRequest("request_id", "a running request has this id")
-        self._requests[track.request.id] = track
+        self._requests[track.request.id] = list(tracks)
         self._metrics.prompt_tokens.inc(len(track.request.prompt))
-        self._queue.append(track)
+        self._queue.extend(tracks)
         log.info(
             "request.accepted",
             request=track.request.id,
             sequence=track.sequence.number,
             prompt_tokens=len(track.request.prompt),
+            answers=len(tracks),
             policy=str(track.request.policy),
         )
         self._place()
 
     def abort(self, request_id: str) -> bool:
         """Ends a running request in good order; what it said so far stands."""
-        track = self._requests.get(request_id)
-        if track is None:
-            return False
-        track.end = End(Reason.ABORT)
-        self.ended(track, None)
-        return True
+        tracks = tuple(self._requests.get(request_id, ()))
+        for track in tracks:
+            track.end = End(Reason.ABORT)
+            self.ended(track, None)
+        return bool(tracks)
 
     async def emptied(self, longest_s: float) -> None:
         """Until no request is left, or for so long."""
@@ -117,13 +119,13 @@ class Admission:
 
     def cut_all(self) -> None:
         """Ends every request, saying where its answer stands."""
-        for track in list(self._requests.values()):
+        for track in [each for tracks in self._requests.values() for each in tracks]:
             self.ended(track, Unavailable(f"the coordinator stops; {_said(track)}"))
 
     # What lanes report.
 
     def ended(self, track: Track, error: Exception | None) -> None:
-        """Frees everything the request held, at once; the first end counts."""
+        """Frees everything an answer held, at once; the first end counts. An error ends its siblings too."""
         if track.sequence.finished:
             return
         effects = track.sequence.apply(Event.ENDED)
@@ -133,7 +135,10 @@ class Admission:
             self._full.discard(lane)
         elif track in self._queue:
             self._queue.remove(track)
-        del self._requests[track.request.id]
+        siblings = self._requests[track.request.id]
+        siblings.remove(track)
+        if not siblings:
+            del self._requests[track.request.id]
         if not self._requests and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
         now = self._clock.time()
@@ -142,6 +147,8 @@ class Admission:
         self._last_end = now
         self._record(track, error)
         track.outlet.close(error)
+        if error is not None and siblings:
+            self.ended(siblings[0], error)  # which ends the next one
         self._place()
 
     def turned_away(self, track: Track) -> None:

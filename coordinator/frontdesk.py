@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.admission import Admission
 from coordinator.answer import Answer
@@ -66,8 +66,8 @@ class FrontDesk:
             rule=self.offer.rule,
         )
 
-    async def accept(self, message: generate_pb2.GenerateRequest) -> Track:
-        """A submitted track, or an error that says whose fault it is."""
+    async def accept(self, message: generate_pb2.GenerateRequest) -> tuple[Track, ...]:
+        """A submitted track per answer, with one outlet for all, or an error that says whose fault it is."""
         arrived = self._clock.time()
         check_head(message, self.tokenizer is not None)
         self.admission.check_capacity()
@@ -79,9 +79,10 @@ class FrontDesk:
             make_id=lambda: secrets.token_hex(8),
             draw_seed=lambda: secrets.randbits(64),
         )
-        track = self._track(request, arrived)
-        self.admission.submit(track)
-        return track
+        outlet = Outlet(self.offer.max_unread, request.choices)
+        tracks = tuple(self._track(request, choice, arrived, outlet) for choice in range(request.choices))
+        self.admission.submit(*tracks)
+        return tracks
 
     async def _prompt(self, message: generate_pb2.GenerateRequest) -> tuple[int, ...]:
         if message.WhichOneof("input") != "text" or self.tokenizer is None:
@@ -101,7 +102,9 @@ class FrontDesk:
         except Exception as error:  # the library raises bare Exception
             raise InvalidRequest("text", "cannot be tokenized") from error
 
-    def _track(self, request: Request, arrived: float) -> Track:
+    def _track(self, request: Request, choice: int, arrived: float, outlet: Outlet) -> Track:
+        if choice:
+            request = replace(request, law=replace(request.law, choice=choice))
         log = CommitLog(request.prompt)
         text = self.tokenizer.stream(request.prompt, skip_special=request.skip_special) if self.tokenizer else None
         answer = Answer(
@@ -111,5 +114,7 @@ class FrontDesk:
             text=text,
             stops=request.stops,
             show_stop=request.show_stop,
+            min_tokens=request.law.min_tokens,
+            index=choice,
         )
-        return Track(request, Sequence(next(self._numbers), log), answer, Tally(arrived), Outlet(self.offer.max_unread))
+        return Track(request, Sequence(next(self._numbers), log), answer, Tally(arrived), outlet)

@@ -1,4 +1,4 @@
-"""What a lane puts out for one client: a bounded queue with an end. One writer, one reader.
+"""What lanes put out for one client: a bounded queue with an end. One writer per answer, one reader.
 
 A lane never waits for a client: a reader that falls too far behind is told so by `Overfull`, and the lane cuts it.
 """
@@ -16,10 +16,11 @@ class Overfull(RuntimeError):
 
 
 class Outlet:
-    """Pieces in order, then an end: None for a complete answer, or the error that ended it."""
+    """Pieces in order, then an end: None when all answers are complete, or the error that ended them."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, answers: int = 1) -> None:
+        self._limit = limit * answers
+        self._open = answers
         self._pieces: deque[Piece] = deque()
         self._closed = False
         self._error: Exception | None = None
@@ -34,13 +35,14 @@ class Outlet:
         self._wake()
 
     def close(self, error: Exception | None = None) -> None:
-        """The first end counts."""
-        if not self._closed:
+        """One answer has ended. The last end counts, or the first error."""
+        self._open -= 1
+        if not self._closed and (error is not None or not self._open):
             self._closed, self._error = True, error
             self._wake()
 
     async def get(self) -> Piece | None:
-        """The next piece; None after the last one of a complete answer. Raises the error that ended it."""
+        """The next piece; None after the last one of complete answers. Raises the error that ended them."""
         while not self._pieces:
             if self._closed:
                 if self._error is not None:

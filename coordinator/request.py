@@ -10,7 +10,7 @@ from dspark.types import Law
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer to produce."""
+    """One answer to produce, or several that differ in the key of their draws alone."""
 
     id: str
     prompt: tuple[int, ...]
@@ -21,6 +21,7 @@ class Request:
     stops: tuple[str, ...] = ()
     show_stop: bool = False
     skip_special: bool = True
+    choices: int = 1  # answers; each is a sequence of its own, with `law.choice` 0, 1, ...
     weight: float = 1.0  # what a token of this answer is worth to the scheduler beside those of others
 
     @property

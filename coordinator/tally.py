@@ -5,6 +5,7 @@ Invariant: the acceptance histogram sums to `rounds`, and weighted by its index 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -18,6 +19,26 @@ class Tally:
     verified_histogram: list[int] = field(default_factory=list)
     acceptance_histogram: list[int] = field(default_factory=list)
     committed_by_rounds: int = 0
+
+    @staticmethod
+    def together(tallies: Sequence[Tally]) -> Tally:
+        """Of several answers: counts add up, and the first start and the last end count."""
+        if len(tallies) == 1:
+            return tallies[0]
+        whole = Tally(
+            min(one.arrived for one in tallies),
+            min((one.placed for one in tallies if one.placed is not None), default=None),
+            min((one.first for one in tallies if one.first is not None), default=None),
+            max((one.ended for one in tallies if one.ended is not None), default=None),
+            sum(one.drafted for one in tallies),
+            committed_by_rounds=sum(one.committed_by_rounds for one in tallies),
+        )
+        for one in tallies:
+            for index, count in enumerate(one.verified_histogram):
+                _count(whole.verified_histogram, index, count)
+            for index, count in enumerate(one.acceptance_histogram):
+                _count(whole.acceptance_histogram, index, count)
+        return whole
 
     def round(self, *, verified: int, accepted: int, committed: int) -> None:
         """A judged round: slots verified, drafted tokens committed, tokens committed in all."""
@@ -61,6 +82,6 @@ class Tally:
         return self.ended if self.ended is not None else self.arrived
 
 
-def _count(histogram: list[int], index: int) -> None:
+def _count(histogram: list[int], index: int, by: int = 1) -> None:
     histogram.extend([0] * (index + 1 - len(histogram)))
-    histogram[index] += 1
+    histogram[index] += by

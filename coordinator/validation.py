@@ -5,15 +5,15 @@ What is understood and not built is refused by name, never ignored. Nothing is a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from coordinator.law import read_choices, read_law
 from coordinator.policy import Policy, parse_policy
 from coordinator.request import Request
 from coordinator.rule import check_rule, choose_rule
-from dspark.errors import InvalidRequest, Unsupported
-from dspark.types import Law, Rule
+from dspark.errors import InvalidRequest
+from dspark.types import Rule
 from dspark.wire.v1 import generate_pb2
 
 MAX_ID = 128
@@ -24,16 +24,6 @@ MAX_STOP_IDS = 64
 DEFAULT_MAX_TOKENS = 256
 
 _PARAMS = "sampling_params"
-# Fields that are not built, with the one value that asks for nothing.
-_NEUTRAL: dict[str, float | None] = {
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_tokens": 0,
-    "n": 1,
-    "logprobs": None,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +48,6 @@ def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> No
         raise InvalidRequest("input", "give text or tokenized.input_ids")
     if kind == "text" and not has_tokenizer:
         raise InvalidRequest("text", "the target has no tokenizer; send tokenized.input_ids")
-    _check_unsupported(message.sampling_params)
     check_rule(message)
 
 
@@ -75,29 +64,31 @@ def read_request(
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     _check_prompt(prompt, field, limits)
     params = message.sampling_params
-    law = _read_law(params, choose_rule(message, limits.rule), draw_seed)
     policy = parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
     stops = _read_stops(params, limits.has_tokenizer)
     stop_ids = _read_stop_ids(params, limits)
+    max_tokens = _read_max_tokens(params, len(prompt), limits)
+    law = read_law(
+        params,
+        choose_rule(message, limits.rule),
+        draw_seed,
+        prompt_len=len(prompt),
+        max_tokens=max_tokens,
+        stop_ids=stop_ids,
+        vocab_size=limits.vocab_size,
+    )
     return Request(
         id=message.request_id or make_id(),
         prompt=prompt,
         law=law,
-        max_tokens=_read_max_tokens(params, len(prompt), limits),
+        max_tokens=max_tokens,
         policy=policy,
         stop_ids=stop_ids,
         stops=stops,
         show_stop=params.include_stop_str_in_output,
         skip_special=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
+        choices=read_choices(params),
     )
-
-
-def _check_unsupported(params: generate_pb2.SamplingParams) -> None:
-    for name, neutral in _NEUTRAL.items():
-        if params.HasField(name) and getattr(params, name) != neutral:
-            raise Unsupported(f"{_PARAMS}.{name}", "not supported yet")
-    if params.logit_bias:
-        raise Unsupported(f"{_PARAMS}.logit_bias", "not supported yet")
 
 
 def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:
@@ -111,17 +102,6 @@ def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:
         raise InvalidRequest(field, f"{len(prompt)} tokens can never fit into {limits.capacity} cache slots")
     if max(prompt) >= limits.vocab_size:
         raise InvalidRequest(field, f"token id {max(prompt)} is not below the vocabulary size {limits.vocab_size}")
-
-
-def _read_law(params: generate_pb2.SamplingParams, rule: Rule, draw_seed: Callable[[], int]) -> Law:
-    temperature = params.temperature if params.HasField("temperature") else 1.0
-    if not (math.isfinite(temperature) and temperature >= 0.0):
-        raise InvalidRequest(f"{_PARAMS}.temperature", f"must be finite and not negative, got {temperature}")
-    top_p = params.top_p if params.HasField("top_p") else 1.0
-    if not 0.0 < top_p <= 1.0:  # refuses NaN too
-        raise InvalidRequest(f"{_PARAMS}.top_p", f"must be in (0, 1], got {top_p}")
-    seed = params.seed if params.HasField("seed") else draw_seed()
-    return Law(temperature=temperature, top_p=top_p, top_k=params.top_k, seed=seed, rule=rule)
 
 
 def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tuple[str, ...]:

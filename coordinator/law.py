@@ -1,0 +1,108 @@
+"""The sampling fields of a request, checked one by one, as the law of its answers. Errors name the field.
+
+Comparisons are written so that they refuse NaN. Draws are keyed by the request's seed, or by one drawn here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+from dspark.errors import InvalidRequest
+from dspark.types import MAX_BIAS, MAX_BIASED, MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION, Law, Rule
+from dspark.wire.v1 import generate_pb2
+
+MAX_CHOICES = 16
+
+_PARAMS = "sampling_params"
+
+
+def read_law(
+    params: generate_pb2.SamplingParams,
+    rule: Rule,
+    draw_seed: Callable[[], int],
+    *,
+    prompt_len: int,
+    max_tokens: int,
+    stop_ids: Collection[int],
+    vocab_size: int,
+) -> Law:
+    """The law of the first answer; the others differ in `choice` alone."""
+    min_tokens = _min_tokens(params, max_tokens, stop_ids, vocab_size)
+    presence, frequency = _penalty(params, "presence_penalty"), _penalty(params, "frequency_penalty")
+    return Law(
+        temperature=_number(
+            params, "temperature", 1.0, lambda t: math.isfinite(t) and t >= 0, "finite and not negative"
+        ),
+        top_p=_number(params, "top_p", 1.0, lambda p: 0 < p <= 1, "in (0, 1]"),
+        top_k=params.top_k,
+        seed=params.seed if params.HasField("seed") else draw_seed(),
+        rule=rule,
+        min_p=_number(params, "min_p", 0.0, lambda p: 0 <= p <= 1, "in [0, 1]"),
+        repetition_penalty=_number(
+            params, "repetition_penalty", 1.0, lambda p: 0 < p <= MAX_REPETITION, f"in (0, {MAX_REPETITION:g}]"
+        ),
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias=_bias(params, vocab_size),
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(sorted(stop_ids)) if min_tokens else (),
+        logprobs=_logprobs(params),
+        prompt_len=prompt_len if presence or frequency or min_tokens else 0,
+    )
+
+
+def read_choices(params: generate_pb2.SamplingParams) -> int:
+    """How many answers are wanted."""
+    if not params.HasField("n"):
+        return 1
+    if not 1 <= params.n <= MAX_CHOICES:
+        raise InvalidRequest(f"{_PARAMS}.n", f"must be in 1..{MAX_CHOICES}, got {params.n}")
+    return params.n
+
+
+def _number(
+    params: generate_pb2.SamplingParams, name: str, default: float, fits: Callable[[float], bool], range_: str
+) -> float:
+    if not params.HasField(name):  # type: ignore[arg-type]
+        return default
+    value: float = getattr(params, name)
+    if not fits(value):
+        raise InvalidRequest(f"{_PARAMS}.{name}", f"must be {range_}, got {value}")
+    return value
+
+
+def _penalty(params: generate_pb2.SamplingParams, name: str) -> float:
+    return _number(params, name, 0.0, lambda p: abs(p) <= MAX_PENALTY, f"in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
+
+
+def _bias(params: generate_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    field = f"{_PARAMS}.logit_bias"
+    if len(params.logit_bias) > MAX_BIASED:
+        raise InvalidRequest(field, f"{len(params.logit_bias)} entries, at most {MAX_BIASED} are allowed")
+    bias = sorted(params.logit_bias.items())
+    if bias and bias[-1][0] >= vocab_size:
+        raise InvalidRequest(field, f"token id {bias[-1][0]} is not below the vocabulary size {vocab_size}")
+    for token, value in bias:
+        if not abs(value) <= MAX_BIAS:
+            raise InvalidRequest(field, f"must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}], got {value} for token id {token}")
+    return tuple(bias)
+
+
+def _min_tokens(
+    params: generate_pb2.SamplingParams, max_tokens: int, stop_ids: Collection[int], vocab_size: int
+) -> int:
+    field = f"{_PARAMS}.min_tokens"
+    if params.min_tokens > max_tokens:
+        raise InvalidRequest(field, f"{params.min_tokens} is more than max_tokens, {max_tokens}")
+    if params.min_tokens and len(set(stop_ids)) >= vocab_size:
+        raise InvalidRequest(field, "every token of the vocabulary ends the answer")
+    return params.min_tokens
+
+
+def _logprobs(params: generate_pb2.SamplingParams) -> int | None:
+    if not params.HasField("logprobs"):
+        return None
+    if not 0 <= params.logprobs <= MAX_LOGPROBS:
+        raise InvalidRequest(f"{_PARAMS}.logprobs", f"must be in 0..{MAX_LOGPROBS}, got {params.logprobs}")
+    return params.logprobs
