@@ -64,7 +64,7 @@ def read_choices(params: generate_pb2.SamplingParams) -> int:
 def _number(
     params: generate_pb2.SamplingParams, name: str, default: float, fits: Callable[[float], bool], range_: str
 ) -> float:
-    if not params.HasField(name):  # type: ignore[arg-type]
+    if not params.HasField(name):
         return default
     value: float = getattr(params, name)
     if not fits(value):
