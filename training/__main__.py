@@ -32,6 +32,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="train this many steps instead of measuring")
     parser.add_argument("--shards", type=int, default=0, help="write this many shards of continuations")
     parser.add_argument("--block", type=int, default=7, help="tokens of the drafter's block")
+    parser.add_argument("--plain", type=int, help="shards of plain training text beside the continuations")
     parser.add_argument("--start", type=Path, help="released drafter to go on from, of any block size")
     parser.add_argument("--compile", action="store_true", help="compile the layers (about a third faster)")
     return parser.parse_args(argv)

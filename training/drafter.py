@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import Qwen3ForCausalLM
 
-from dspark.model.checkpoint import save_drafter
+from dspark.model.checkpoint import load_drafter, save_drafter
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
 from dspark.model.fresh import fresh_drafter
@@ -40,7 +40,9 @@ class Recipe:
     layers: int = 2
     taps: int = 5
     block_size: int = 7
+    loss_decay: float = 4.0  # of the weights of slots; longer blocks want a slower one
     markov_rank: int = 64
+    start: str = ""  # folder of a released drafter to go on from, whatever its block size; empty: from scratch
     # Of a step, over all its rows; rows of long shards are fewer and have more blocks each.
     tokens: int = 4800
     anchors: int = 1024
@@ -81,12 +83,15 @@ def build(target: Qwen3ForCausalLM, recipe: Recipe) -> BlockDrafter:
         confidence_head_with_markov=True,
         num_anchors=recipe.anchors * 300 // recipe.tokens,
     )
-    return fresh_drafter(
+    drafter = fresh_drafter(
         config,
         embedding=target.model.embed_tokens.weight.float(),
         lm_head=target.lm_head.weight.float(),
         generator=torch.Generator().manual_seed(recipe.seed),
     )
+    if recipe.start:  # no tensor knows how long a block is
+        drafter.load_state_dict(load_drafter(recipe.start).state_dict())
+    return drafter
 
 
 def optimizers_of(drafter: BlockDrafter, recipe: Recipe) -> dict[str, Optimizer]:
@@ -122,6 +127,7 @@ def loss_of(
     *,
     anchors: int,
     generator: torch.Generator,
+    decay: float = 4.0,
 ) -> LeanLoss:
     """The loss of `anchors` blocks spread over the rows ids [B, T]."""
     size, mask = drafter.config.block_size, supervised.long()
@@ -143,7 +149,7 @@ def loss_of(
             anchor_positions=drawn.positions,
             last_hidden=last,
             target_head=target.lm_head.weight,
-            weights=LossWeights(),
+            weights=LossWeights(decay=decay),
         )
 
 
@@ -158,7 +164,9 @@ def train(target: Qwen3ForCausalLM, shards: Sequence[Shard], recipe: Recipe, fol
     def backward(step: int) -> LossSums:
         ids, supervised = pick_rows(used, recipe, step)
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-        loss = loss_of(drafter, target, ids, supervised, anchors=recipe.anchors, generator=generator)
+        loss = loss_of(
+            drafter, target, ids, supervised, anchors=recipe.anchors, generator=generator, decay=recipe.loss_decay
+        )
         (loss.objective / (loss.sums.denominator + 1e-6)).backward()  # type: ignore[no-untyped-call]
         return loss.sums
 
@@ -200,7 +208,7 @@ def train(target: Qwen3ForCausalLM, shards: Sequence[Shard], recipe: Recipe, fol
     return export(drafter, folder / "model")
 
 
-SHOWN = ("step", "seconds", "ce_loss", "l1_loss", "accept_rate@0", "accept_rate@6", "tau_probabilistic", "held_out_tau")
+SHOWN = ("step", "seconds", "ce_loss", "l1_loss", "accept_rate@0", "tau_probabilistic", "held_out_tau")
 
 
 @torch.no_grad()

@@ -129,8 +129,9 @@ def train_drafter(chosen: argparse.Namespace) -> None:
     frozen = load_target(chosen.workdir / "variety" / "model", torch.bfloat16)
     shards = continuations.read(chosen.workdir / "continuations")
     streams = tokens.load(chosen.workdir / "tokens.safetensors")
-    # One shard in five is plain training text.
-    shards += continuations.corpus_shards(streams, shards=len(shards) // 4, rows=192, length=300, seed=chosen.seed)
+    # One shard in five is plain training text, if not told otherwise.
+    plain = len(shards) // 4 if chosen.plain is None else chosen.plain
+    shards += continuations.corpus_shards(streams, shards=plain, rows=192, length=300, seed=chosen.seed)
     release(drafter.train(frozen, shards, recipe, chosen.workdir / "drafter"), chosen.models / DRAFTER_NAME)
 
 
