@@ -32,6 +32,9 @@ class VerifyConfig:
     max_batch_tokens: int = field(default=4096, metadata={"doc": "Tokens of one packed pass; larger cohorts split."})
     max_sequences: int = field(default=1024, metadata={"doc": "Sequences with state at one time."})
     attention: str = field(default="auto", metadata={"doc": "auto (packed if the self-test passes) or per_request."})
+    lean_layers: bool = field(
+        default=True, metadata={"doc": "Run layers of a known shape in fewer operations, if trials show them equal."}
+    )
     measure_cost: bool = field(default=True, metadata={"doc": "Measure the cost curve at start, or load a stored one."})
     cost_max_tokens: int = field(default=128, metadata={"doc": "Largest step that the cost curve covers."})
     force_acceptance: float | None = field(

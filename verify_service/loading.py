@@ -58,11 +58,14 @@ def _choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps 
     num_slots = config.kv_tokens // config.page_size * config.page_size
     reason: str | None = "asked for by configuration"
     if config.attention == "auto":
-        packed = PackedRunner(target.model, taps, num_slots)
-        reason = self_test.disagreement(packed, cases)
-        if reason is None:
-            log.info("verify.attention_path", path=packed.path)
-            return packed
+        for lean in (True, False) if config.lean_layers else (False,):
+            packed = PackedRunner(target.model, taps, num_slots, lean=lean)
+            reason = self_test.disagreement(packed, cases)
+            if reason is None:
+                log.info("verify.attention_path", path=packed.path, lean_layers=packed.lean.layers)
+                return packed
+            packed.lean.undo()
+            log.warning("verify.self_test", path=packed.path, lean_layers=lean, reason=reason)
     elif config.attention != "per_request":
         raise ConfigError(f"verify.attention: {config.attention!r} is neither auto nor per_request")
     single = PerRequestRunner(target.model, taps)

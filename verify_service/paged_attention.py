@@ -8,7 +8,7 @@ D head size.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,16 @@ from verify_service.plan import Group, Plan
 NAME = "dspark_paged"
 
 FOLD_UP_TO = 128  # query rows per key-value head up to which a head group is folded into one product
+
+
+class AttentionCall(NamedTuple):
+    """What a layer says about its attention; the same at every call."""
+
+    layer: int
+    scaling: float | None
+    window: int | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 class KeyValuePool:
@@ -67,35 +77,37 @@ def paged_attention(
     **passed: Any,
 ) -> tuple[Tensor, None]:
     """What a model's attention layer calls; the plan and the pool arrive as keyword arguments of `forward`."""
-    plan: Plan = passed["dspark_plan"]
-    pool: KeyValuePool = passed["dspark_pool"]
-    keys, values = pool.layer(module.layer_idx, key, value)
-    keys.index_copy_(0, plan.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, plan.slots, value[0].transpose(0, 1))
     window = sliding_window if sliding_window is not None else getattr(module, "sliding_window", None)
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
+    call = AttentionCall(module.layer_idx, scaling, window, softcap, sinks)
+    if (seen := passed.get("dspark_calls")) is not None:
+        seen[id(module)] = call
+    return attend(passed["dspark_plan"], passed["dspark_pool"], call, query, key, value).unsqueeze(0), None
+
+
+def attend(plan: Plan, pool: KeyValuePool, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Writes the new keys and values, then attends; [T, Hq, D]."""
+    keys, values = pool.layer(call.layer, key, value)
+    if plan.run is not None:
+        keys[plan.run] = key[0].transpose(0, 1)
+        values[plan.run] = value[0].transpose(0, 1)
+    else:
+        keys.index_copy_(0, plan.slots, key[0].transpose(0, 1))
+        values.index_copy_(0, plan.slots, value[0].transpose(0, 1))
     if len(plan.groups) == 1:
-        return _attend(plan.groups[0], query, keys, values, scaling, window, softcap, sinks).unsqueeze(0), None
+        return _attend(plan.groups[0], call, query, keys, values)
     out = query.new_empty(query.shape[2], query.shape[1], values.shape[-1])
     for group in plan.groups:
-        part = _attend(group, query, keys, values, scaling, window, softcap, sinks)
+        part = _attend(group, call, query, keys, values)
         rows = group.rows if group.kept is None else group.rows[group.kept]  # type: ignore[index]
         out.index_copy_(0, rows, part)  # type: ignore[arg-type]
-    return out.unsqueeze(0), None
+    return out
 
 
-def _attend(
-    group: Group,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _attend(group: Group, call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Outputs of a group's own queries: [sum of counts, Hq, D], in the group's order."""
     n, kv_heads, heads = group.members, keys.shape[1], query.shape[1]
+    scaling, softcap, sinks = call.scaling, call.softcap, call.sinks
     if group.view is not None:
         k, v = keys[group.view].unsqueeze(0), values[group.view].unsqueeze(0)
     else:
@@ -108,9 +120,9 @@ def _attend(
     q = q if n == 1 else q[0].reshape(heads, n, most, -1).transpose(0, 1)
     ratio = heads // kv_heads
     fold = ratio > 1 and ratio * most <= FOLD_UP_TO
-    mask = group.mask(window, ratio if fold else 1, query.dtype)
+    mask = group.mask(call.window, ratio if fold else 1, query.dtype)
     if softcap is not None or sinks is not None:
-        mask = group.mask(window, 1, query.dtype)
+        mask = group.mask(call.window, 1, query.dtype)
         out = _explicit(q, k, v, mask, scaling, softcap, sinks)
     elif fold:
         # The queries of a key-value group stand in one row: no expanded keys, one product instead of several.

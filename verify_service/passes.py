@@ -15,6 +15,7 @@ from torch import Tensor
 from dspark.errors import CheckpointError
 from dspark.model.target import TargetTaps
 from verify_service import paged_attention
+from verify_service.lean_model import Lean, make_lean
 from verify_service.paged_attention import KeyValuePool
 from verify_service.plan import Segment, build_plan
 
@@ -50,9 +51,10 @@ class PackedRunner:
 
     path = "packed"
 
-    def __init__(self, model: Any, taps: TargetTaps | None, num_slots: int) -> None:
+    def __init__(self, model: Any, taps: TargetTaps | None, num_slots: int, *, lean: bool = False) -> None:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
+        self.lean = make_lean(model) if lean else Lean()
         self.device: torch.device = next(model.parameters()).device
         self._model = model
         self._taps = taps

@@ -84,7 +84,9 @@ class Plan:
     token_ids: Tensor  # [1, T]
     positions: Tensor  # [1, T]
     slots: Tensor  # [T] where each token's keys and values go
+    run: slice | None  # the same, where the slots lie in a row
     groups: list[Group]
+    rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of lean layers, by the model's table
 
 
 def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:
@@ -110,7 +112,11 @@ def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:
         group.gather, group.rows, group.kept = (
             None if index is None else index.to(device) for index in (group.gather, group.rows, group.kept)
         )
-    return Plan(packed[0:1], packed[1:2], packed[2], groups)
+    run = None
+    if len(segments) == 1 and isinstance(segments[0].slots, range):
+        first = segments[0].slots[segments[0].start]
+        run = slice(first, first + len(ids))
+    return Plan(packed[0:1], packed[1:2], packed[2], run, groups)
 
 
 def _choose_groups(segments: Sequence[Segment], device: torch.device) -> list[list[int]]:

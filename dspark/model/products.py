@@ -1,0 +1,135 @@
+"""Matrix products with few rows, several weights at once, each stored the way the device reads it fastest.
+
+A step of a server multiplies 1 to some hundred rows with every weight of a model, and with few rows what counts is how
+many bytes of weight are read. On a CPU in fp32 three forms beat the checkpoint's [out, in]:
+
+* half: weights whose numbers fp16 holds exactly (those of a bf16 checkpoint do) are read in fp16, multiplied and summed
+  in fp32: half the bytes, the same products;
+* packed: the library's own blocked form, for large weights;
+* columns: [in, out], for small ones.
+
+Elsewhere the checkpoint's layout stays. Which form a weight gets depends on its shape and numbers alone, never on a
+clock, so that two processes round alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+PACK_FROM = 150_000  # numbers in a weight from which the packed form wins over columns, from 2 rows on
+PACK_FOR_ROWS = 64  # the row count the packed form is made for; it serves all others too
+HALF_ERROR = 1e-7  # change of a weight, in norm, that counts as none: one rounding of fp32
+
+
+class Product:
+    """x [T, in] -> [T, sum of outs] for the weights [out, in] of several linear layers that read the same rows.
+
+    The layers keep working: where weights are joined in one storage, theirs become views of it.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], *, may_copy: bool = True) -> None:
+        weights = [layer.weight.detach() for layer in layers]
+        joined = torch.cat(weights) if len(weights) > 1 else weights[0]
+        self._bias = _joined_bias(layers)
+        self._half: Any = None
+        self._packed: Any = None
+        self.form = _choose(joined, may_copy)
+        self.copied = 0  # bytes beyond the layers' own
+        if self.form == "half":
+            self._half = torch.ops.quantized.linear_prepack_fp16(joined.contiguous(), self._bias)
+            self.copied = joined.numel() * 2
+        elif self.form == "packed":
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(joined.contiguous(), PACK_FOR_ROWS)
+            self.copied = joined.numel() * 4
+        else:
+            columns = self.form == "columns" and joined.is_contiguous()
+            self._weight = joined.t().contiguous().t() if columns else joined
+            if len(layers) > 1:
+                parts = torch.split(self._weight, [w.shape[0] for w in weights])
+                for layer, part in zip(layers, parts, strict=True):
+                    layer.weight = nn.Parameter(part, requires_grad=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._half is not None:
+            half: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, self._half)
+            return half
+        if self._packed is not None:
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self._bias, "none", [], "")
+            return packed
+        return linear(x, self._weight, self._bias)
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The product added to residual [T, out]."""
+        if self._packed is not None:
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self._bias, "add")
+            return packed
+        if self._half is None and self._bias is None:
+            return torch.addmm(residual, x, self._weight.t())
+        return self(x).add_(residual)
+
+
+def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    return torch.cat(
+        [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers]
+    )
+
+
+def _choose(weight: Tensor, may_copy: bool) -> str:
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return "plain"
+    if may_copy and half_works() and _fits_half(weight):
+        return "half"
+    if may_copy and weight.numel() >= PACK_FROM and packing_works():
+        return "packed"
+    return "columns"
+
+
+def _fits_half(weight: Tensor) -> bool:
+    """Whether fp16 changes the weight by less than fp32 sums are off anyway: denormals of a bf16 weight may be."""
+    off = weight.half().float() - weight  # infinite where fp16 overflows
+    return bool(off.norm() <= HALF_ERROR * weight.norm())
+
+
+@functools.cache
+@torch.inference_mode()
+def half_works() -> bool:
+    """Whether this build multiplies fp32 rows with fp16 weights, and sums in fp32."""
+    x, weight, bias = _example(torch.bfloat16)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = torch.ops.quantized.linear_dynamic_fp16(x, torch.ops.quantized.linear_prepack_fp16(weight, bias))
+    except (RuntimeError, AttributeError):
+        return False
+    return torch.allclose(made, linear(x, weight, bias), atol=1e-5)
+
+
+@functools.cache
+@torch.inference_mode()
+def packing_works() -> bool:
+    """Whether this build packs weights and multiplies with them rightly."""
+    x, weight, bias = _example(torch.float32)
+    other = x.new_ones(x.shape[0], weight.shape[0])
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_FOR_ROWS)
+        plain = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        added = torch.ops.mkldnn._linear_pointwise.binary(x, other, packed, bias, "add")
+    except (RuntimeError, AttributeError):
+        return False
+    expected = linear(x, weight, bias)
+    return torch.allclose(plain, expected, atol=1e-5) and torch.allclose(added, expected + other, atol=1e-5)
+
+
+def _example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    x, weight = torch.randn(3, 40, generator=draw), torch.randn(48, 40, generator=draw)
+    return x, weight.to(dtype).float(), torch.randn(48, generator=draw)

@@ -1,0 +1,98 @@
+"""Lean layers say what stock layers say, are used only where they fit, and hooks still see every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from dspark.model.products import PACK_FROM, Product
+from dspark.model.target import TargetTaps
+from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
+from verify_service import self_test
+from verify_service.passes import PackedRunner
+from verify_service.plan import Segment
+
+LEAN = {"llama": 4, "mistral, every layer with a window": 4}
+
+
+def qwen3(**more: Any) -> Any:
+    return transformers.Qwen3Config(**{**SHAPE, "head_dim": 32, **more})
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3"])
+def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(family: str) -> None:
+    target = loud(qwen3() if family == "qwen3" else FAMILIES[family]())
+    cases = self_test.expected(target)
+    runner = PackedRunner(target.model, None, 512, lean=True)
+    assert runner.lean.layers == (4 if family == "qwen3" else LEAN.get(family, 0))
+    assert self_test.disagreement(runner, cases) is None
+    runner.lean.undo()
+    assert all("forward" not in vars(module) for module in target.model.modules())
+    assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_other_number_formats_take_the_library_s_norms(dtype: torch.dtype) -> None:
+    target = loud(qwen3())
+    target.model.to(dtype)
+    cases = self_test.expected(target)
+    runner = PackedRunner(target.model, None, 512, lean=True)
+    assert runner.lean.layers == 4
+    assert self_test.disagreement(runner, cases) is None
+
+
+def test_a_layer_that_only_looks_the_part_keeps_its_own_code() -> None:
+    target = loud(qwen3())
+    layer = target.model.model.layers[2]
+    layer.mlp.act_fn = torch.nn.GELU()  # fine: the activation is the module's own
+    stock = target.model.model.layers[1].forward
+    target.model.model.layers[1].forward = lambda *a, **k: 1.5 * stock(*a, **k)
+    runner = PackedRunner(target.model, None, 512, lean=True)
+    assert runner.lean.layers == 3
+    assert target.model.model.layers[1] not in runner.lean.parts
+
+
+def test_taps_see_lean_layers() -> None:
+    target = loud(qwen3())
+    with TargetTaps(target.model, (0, 2)) as taps:
+        rows = []
+        for lean in (False, True):
+            runner = PackedRunner(target.model, taps, 512, lean=lean)
+            rows.append(runner.run([Segment(0, 0, [3, 5, 8, 13], range(7, 11))], None).taps)
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
+
+
+def test_every_form_of_a_product_is_the_product() -> None:
+    forms = set()
+    torch.manual_seed(0)
+    for out, scale, bf16 in ((40, 0.1, True), (PACK_FROM // 64 + 1, 0.1, False), (40, 0.1, False), (40, 1e6, True)):
+        for bias in (False, True):
+            layers = [torch.nn.Linear(64, n, bias=bias).requires_grad_(False) for n in (out, 24)]
+            for layer in layers:
+                layer.weight.mul_(scale)
+                if bf16:
+                    layer.weight.copy_(layer.weight.bfloat16())
+            x, residual = torch.randn(5, 64), torch.randn(5, out + 24)
+            expected = torch.cat([layer(x) for layer in layers], dim=-1)
+            product = Product(layers)
+            forms.add(product.form)
+            torch.testing.assert_close(product(x), expected, rtol=1e-5, atol=1e-5 * scale)
+            torch.testing.assert_close(
+                product.plus(x, residual), expected + residual, rtol=1e-5, atol=1e-5 * scale + 1e-5
+            )
+            torch.testing.assert_close(torch.cat([layer(x) for layer in layers], dim=-1), expected)
+    assert forms == {"half", "packed", "columns"}
+
+
+def test_weights_that_fp16_would_change_are_not_read_in_fp16() -> None:
+    layer = torch.nn.Linear(16, 16, bias=False).requires_grad_(False)
+    layer.weight.copy_(layer.weight.bfloat16())
+    assert Product([layer]).form == "half"
+    layer.weight[0, 0] = 0.1  # more digits than fp16 has
+    assert Product([layer]).form == "columns"
+    layer.weight[0, 0] = 1e-9  # below the smallest fp16 number: no sum can tell
+    assert Product([layer]).form == "half"
+    assert Product([layer], may_copy=False).form == "columns"

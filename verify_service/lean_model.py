@@ -1,0 +1,149 @@
+"""Puts lean layers into a stock model: tried on a pass of the model's own, kept only where they give the same.
+
+What is no layer of the known shape stays as it is, so a mixture keeps its expert layers and gains in the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dspark.model.products import Product
+from dspark.model.target import decoder_layers
+from verify_service.lean_layers import LeanLayer, Norm, fits
+from verify_service.paged_attention import AttentionCall, KeyValuePool
+from verify_service.plan import Segment, build_plan
+
+COPY_AT_MOST = 2 << 30  # bytes of weights that may be held twice
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the largest value compared
+_TRIAL = 24  # tokens of the longer of two trial sequences
+
+
+@dataclass
+class Lean:
+    """What was replaced; `undo` brings the stock code back."""
+
+    layers: int = 0
+    parts: list[Any] = field(default_factory=list)  # modules whose forward is not their class's
+
+    def undo(self) -> None:
+        for part in self.parts:
+            with contextlib.suppress(AttributeError):
+                del part.forward
+        self.parts.clear()
+        self.layers = 0
+
+
+@dataclass
+class _Seen:
+    """One layer's trial call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+
+@torch.inference_mode()
+def make_lean(model: Any) -> Lean:
+    """Replaces what can be; the model must already use the paged attention. Raises nothing: trials that fail leave
+    the stock code."""
+    lean = Lean()
+    layers = [layer for layer in decoder_layers(model) if fits(layer)]
+    if not layers:
+        return lean
+    seen, calls = _trial(model, layers)
+    budget = COPY_AT_MOST
+    for layer in layers:
+        call = calls.get(id(layer.self_attn))
+        if call is None or layer not in seen or call.softcap is not None or call.sinks is not None:
+            continue
+        made = LeanLayer(layer, call, may_copy=budget > 0)
+        if _same(made, seen[layer]):
+            layer.forward = made
+            lean.parts.append(layer)
+            lean.layers += 1
+            budget -= made.copied
+    if lean.layers:
+        _replace_ends(model, lean, budget)
+    return lean
+
+
+def _trial(model: Any, layers: list[Any]) -> tuple[dict[Any, _Seen], dict[int, AttentionCall]]:
+    """Inputs and outputs of the layers in one packed pass of two random prompts; what each says of its attention."""
+    draw = torch.Generator().manual_seed(5)
+    device = next(model.parameters()).device
+    ids = torch.randint(0, model.config.get_text_config().vocab_size, (_TRIAL + 9,), generator=draw).tolist()
+    segments = [Segment(0, 0, ids[:_TRIAL], range(1, _TRIAL + 1)), Segment(1, 0, ids[_TRIAL:], range(40, 49))]
+    seen: dict[Any, _Seen] = {}
+    calls: dict[int, AttentionCall] = {}
+    plan = build_plan(segments, device)
+    with _watched(layers, seen):
+        model(
+            input_ids=plan.token_ids,
+            position_ids=plan.positions,
+            use_cache=False,
+            logits_to_keep=torch.tensor([0], device=device),
+            dspark_plan=plan,
+            dspark_pool=KeyValuePool(64),
+            dspark_calls=calls,
+        )
+    return seen, calls
+
+
+@contextlib.contextmanager
+def _watched(layers: list[Any], seen: dict[Any, _Seen]) -> Iterator[None]:
+    def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        seen[layer] = _Seen(args, kwargs, output)
+
+    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _same(made: LeanLayer, seen: _Seen) -> bool:
+    if not isinstance(seen.output, Tensor):
+        return False
+    try:
+        # A pool of its own: a lean layer stores its keys in another order.
+        output = made(*seen.args, **(seen.kwargs | {"dspark_pool": KeyValuePool(64)}))
+    except Exception:  # whatever a foreign layer's inputs raise here means "not this shape"
+        return False
+    return _close(output, seen.output)
+
+
+def _close(made: Tensor, stock: Tensor) -> bool:
+    if made.shape != stock.shape or made.dtype != stock.dtype:
+        return False
+    bound = _TOLERANCE.get(stock.dtype, 1e-4) * max(float(stock.abs().max()), 1.0)
+    return bool(float((made - stock).abs().max()) <= bound)
+
+
+def _replace_ends(model: Any, lean: Lean, budget: int) -> None:
+    """The last norm and the head, where they are the ordinary ones."""
+    decoder = model.get_decoder()
+    norm, head = getattr(decoder, "norm", None), model.get_output_embeddings()
+    if norm is not None and getattr(norm, "weight", None) is not None:
+        x = torch.randn(1, 3, norm.weight.shape[0], dtype=norm.weight.dtype, device=norm.weight.device)
+        with contextlib.suppress(Exception):
+            made = Norm(norm)
+            if _close(made(x), norm(x)):
+                norm.forward = made
+                lean.parts.append(norm)
+    if type(head) is nn.Linear:
+        product, width = Product([head], may_copy=budget > 0), head.out_features
+
+        def forward(x: Tensor) -> Tensor:
+            if not x.shape[-2]:  # a chunk that is not the last: no row's logits are wanted
+                return x.new_empty(*x.shape[:-1], width)
+            return product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], width)
+
+        head.forward = forward  # type: ignore[method-assign, assignment]
+        lean.parts.append(head)
