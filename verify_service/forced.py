@@ -52,5 +52,6 @@ class Forced:
         if not slots:
             return 0
         key = np.array([mix_one(case.law.seed ^ case.cursor.sequence)], np.uint64)
-        kept = uniform(keyed(key, Purpose.COIN, case.cursor.committed_len, np.arange(slots))) < self._chance
+        at = np.array([case.cursor.committed_len])
+        kept = uniform(keyed(key, Purpose.LENGTH, at, np.arange(slots))) < self._chance
         return slots if bool(kept.all()) else int(kept.argmin())

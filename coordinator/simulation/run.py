@@ -11,6 +11,7 @@ from typing import Any
 from coordinator.admission import Admission, Bounds
 from coordinator.lane import Lane
 from coordinator.ports import DrafterPort
+from coordinator.simulation.device import Device
 from coordinator.simulation.load import Load
 from coordinator.simulation.recorder import Recorder
 from coordinator.simulation.scenario import Scenario
@@ -33,7 +34,7 @@ class _Marks:
 
     verify_busy_s: list[float]
     draft_busy_s: list[float]
-    coordinator_busy_s: float
+    coordinator_busy_s: list[float]
     rounds: int
     committed: int
     verified: float
@@ -56,8 +57,12 @@ class _Cell:
         self._world = World(SyntheticLaw(scenario.spec), scenario.hops, scenario.prefill_chunk)
         self._drafters = [SimulatedDrafter(self._world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
         pages = scenario.kv_tokens // scenario.page_size
+        self._processors = [Device() for _ in range(scenario.coordinators)]
         self._verifiers = [
-            SimulatedVerifier(self._world, f"verify/{n}", pages, scenario.page_size) for n in range(scenario.verifiers)
+            SimulatedVerifier(
+                self._world, f"verify/{n}", self._processors[n % scenario.coordinators], pages, scenario.page_size
+            )
+            for n in range(scenario.verifiers)
         ]
         load: Counter[DrafterPort] = Counter()
         self._lanes: list[Lane] = []
@@ -87,7 +92,7 @@ class _Cell:
         return _Marks(
             [each.device.busy_until_now_s for each in self._verifiers],
             [each.device.busy_until_now_s for each in self._drafters],
-            self._world.processor.busy_until_now_s,
+            [each.busy_until_now_s for each in self._processors],
             sum(lane.rounds for lane in self._lanes),
             sum(lane.committed_by_rounds for lane in self._lanes),
             self._metrics.value("spec_decode_num_verified_tokens_total"),
@@ -108,6 +113,7 @@ class _Cell:
             "rate": scenario.rate or None,
             "verifiers": scenario.verifiers,
             "drafters": scenario.drafters,
+            "coordinators": scenario.coordinators,
             "answers": recorder.answers,
             "failed": recorder.failed,
             "refused": users.refused,
@@ -125,7 +131,7 @@ class _Cell:
             "cohort": round(rounds / max(after.cohorts - before.cohorts, 1), 2),
             "verify_busy": _shares(before.verify_busy_s, after.verify_busy_s, window),
             "draft_busy": _shares(before.draft_busy_s, after.draft_busy_s, window),
-            "coordinator_busy": round((after.coordinator_busy_s - before.coordinator_busy_s) / window, 4),
+            "coordinator_busy": _shares(before.coordinator_busy_s, after.coordinator_busy_s, window),
         }
 
 

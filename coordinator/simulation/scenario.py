@@ -25,6 +25,7 @@ class Scenario:
     rate: float = 0.0
     verifiers: int = 1
     drafters: int = 1
+    coordinators: int = 1  # processors that settle replies; verifiers are dealt out to them, drafters shared
     policy: str = "greedy"
     prompt_tokens: Span = (32, 32)
     answer_tokens: Span = (128, 128)
@@ -42,7 +43,7 @@ class Scenario:
     def __post_init__(self) -> None:
         if (self.concurrency > 0) == (self.rate > 0):
             raise InvalidRequest("concurrency", "give either a concurrency or a rate, above 0")
-        for name in ("verifiers", "prefill_chunk", "page_size"):
+        for name in ("verifiers", "coordinators", "prefill_chunk", "page_size"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(name, f"{getattr(self, name)} is less than 1")
         if self.drafters < 0:

@@ -73,14 +73,13 @@ class World:
         self.loop = asyncio.get_running_loop()
         self.sequences: dict[int, Held] = {}
         self.drafters: dict[Sink, SimulatedDrafter] = {}
-        self.processor = Device()  # the coordinator's: replies are settled one after the other
 
-    def reply(self, future: Future[Any], value: Any, sequences: int, settle: bool) -> None:
-        """Sends a reply on its way; verdicts then queue for the coordinator's processor."""
+    def reply(self, future: Future[Any], value: Any, sequences: int, processor: Device | None = None) -> None:
+        """Sends a reply on its way; it then waits for the coordinator's processor, if it has to be settled there."""
 
         def arrived() -> None:
-            if settle:
-                self.processor.submit(lambda: self.hops.settling(sequences), give, urgent=True)
+            if processor is not None:
+                processor.submit(lambda: self.hops.settling(sequences), give, urgent=True)
             else:
                 give(0.0)
 
@@ -122,8 +121,9 @@ class _Worker:
 class SimulatedVerifier(_Worker):
     """Keeps `ports.VerifierPort`."""
 
-    def __init__(self, world: World, name: str, pages: int, page_size: int = 16) -> None:
+    def __init__(self, world: World, name: str, processor: Device, pages: int, page_size: int = 16) -> None:
         super().__init__(world)
+        self.processor = processor  # of its coordinator: replies are settled one after the other
         spec = world.law.spec
         self.facts = VerifierFacts(
             name=name,
@@ -165,7 +165,7 @@ class SimulatedVerifier(_Worker):
                 return
             self._push(order.sink, order.cursor, 0, len(ids))
             anchor = int(world.law.target(np.array([key], np.uint64), np.array([len(ids)]))[0])
-            world.reply(future, Prefilled(order.cursor, anchor, spent), 1, settle=True)
+            world.reply(future, Prefilled(order.cursor, anchor, spent), 1, self.processor)
 
         world.loop.call_later(world.hops.way(1), chunk, 0)
         return future
@@ -177,7 +177,7 @@ class SimulatedVerifier(_Worker):
 
         def over(seconds: float) -> None:
             verdicts = self._judge(orders)
-            world.reply(future, Judged(verdicts, seconds, tokens), len(orders), settle=True)
+            world.reply(future, Judged(verdicts, seconds, tokens), len(orders), self.processor)
 
         seconds = world.law.spec.verify.seconds(tokens, context)
         world.loop.call_later(
@@ -188,7 +188,7 @@ class SimulatedVerifier(_Worker):
     def resend(self, cursor: Cursor, sink: Sink, from_position: int) -> Future[Declined | None]:
         future = self._future()
         self._push(sink, cursor, from_position, cursor.committed_len - 1)
-        self.world.reply(future, None, 1, settle=False)
+        self.world.reply(future, None, 1)
         return future
 
     def release(self, cursor: Cursor) -> None:
@@ -250,7 +250,7 @@ class SimulatedDrafter(_Worker):
         def arrived() -> None:
             if self._rows.get(cursor.sequence, (-1, 0))[0] < cursor.epoch:
                 self._rows[cursor.sequence] = (cursor.epoch, 0)
-            self.world.reply(future, None, 1, settle=False)
+            self.world.reply(future, None, 1)
 
         self.world.loop.call_later(self.world.hops.way(1), arrived)
         return future
@@ -295,7 +295,7 @@ class SimulatedDrafter(_Worker):
         for orders, future in passed:
             mine = tuple(blocks[at : at + len(orders)])
             at += len(orders)
-            self.world.reply(future, Drafted(mine, seconds), len(orders), settle=False)
+            self.world.reply(future, Drafted(mine, seconds), len(orders))
 
     def _missing(self, order: DraftOrder) -> bool:
         epoch, rows = self._rows.get(order.cursor.sequence, (-1, 0))
@@ -307,11 +307,10 @@ class SimulatedDrafter(_Worker):
         keys = np.array([one.key if one is not None else 0 for one in held], np.uint64)
         domains = np.array([one.domain if one is not None else 0 for one in held])
         anchors = np.array([order.cursor.committed_len - 1 for order in orders])
-        chances = law.chances(keys, domains, anchors)
-        drafted = law.drafted(keys, anchors, chances).tolist()
+        drafted, chances = law.draft(keys, domains, anchors)
         believed = law.confidences(keys, anchors, chances).tolist()
         blocks = []
-        for order, one, ids, sure in zip(orders, held, drafted, believed, strict=True):
+        for order, one, ids, sure in zip(orders, held, drafted.tolist(), believed, strict=True):
             cursor = order.cursor
             rows = self._rows.get(cursor.sequence, (-1, 0))[1]
             if one is None or self._missing(order):

@@ -40,8 +40,7 @@ class BlockMaker:
         )
         domains = np.array([law.domain(first) for first in first_tokens])
         anchors = np.array([cursor.anchor_position for cursor in cursors])
-        chances = law.chances(keys, domains, anchors)
-        drafted = law.drafted(keys, anchors, chances)
+        drafted, chances = law.draft(keys, domains, anchors)
         confidences = law.confidences(keys, anchors, chances)
         ranks = np.zeros(drafted.shape, np.int64)
         if not all(one.greedy for one in laws):

@@ -24,9 +24,13 @@ Keys = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-QUANTILES = 2048  # equally likely values that stand for a Beta law
+QUANTILES = 2048  # equally likely values that stand for a Beta law: eleven bits
 _GRID = 20_001
 _MASK = (1 << 64) - 1
+_A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_QUANTILE = np.uint64(QUANTILES - 1)
+_S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 class Purpose(enum.IntEnum):
@@ -34,19 +38,18 @@ class Purpose(enum.IntEnum):
 
     SEQUENCE = 1
     TOKEN = 2
-    CHANCE = 3
-    COIN = 4
-    NOISE = 5
-    RANK = 6
-    JITTER = 7
+    SLOT = 3  # the true chance of a slot and, by other bits, its coin
+    NOISE = 4
+    RANK = 5
+    JITTER = 6
+    LENGTH = 7
 
 
 def mix(value: Keys) -> Keys:
-    """The finaliser of splitmix64, element by element."""
-    with np.errstate(over="ignore"):
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Keys = value ^ (value >> np.uint64(31))
+    """The finaliser of splitmix64, element by element of an array."""
+    value = (value ^ (value >> _S30)) * _M1
+    value = (value ^ (value >> _S27)) * _M2
+    mixed: Keys = value ^ (value >> _S31)
     return mixed
 
 
@@ -57,17 +60,15 @@ def mix_one(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def keyed(keys: Keys, purpose: Purpose, a: Ints | int, b: Ints | int = 0) -> Keys:
-    """Hashes of (key, purpose, a, b), broadcast."""
-    with np.errstate(over="ignore"):
-        first = np.asarray(a, np.int64).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        second = np.asarray(b, np.int64).astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
-        return mix(mix(keys + np.uint64(int(purpose) << 32) + first) + second)
+def keyed(keys: Keys, purpose: Purpose, a: Ints, b: Ints | None = None) -> Keys:
+    """Hashes of (key, purpose, a, b), arrays that broadcast; distinct arguments, distinct steps of splitmix64."""
+    step = keys + a.astype(np.uint64) * _A + np.uint64((int(purpose) << 48) & _MASK)
+    return mix(step if b is None else step + b.astype(np.uint64) * _B)
 
 
 def uniform(hashes: Keys) -> Floats:
     """[0, 1), 53 bits."""
-    share: Floats = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    share: Floats = (hashes >> _S11).astype(np.float64) * 2.0**-53
     return share
 
 
@@ -96,6 +97,8 @@ class SyntheticLaw:
         self.slots = spec.block
         self._chances = np.stack([_quantiles(domain) for domain in spec.domains])  # [domains, slots, QUANTILES]
         self._seed = mix_one(spec.seed ^ 0x5DEECE66D)
+        self._after = np.arange(self.slots)
+        self._vocabulary = np.uint64(spec.vocabulary)
 
     def domain(self, first_token: int) -> int:
         """Which domain a prompt belongs to: its first id, counted round."""
@@ -108,31 +111,26 @@ class SyntheticLaw:
 
     def target(self, keys: Keys, positions: Ints) -> Ints:
         """The target's token at each position."""
-        hashes = keyed(keys, Purpose.TOKEN, positions)
-        ids: Ints = (hashes % np.uint64(self.spec.vocabulary)).astype(np.int64)
+        ids: Ints = (keyed(keys, Purpose.TOKEN, positions) % self._vocabulary).astype(np.int64)
         return ids
 
-    def chances(self, keys: Keys, domains: Ints, anchors: Ints) -> Floats:
-        """[n, k] true chances of the slots after these anchor positions, each given that the ones before are kept."""
-        slots = np.arange(self.slots)
-        hashes = keyed(keys[:, None], Purpose.CHANCE, anchors[:, None], slots)
-        drawn: Floats = self._chances[domains[:, None], slots, (hashes % np.uint64(QUANTILES)).astype(np.int64)]
-        return drawn
+    def draft(self, keys: Keys, domains: Ints, anchors: Ints) -> tuple[Ints, Floats]:
+        """[n, k] drafted ids after these anchor positions, and the true chance of each slot if those before are kept.
 
-    def drafted(self, keys: Keys, anchors: Ints, chances: Floats) -> Ints:
-        """[n, k] drafted ids: the target's where the coin falls below the chance."""
-        slots = np.arange(self.slots)
-        right = uniform(keyed(keys[:, None], Purpose.COIN, anchors[:, None], slots)) < chances
-        ids = self.target(keys[:, None], anchors[:, None] + 1 + slots)
-        said: Ints = np.where(right, ids, (ids + 1) % self.spec.vocabulary)
-        return said
+        An id is the target's where the slot's coin falls below its chance.
+        """
+        hashes = keyed(keys[:, None], Purpose.SLOT, anchors[:, None], self._after)
+        drawn = (hashes & _QUANTILE).astype(np.int64)  # the coin takes the upper 53 bits of 64
+        chances: Floats = self._chances[domains[:, None], self._after, drawn]
+        ids = self.target(keys[:, None], anchors[:, None] + (1 + self._after))
+        said: Ints = (ids + (uniform(hashes) >= chances)) % self.spec.vocabulary
+        return said, chances
 
     def confidences(self, keys: Keys, anchors: Ints, chances: Floats) -> Floats:
         """[n, k] what the drafter believes of its slots; the chances themselves without noise and bias."""
         if not self.spec.noise and not self.spec.bias:
             return chances
-        slots = np.arange(self.slots)
-        hashes = keyed(keys[:, None], Purpose.NOISE, anchors[:, None], slots)
+        hashes = keyed(keys[:, None], Purpose.NOISE, anchors[:, None], self._after)
         # Two uniforms of one hash give a normal value (Box and Muller).
         radius = np.sqrt(-2.0 * np.log1p(-uniform(hashes)))
         error = self.spec.bias + self.spec.noise * radius * np.cos(2.0 * np.pi * uniform(mix(hashes)))

@@ -25,7 +25,7 @@ class Pace:
         self._passes += 1
         if not self._jitter:
             return seconds
-        hashes = keyed(self._key, Purpose.JITTER, self._passes)
+        hashes = keyed(self._key, Purpose.JITTER, np.array([self._passes]))
         radius = math.sqrt(-2.0 * math.log1p(-float(uniform(hashes)[0])))
         normal = radius * math.cos(2.0 * math.pi * float(uniform(mix(hashes))[0]))
         deviation = math.sqrt(math.log1p(self._jitter**2))

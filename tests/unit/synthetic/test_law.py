@@ -52,8 +52,7 @@ def test_quantiles_have_the_mean_and_stay_probabilities(mean: float, concentrati
 def test_slots_are_kept_as_often_as_the_file_says_given_the_slots_before() -> None:
     law = SyntheticLaw(spec())
     keys, domains, anchors = many(law)
-    chances = law.chances(keys, domains, anchors)
-    said = law.drafted(keys, anchors, chances)
+    said, _ = law.draft(keys, domains, anchors)
     right = said == law.target(keys[:, None], anchors[:, None] + 1 + np.arange(3))
     for domain, accept in enumerate(ACCEPT.values()):
         alive = domains == domain
@@ -67,9 +66,9 @@ def test_slots_are_kept_as_often_as_the_file_says_given_the_slots_before() -> No
 def test_confidences_without_noise_are_calibrated_in_every_bin() -> None:
     law = SyntheticLaw(spec())
     keys, domains, anchors = many(law)
-    chances = law.chances(keys, domains, anchors)
+    said, chances = law.draft(keys, domains, anchors)
     sure = law.confidences(keys, anchors, chances)
-    right = law.drafted(keys, anchors, chances) == law.target(keys[:, None], anchors[:, None] + 1 + np.arange(3))
+    right = said == law.target(keys[:, None], anchors[:, None] + 1 + np.arange(3))
     for low in np.arange(0.0, 1.0, 0.1):
         inside = (sure >= low) & (sure < low + 0.1)
         assert inside.sum() > 1000
@@ -79,8 +78,8 @@ def test_confidences_without_noise_are_calibrated_in_every_bin() -> None:
 def test_noise_moves_confidences_and_not_acceptance() -> None:
     plain, noisy = SyntheticLaw(spec()), SyntheticLaw(spec(noise=1.0))
     keys, domains, anchors = many(plain)
-    chances = noisy.chances(keys, domains, anchors)
-    assert (chances == plain.chances(keys, domains, anchors)).all()
+    said, chances = noisy.draft(keys, domains, anchors)
+    assert (said == plain.draft(keys, domains, anchors)[0]).all()
     sure = noisy.confidences(keys, anchors, chances)
     assert ((sure >= 0) & (sure <= 1)).all()
     inside = (chances > 0.05) & (chances < 0.95)
