@@ -14,10 +14,12 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_COORDINATOR: _ClassVar[Role]
     ROLE_VERIFY: _ClassVar[Role]
     ROLE_DRAFT: _ClassVar[Role]
+    ROLE_FRONTEND: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ROLE_COORDINATOR: Role
 ROLE_VERIFY: Role
 ROLE_DRAFT: Role
+ROLE_FRONTEND: Role
 
 class WorkerEndpoint(_message.Message):
     __slots__ = ("role", "endpoint", "incarnation", "name")
