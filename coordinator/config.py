@@ -28,7 +28,7 @@ class CoordinatorConfig:
         default=True, metadata={"doc": "Let sequences under greedy and async go without drafts that do not pay."}
     )
     explore_share: float = field(
-        default=1 / 32, metadata={"doc": "Share of such sequences' rounds that are drafted nevertheless."}
+        default=1 / 64, metadata={"doc": "Share of such sequences' rounds that are drafted nevertheless."}
     )
     max_cohorts: int = field(
         default=2, metadata={"doc": "Cohorts of a lane at one time: 2 lets measurements decide, 1 keeps to one."}

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from coordinator.prefix_scheduler import Floats, Ints
 
-WEIGHT = 0.1  # of one round in a sequence's means, once it has had a few
-UNSEEN_WEIGHT = 0.03  # with which slots that were not drafted follow the slot before them
-TRUST_WEIGHT = 0.05
-TRUST_STIFFNESS = 1.0  # accepted tokens a round that the lane's trust counts for in a sequence's own
+WEIGHT = 0.04  # of one round in a sequence's means, once it has had a few
+UNSEEN_WEIGHT = 0.02  # with which slots that were not drafted follow the slot before them
+TRUST_WEIGHT = 0.03
+TRUST_STIFFNESS = 4.0  # accepted tokens a round that the lane's trust counts for in a sequence's own
 TRUST_BOUNDS = (0.02, 1.5)
 PRIOR_WEIGHT = 0.1  # of one finished sequence in what is expected of the next
 HOPEFUL = 0.8  # acceptance per slot that is expected of the first sequences of all
@@ -27,12 +27,12 @@ HOPEFUL = 0.8  # acceptance per slot that is expected of the first sequences of 
 class Evidence:
     """Rows are taken by `take` and given back by `free`."""
 
-    def __init__(self, slots: int = 8) -> None:
+    def __init__(self, slots: int = 1) -> None:
         self.slots = slots
         self._free: list[int] = []
         self._size = 0
-        self.gain: Floats = np.zeros((16, slots))  # mean survival of a slot in rounds that verified it, else 0
-        self.used: Floats = np.zeros((16, slots))  # share of rounds that verified a slot
+        self.gain: Floats = np.zeros((16, slots))  # mean survival of a slot, 0 in rounds that had no use for it
+        self.used: Floats = np.zeros((16, slots))  # share of rounds that verified a slot or should have
         self.judged: Ints = np.zeros(16, np.int64)  # rounds with a draft
         self._promised: Floats = np.zeros(16)
         self._accepted: Floats = np.zeros(16)
@@ -47,9 +47,9 @@ class Evidence:
         if more <= 0:
             return
         self.gain, self.used = (np.pad(grid, ((0, 0), (0, more)), mode="edge") for grid in (self.gain, self.used))
-        self._prior_gain, self._prior_used = (
-            np.pad(row, (0, more), mode="edge") for row in (self._prior_gain, self._prior_used)
-        )
+        hopeful = self._prior_gain[-1] * HOPEFUL ** np.arange(1.0, more + 1.0)
+        self._prior_gain = np.concatenate((self._prior_gain, hopeful))
+        self._prior_used = np.pad(self._prior_used, (0, more), mode="edge")
         self.slots = slots
 
     def take(self) -> int:
@@ -85,6 +85,8 @@ class Evidence:
         lengths: Ints,  # [n] slots drafted, above 0
         prefixes: Ints,  # [n] slots verified
         accepted: Ints,  # [n]
+        *,
+        price: float = 1.0,  # survival from which on a slot was worth its place, whether it got one or not
         least_weight: float = WEIGHT,
     ) -> None:
         """A judged round of sequences that had drafts."""
@@ -92,16 +94,17 @@ class Evidence:
         if not count:
             return
         slots = np.arange(width)
-        verified = slots < prefixes[:, None]
-        brought = np.where(verified, alive, 0.0)
+        drafted, verified = slots < lengths[:, None], slots < prefixes[:, None]
+        worthy = verified | (drafted & (alive >= price))
+        brought = np.where(worthy, alive, 0.0)
         weight = np.maximum(least_weight, 1.0 / (self.judged[rows] + 2.0))[:, None]
-        weight = np.where(slots < lengths[:, None], weight, 0.0)
+        weight = np.where(drafted, weight, 0.0)
         gain, used = self.gain[rows], self.used[rows]
         gain[:, :width] += weight * (brought - gain[:, :width])
-        used[:, :width] += weight * (verified - used[:, :width])
+        used[:, :width] += weight * (worthy - used[:, :width])
         self._follow(gain, used, lengths)
         self.gain[rows], self.used[rows] = gain, used
-        promised = brought.sum(axis=1)
+        promised = np.where(verified, alive, 0.0).sum(axis=1)
         self._promised[rows] += TRUST_WEIGHT * (promised - self._promised[rows])
         self._accepted[rows] += TRUST_WEIGHT * (accepted - self._accepted[rows])
         lane = min(1.0, max(TRUST_WEIGHT, 1.0 / (self.rounds + 1.0)))

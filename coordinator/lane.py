@@ -40,7 +40,7 @@ class Conduct:
     prefill_s: float = 120.0
     verify_s: float = 10.0
     bypass: bool = True  # adaptive sequences whose drafts do not pay go without, see `planning`
-    explore: float = 1 / 32  # share of their rounds that are drafted nevertheless
+    explore: float = 1 / 64  # share of their rounds that are drafted nevertheless
     cohorts: int = 2  # at most, at one time, see `pipelining`
 
 

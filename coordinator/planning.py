@@ -26,9 +26,10 @@ Bools = npt.NDArray[np.bool_]
 DraftSeconds = Callable[[float, int], float]  # (share of the sequences that could be drafted for, slots) -> seconds
 
 WARM_UP = 8  # drafted rounds before there is an opinion
-ENTER, LEAVE = 1.03, 1.0  # plain decoding has to be this much better to begin with, and to go on
+ENTER, LEAVE = 1.04, 0.98  # plain decoding has to be this much better to begin with, and to go on
 FIRST_PROBE = 16  # plain rounds before the first probe; every probe that fails doubles them
-PROBE_WEIGHT = 0.4  # of a probe's round in the evidence
+PROBE_WEIGHT = 0.25  # of a probe's round in the evidence
+PROMISING = 0.9  # a probe that betters the ratio to plain decoding by this is followed up at once
 PATIENCE = 4  # rounds a probe waits for rows that are resent
 LONGER = 0.995  # the longest block within this of the best rate is asked for
 
@@ -86,7 +87,10 @@ class Planner:
         self._explore, self._bypass = explore, bypass
         self._most_probe = round(4.0 / explore) if explore > 0 else 1 << 30
         self.plain = False
+        self.price = 1.0  # survival from which on a slot is worth its place in a step
         self._interval, self._left = FIRST_PROBE, FIRST_PROBE
+        self._ratio = 0.0  # plain decoding's expected rate over that of the best draft length
+        self._probed_at = 0.0  # the ratio of plain decoding when the last probe went out, 0 once it was looked at
 
     def plan(self, cohort: Cohort, draft_seconds: DraftSeconds) -> Plan:
         everybody = Plan(self._evidence.slots, cohort.able, cohort.able, np.zeros(len(cohort.row), np.bool_))
@@ -96,7 +100,8 @@ class Planner:
         rates, tokens = self._rates(cohort, free, draft_seconds)
         best = float(rates[1:].max())
         slots = 1 + int(np.flatnonzero(rates[1:] >= LONGER * best)[-1])
-        if self._bypass and self._goes_plain(rates[0] / best):
+        self._set_price(cohort, float(tokens[slots]), best)
+        if self._bypass and self._goes_plain(float(rates[0]) / best):
             return self._plain_plan(cohort, free, everybody)
         if self._explores(cohort, 2.0 * self._explore):
             slots = self._evidence.slots
@@ -137,6 +142,11 @@ class Planner:
             self._left = FIRST_PROBE
         elif self.plain and ratio < LEAVE:
             self.plain = False
+        elif self._probed_at:
+            if ratio < PROMISING * self._probed_at:
+                self._left = 2
+            self._probed_at = 0.0
+        self._ratio = ratio
         return self.plain
 
     def _plain_plan(self, cohort: Cohort, free: Bools, everybody: Plan) -> Plan:
@@ -153,7 +163,15 @@ class Planner:
         self._interval = min(2 * self._interval, max(self._most_probe, FIRST_PROBE))
         jitter = 0.75 + 0.5 * float(keyed(cohort.sequence[:1], cohort.round[:1])[0])
         self._left = max(round(self._interval * jitter), 3)
+        self._probed_at = self._ratio
         return Plan(everybody.slots, cohort.able, cohort.able, nobody, probe=True)
+
+    def _set_price(self, cohort: Cohort, tokens: float, rate: float) -> None:
+        step = self._cost.of_round(cohort.context, 0.0)
+        assert step is not None
+        more = max(0.1 * tokens, 4.0)
+        ends = step(np.array([tokens, tokens + more]))
+        self.price = float(ends[1] - ends[0]) / more * rate
 
     def _explores(self, cohort: Cohort, share: float) -> bool:
         return float(keyed(cohort.sequence[:1], cohort.round[:1])[0]) < share

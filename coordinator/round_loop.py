@@ -45,7 +45,7 @@ class Pace:
 
     verify_s: float = 10.0  # longest wait for the verdicts of a cohort
     bypass: bool = True  # adaptive sequences whose drafts do not pay go without
-    explore: float = 1 / 32  # share of their rounds that are drafted nevertheless
+    explore: float = 1 / 64  # share of their rounds that are drafted nevertheless
     cohorts: int = 2  # at most, at one time
 
 
@@ -270,7 +270,8 @@ class RoundLoop:
             blocks.lengths[counts],
             prefixes[counts],
             accepted[counts],
-            plan.least_weight,
+            price=self._planner.price,
+            least_weight=plan.least_weight,
         )
         asynchronous = counts & (cohort.policies.kind == Kind.ASYNC)
         if asynchronous.any():
