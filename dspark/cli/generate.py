@@ -13,6 +13,28 @@ from dspark.errors import InvalidRequest
 if TYPE_CHECKING:
     from dspark.client import Client
 
+# Arguments that are options of the client under the same name.
+_OPTIONS = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "n",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "policy",
+    "rule",
+)
+
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `generate`."""
@@ -25,8 +47,22 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens, 0 keeps all")
     parser.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
+    parser.add_argument("--min-p", type=float, metavar="P", help="keep tokens of this share of the likeliest one")
+    parser.add_argument("--repetition-penalty", type=float, metavar="R", help="over prompt and answer; 1 is none")
+    parser.add_argument("--presence-penalty", type=float, metavar="P", help="once, for tokens of the answer")
+    parser.add_argument("--frequency-penalty", type=float, metavar="P", help="per occurrence in the answer")
+    parser.add_argument(
+        "--logit-bias", type=_bias, action="append", default=[], metavar="ID=B", help="add B to a logit; repeatable"
+    )
     parser.add_argument("--seed", type=int, help="key of the draws")
+    parser.add_argument("--n", type=int, metavar="N", help="answers to the same prompt; shown one after the other")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="tell log-probabilities, K likeliest (with --json)")
+    parser.add_argument("--min-tokens", type=int, metavar="N", help="nothing ends the answer before")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
+    parser.add_argument("--stop-token-id", action="append", type=int, default=[], dest="stop_token_ids", metavar="ID")
+    parser.add_argument(
+        "--include-stop", action="store_true", default=None, dest="include_stop_str_in_output", help="show what ended it"
+    )
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the target's stop tokens")
     parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t or greedy")
     parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
@@ -44,6 +80,14 @@ def _ids(text: str) -> list[int]:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS") from None
 
 
 def open_client(args: argparse.Namespace) -> Client:
@@ -67,32 +111,35 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from dspark.client import Completion, Finished
-    from dspark.client.events import gather
+    from dspark.client import Completion
 
-    options = {
-        name: getattr(args, name)
-        for name in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "ignore_eos", "policy", "rule")
-    }
+    options = {name: getattr(args, name) for name in _OPTIONS}
+    options["logit_bias"] = dict(args.logit_bias)
+    at_once = args.json or (args.n or 1) > 1  # pieces of several answers would be torn apart
     with open_client(args) as client:
         has_text = args.json or client.model_info().has_tokenizer
         events = []
         with client.generate(_prompt(args), timeout=args.timeout, **options) as stream:
             for event in stream:
                 events.append(event)
-                if not args.json:
-                    # A target without a tokenizer answers in ids.
-                    shown = event.text if has_text else "".join(f"{token} " for token in event.token_ids)
-                    print(shown, end="", flush=True)
-    end = events[-1]
-    assert isinstance(end, Finished)
-    answer = Completion(*gather(events), end)
+                if not at_once:
+                    print(_shown(event, has_text), end="", flush=True)
+    answer = Completion.of(events)
     if args.json:
         print(json.dumps(answer.as_json()))
+        return 0
+    if at_once:
+        for choice in answer.choices:
+            print(f"[{choice.index}] {_shown(choice, has_text)}")
     else:
         print()
-        print(_summary(answer), file=sys.stderr)
+    print(_summary(answer), file=sys.stderr)
     return 0
+
+
+def _shown(part: Any, has_text: bool) -> str:
+    """A target without a tokenizer answers in ids."""
+    return str(part.text) if has_text else "".join(f"{token} " for token in part.token_ids)
 
 
 def _summary(answer: Any) -> str:

@@ -21,7 +21,19 @@ from dspark.client.errors import (
     Unavailable,
     Unsupported,
 )
-from dspark.client.events import Chunk, Completion, Event, Finished, ModelInfo, Speculation, Timings, Usage
+from dspark.client.events import (
+    Choice,
+    ChoiceEnd,
+    Chunk,
+    Completion,
+    Event,
+    Finished,
+    ModelInfo,
+    Speculation,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
 from dspark.client.synchronous import Client, Stream
 
 __all__ = [
@@ -29,6 +41,8 @@ __all__ = [
     "AsyncStream",
     "Cancelled",
     "Cell",
+    "Choice",
+    "ChoiceEnd",
     "Chunk",
     "Client",
     "Completion",
@@ -45,6 +59,7 @@ __all__ = [
     "Speculation",
     "Stream",
     "Timings",
+    "TokenLogprobs",
     "Unavailable",
     "Unsupported",
     "Usage",

@@ -1,7 +1,8 @@
 """What a client gets to see: typed, frozen, without protobuf.
 
 Every token is in exactly one `Chunk`, in order; `Finished` comes once and last. Text may lag behind the ids at byte
-boundaries and stop strings, so the text of an answer is the concatenation of all chunks.
+boundaries and stop strings, so the text of an answer is the concatenation of all its chunks. Chunks of several answers
+to one prompt are told apart by `index`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,22 @@ _RULE = {types_pb2.RULE_TOKEN: "token", types_pb2.RULE_BLOCK: "block", types_pb2
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one position, of the model itself: before penalties, bias, temperature, truncation."""
+
+    logprob: float  # of the token that was chosen
+    top: tuple[tuple[int, float], ...] = ()  # (id, log-probability), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """New tokens of an answer."""
 
     text: str
     token_ids: tuple[int, ...]
     offset: int  # index in the answer of the first of token_ids
+    index: int = 0  # which of the n answers
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +75,25 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """How one of n answers ended."""
+
+    index: int
+    finish_reason: str  # "stop", "length" or "abort"
+    matched_stop: int | str | None
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of an answer: why, and what it took."""
+    """The end of a request: why its first answer ended, and what all of them took."""
 
     finish_reason: str  # "stop", "length" or "abort"
     matched_stop: int | str | None
     usage: Usage
     speculation: Speculation
     timings: Timings
+    choices: tuple[ChoiceEnd, ...] = ()  # one per answer, by index; empty from servers that only give one
 
     @property
     def text(self) -> str:
@@ -87,12 +109,45 @@ Event: TypeAlias = Chunk | Finished
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One of n answers."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    matched_stop: int | str | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        told = [{"logprob": one.logprob, "top": [list(pair) for pair in one.top]} for one in self.logprobs]
+        return {
+            "index": self.index,
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "matched_stop": self.matched_stop,
+            **({"logprobs": told} if told else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer; of several, the first one, and all of them in `choices`."""
 
     text: str
     token_ids: tuple[int, ...]
     end: Finished
+    choices: tuple[Choice, ...] = ()
+
+    @staticmethod
+    def of(events: Sequence[Event]) -> Completion:
+        """From all events of a request, `Finished` last."""
+        end = events[-1]
+        assert isinstance(end, Finished)
+        ends = end.choices or (ChoiceEnd(0, end.finish_reason, end.matched_stop, end.usage.completion_tokens),)
+        choices = tuple(_choice(events, its) for its in ends)
+        return Completion(choices[0].text, choices[0].token_ids, end, choices)
 
     def as_json(self) -> dict[str, Any]:
         """The stable shape `dspark generate --json` prints."""
@@ -117,6 +172,7 @@ class Completion:
                 "policy": spec.policy,
             },
             "timings": {"ttft_ms": times.ttft_ms, "itl_ms": times.itl_ms, "total_ms": times.total_ms},
+            "choices": [choice.as_json() for choice in self.choices],
         }
 
 
@@ -140,15 +196,15 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
     kind = message.WhichOneof("response")
     if kind == "chunk":
         chunk = message.chunk
-        return Chunk(chunk.text, tuple(chunk.token_ids), chunk.offset)
+        told = tuple(_logprobs(one) for one in chunk.logprobs) if chunk.logprobs else ()
+        return Chunk(chunk.text, tuple(chunk.token_ids), chunk.offset, chunk.index, told)
     if kind != "complete":
         return None
     end = message.complete
-    stop = end.WhichOneof("matched_stop")
     usage, spec, times = end.usage, end.speculation, end.timings
     return Finished(
         finish_reason=_FINISH.get(end.finish_reason, "unknown"),
-        matched_stop=getattr(end, stop) if stop else None,
+        matched_stop=_matched(end),
         usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
         speculation=Speculation(
             rounds=spec.rounds,
@@ -162,6 +218,10 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
             rule=_RULE.get(spec.rule, ""),
         ),
         timings=Timings(times.queue_ms, times.ttft_ms, times.itl_ms, times.total_ms),
+        choices=tuple(
+            ChoiceEnd(one.index, _FINISH.get(one.finish_reason, "unknown"), _matched(one), one.completion_tokens)
+            for one in end.choices
+        ),
     )
 
 
@@ -180,7 +240,22 @@ def read_model_info(message: generate_pb2.GetModelInfoReply) -> ModelInfo:
     )
 
 
-def gather(events: Sequence[Event]) -> tuple[str, tuple[int, ...]]:
-    """(text, ids) of an answer's events."""
-    ids = tuple(token for event in events for token in event.token_ids)
-    return "".join(event.text for event in events), ids
+def _matched(end: generate_pb2.GenerateComplete | generate_pb2.ChoiceComplete) -> int | str | None:
+    which = end.WhichOneof("matched_stop")
+    return getattr(end, which) if which else None
+
+
+def _logprobs(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=False)))
+
+
+def _choice(events: Sequence[Event], end: ChoiceEnd) -> Choice:
+    chunks = [event for event in events if isinstance(event, Chunk) and event.index == end.index]
+    return Choice(
+        index=end.index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        finish_reason=end.finish_reason,
+        matched_stop=end.matched_stop,
+        logprobs=tuple(told for chunk in chunks for told in chunk.logprobs),
+    )

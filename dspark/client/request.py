@@ -7,7 +7,7 @@ same sentence.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +33,35 @@ SERVICE_CONFIG: dict[str, object] = {
 RULES = {"": 0, "token": types_pb2.RULE_TOKEN, "block": types_pb2.RULE_BLOCK, "coupled": types_pb2.RULE_COUPLED}
 
 
+_SCALARS = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "n",
+    "seed",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """Options of one answer; None leaves the choice to the deployment.
+    """Options of one request; None leaves the choice to the deployment.
 
-    temperature: 0 is greedy. top_k: 0 keeps everything. top_p: nucleus mass in (0, 1].
-    max_tokens: longest answer. stop, stop_token_ids: what ends it. ignore_eos: do not end at the target's stop tokens.
+    temperature: 0 is greedy. top_k: 0 keeps everything. top_p: nucleus mass in (0, 1]. min_p: least probability kept, as
+    a share of the likeliest token's. repetition_penalty: over prompt and answer, above 1 discourages. presence_penalty,
+    frequency_penalty: over the answer, above 0 discourages. logit_bias: added to the logits of ids.
+    max_tokens: longest answer. min_tokens: nothing ends it before. stop, stop_token_ids: what ends it.
+    include_stop_str_in_output: keep what ended it in the text. ignore_eos: do not end at the target's stop tokens.
+    logprobs: tell each token's log-probability and so many likeliest ones. n: answers to the same prompt.
     seed: key of the draws. policy: "off", "fixed:k", "threshold:t" or "greedy". rule: "token", "block" or "coupled".
     """
 
@@ -46,11 +69,20 @@ class Sampling:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int | None = None
+    logprobs: int | None = None
+    n: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     seed: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
     policy: str = ""
     rule: str = ""
     request_id: str = field(default="")
@@ -62,9 +94,11 @@ def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb
         raise InvalidRequest("rule", f"{options.rule!r} is none of token, block, coupled")
     given: dict[str, Any] = {
         name: value
-        for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos", "skip_special_tokens")
+        for name in _SCALARS
         if (value := getattr(options, name)) is not None
     }
+    if options.logit_bias:
+        given["logit_bias"] = dict(options.logit_bias)
     for name, value in given.items():
         try:
             generate_pb2.SamplingParams(**{name: value})

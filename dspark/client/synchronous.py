@@ -14,7 +14,7 @@ import grpc
 
 from dspark.client.cell import find_cell
 from dspark.client.errors import ServerError, read_error
-from dspark.client.events import Completion, Event, Finished, ModelInfo, gather, read_event, read_model_info
+from dspark.client.events import Completion, Event, Finished, ModelInfo, read_event, read_model_info
 from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
 from dspark.runtime.channel import auth_metadata, sync_channel
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
@@ -77,7 +77,7 @@ class Client:
             events = list(stream)
         if not events or not isinstance(events[-1], Finished):
             raise ServerError(f"{self.endpoint} ended the answer without saying why")
-        return Completion(*gather(events), events[-1])
+        return Completion.of(events)
 
     def abort(self, request_ids: Iterable[str], *, timeout: float = 5.0) -> tuple[str, ...]:
         """Ends running requests by id; returns those that were running."""
