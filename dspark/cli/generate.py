@@ -61,7 +61,11 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
     parser.add_argument("--stop-token-id", action="append", type=int, default=[], dest="stop_token_ids", metavar="ID")
     parser.add_argument(
-        "--include-stop", action="store_true", default=None, dest="include_stop_str_in_output", help="show what ended it"
+        "--include-stop",
+        action="store_true",
+        default=None,
+        dest="include_stop_str_in_output",
+        help="show what ended it",
     )
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the target's stop tokens")
     parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t or greedy")

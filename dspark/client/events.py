@@ -23,7 +23,7 @@ _RULE = {types_pb2.RULE_TOKEN: "token", types_pb2.RULE_BLOCK: "block", types_pb2
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log-probabilities at one position, of the model itself: before penalties, bias, temperature, truncation."""
+    """Natural log-probabilities at one position, of the model itself: before penalties, bias and truncation."""
 
     logprob: float  # of the token that was chosen
     top: tuple[tuple[int, float], ...] = ()  # (id, log-probability), likeliest first

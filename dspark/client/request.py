@@ -56,8 +56,8 @@ _SCALARS = (
 class Sampling:
     """Options of one request; None leaves the choice to the deployment.
 
-    temperature: 0 is greedy. top_k: 0 keeps everything. top_p: nucleus mass in (0, 1]. min_p: least probability kept, as
-    a share of the likeliest token's. repetition_penalty: over prompt and answer, above 1 discourages. presence_penalty,
+    temperature: 0 is greedy. top_k: 0 keeps everything. top_p: nucleus mass in (0, 1]. min_p: least probability kept,
+    as a share of the likeliest one. repetition_penalty: over prompt and answer, above 1 discourages. presence_penalty,
     frequency_penalty: over the answer, above 0 discourages. logit_bias: added to the logits of ids.
     max_tokens: longest answer. min_tokens: nothing ends it before. stop, stop_token_ids: what ends it.
     include_stop_str_in_output: keep what ended it in the text. ignore_eos: do not end at the target's stop tokens.
@@ -92,11 +92,7 @@ def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb
     """The message that asks for one answer to a text or to token ids."""
     if options.rule not in RULES:
         raise InvalidRequest("rule", f"{options.rule!r} is none of token, block, coupled")
-    given: dict[str, Any] = {
-        name: value
-        for name in _SCALARS
-        if (value := getattr(options, name)) is not None
-    }
+    given: dict[str, Any] = {name: value for name in _SCALARS if (value := getattr(options, name)) is not None}
     if options.logit_bias:
         given["logit_bias"] = dict(options.logit_bias)
     for name, value in given.items():
