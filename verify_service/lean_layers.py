@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from dspark.model.products import Product
-from verify_service.paged_attention import AttentionCall, KeyValuePool, attend
+from verify_service.paged_attention import AttentionCall, KeyValuePool, attend_rows
 from verify_service.plan import Plan
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -52,7 +52,7 @@ class LeanLayer:
         self._out = Product([attention.o_proj], may_copy=may_copy)
         self._gate_up = Product([mlp.gate_proj, mlp.up_proj], may_copy=may_copy)
         self._down = Product([mlp.down_proj], may_copy=may_copy)
-        self._activation = silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
+        self._activation = silu if type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation") else mlp.act_fn
         self._head_dim = int(attention.head_dim)
         self._heads = attention.q_proj.out_features // self._head_dim
         self._kv_heads = attention.k_proj.out_features // self._head_dim
@@ -86,9 +86,7 @@ class LeanLayer:
             scaled = scale_to_one(qk, eps) if short else rms_norm(qk, qk.shape[-1:], None, as_float)
             qk = scaled.mul_(weight)
         qk = rotate(qk, rotation, plan)
-        # [T, heads, D] -> [1, heads, T, D], as an attention function of the library gets them.
-        q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (qk[:, :heads], qk[:, heads:], qkv[:, both:]))
-        out = attend(plan, pool, self._call, q, k, v)
+        out = attend_rows(plan, pool, self._call, qk[:, :heads], qk[:, heads:], qkv[:, both:])
         return self._out.plus(out.reshape(x.shape[0], -1), x)
 
 

@@ -42,7 +42,7 @@ class KeyValuePool:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The pools of a layer whose new keys and values are [1, Hkv, T, D]."""
+        """The pools of a layer whose new keys and values are [T, Hkv, D]."""
         pools = self._layers.get(index)
         if pools is None:
             pools = (self._empty(key), self._empty(value))
@@ -60,7 +60,7 @@ class KeyValuePool:
         self._layers.clear()
 
     def _empty(self, like: Tensor) -> Tensor:
-        return torch.empty(self._num_slots, like.shape[1], like.shape[3], dtype=like.dtype, device=like.device)
+        return torch.empty(self._num_slots, like.shape[1], like.shape[2], dtype=like.dtype, device=like.device)
 
 
 def paged_attention(
@@ -82,21 +82,24 @@ def paged_attention(
     call = AttentionCall(module.layer_idx, scaling, window, softcap, sinks)
     if (seen := passed.get("dspark_calls")) is not None:
         seen[id(module)] = call
-    return attend(passed["dspark_plan"], passed["dspark_pool"], call, query, key, value).unsqueeze(0), None
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    return attend_rows(passed["dspark_plan"], passed["dspark_pool"], call, *rows).unsqueeze(0), None
 
 
-def attend(plan: Plan, pool: KeyValuePool, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Writes the new keys and values, then attends; [T, Hq, D]."""
+def attend_rows(
+    plan: Plan, pool: KeyValuePool, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """Writes the new keys and values [T, Hkv, D], then attends with query [T, Hq, D]; [T, Hq, D]."""
     keys, values = pool.layer(call.layer, key, value)
     if plan.run is not None:
-        keys[plan.run] = key[0].transpose(0, 1)
-        values[plan.run] = value[0].transpose(0, 1)
+        keys[plan.run] = key
+        values[plan.run] = value
     else:
-        keys.index_copy_(0, plan.slots, key[0].transpose(0, 1))
-        values.index_copy_(0, plan.slots, value[0].transpose(0, 1))
+        keys.index_copy_(0, plan.slots, key)
+        values.index_copy_(0, plan.slots, value)
     if len(plan.groups) == 1:
         return _attend(plan.groups[0], call, query, keys, values)
-    out = query.new_empty(query.shape[2], query.shape[1], values.shape[-1])
+    out = query.new_empty(*query.shape[:2], values.shape[-1])
     for group in plan.groups:
         part = _attend(group, call, query, keys, values)
         rows = group.rows if group.kept is None else group.rows[group.kept]  # type: ignore[index]
@@ -107,7 +110,6 @@ def attend(plan: Plan, pool: KeyValuePool, call: AttentionCall, query: Tensor, k
 def _attend(group: Group, call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Outputs of a group's own queries: [sum of counts, Hq, D], in the group's order."""
     n, kv_heads, heads = group.members, keys.shape[1], query.shape[1]
-    scaling, softcap, sinks = call.scaling, call.softcap, call.sinks
     if group.view is not None:
         k, v = keys[group.view].unsqueeze(0), values[group.view].unsqueeze(0)
     else:
@@ -115,23 +117,26 @@ def _attend(group: Group, call: AttentionCall, query: Tensor, keys: Tensor, valu
         v = values.index_select(0, group.gather).view(n, -1, kv_heads, values.shape[2])  # type: ignore[arg-type]
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [n, Hkv, S, D]
     most = max(group.counts)
-    q = query if group.rows is None else query.index_select(2, group.rows)
-    # [1, Hq, n*Q, D] -> [n, Hq, Q, D]
-    q = q if n == 1 else q[0].reshape(heads, n, most, -1).transpose(0, 1)
-    ratio = heads // kv_heads
-    fold = ratio > 1 and ratio * most <= FOLD_UP_TO
-    mask = group.mask(call.window, ratio if fold else 1, query.dtype)
-    if softcap is not None or sinks is not None:
+    q = query if group.rows is None else query.index_select(0, group.rows)
+    ratio, size = heads // kv_heads, q.shape[-1]
+    if call.softcap is not None or call.sinks is not None:
+        q = q.view(n, most, heads, size).transpose(1, 2)
         mask = group.mask(call.window, 1, query.dtype)
-        out = _explicit(q, k, v, mask, scaling, softcap, sinks)
-    elif fold:
+        flat = _explicit(q, k, v, mask, call.scaling, call.softcap, call.sinks).transpose(1, 2)
+    elif ratio > 1 and ratio * most <= FOLD_UP_TO:
         # The queries of a key-value group stand in one row: no expanded keys, one product instead of several.
-        folded = q.reshape(n, kv_heads, ratio * most, q.shape[-1])
-        out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scaling)
-        out = out.reshape(n, heads, most, v.shape[-1])
+        folded = (
+            q.reshape(n, most, kv_heads, ratio, size).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, ratio * most, size)
+        )
+        mask = group.mask(call.window, ratio, query.dtype)
+        out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=call.scaling)
+        flat = out.view(n, kv_heads, ratio, most, v.shape[-1]).permute(0, 3, 1, 2, 4)
     else:
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=ratio > 1)
-    flat = out.transpose(1, 2).reshape(n * most, heads, v.shape[-1])
+        q = q.reshape(n, most, heads, size).transpose(1, 2)
+        mask = group.mask(call.window, 1, query.dtype)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scaling, enable_gqa=ratio > 1)
+        flat = out.transpose(1, 2)
+    flat = flat.reshape(n * most, heads, v.shape[-1])
     return flat if group.kept is None else flat.index_select(0, group.kept)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+_TRIANGLE_UP_TO = 16  # queries of a lone member up to which masks are kept
 ALONE_FROM = 192  # on a CPU, from this context length a sliced view beats a share of a padded gather
 
 
@@ -58,9 +59,11 @@ class Group:
 
     def _build_mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
         longest, most = max(self.lengths), max(self.counts)
-        even = min(self.lengths) == longest and most == 1
-        if even and (window is None or longest <= window):
+        within = window is None or longest <= window
+        if min(self.lengths) == longest and most == 1 and within:
             return None
+        if self.members == 1 and within and most <= _TRIANGLE_UP_TO and self.device.type == "cpu":
+            return _triangle(most, groups, longest, dtype)
         lengths = torch.tensor(self.lengths, device=self.device).view(-1, 1, 1)
         counts = torch.tensor(self.counts, device=self.device).view(-1, 1, 1)
         # Query j of a member stands at position length - count + j; padded ones stand with the last.
@@ -75,6 +78,21 @@ class Group:
         if groups > 1:
             mask = mask.repeat(1, groups, 1)
         return mask.unsqueeze(1)
+
+
+def _triangle(queries: int, groups: int, keys: int, dtype: torch.dtype) -> Tensor:
+    """[1, 1, groups * queries, keys]: the newest keys are those of the queries; a view of a mask that is kept."""
+    kept = _triangles.get((queries, groups, dtype))
+    if kept is None or kept.shape[1] < keys:
+        width = max(1024, 2 * keys)
+        later = torch.ones(queries, queries, dtype=torch.bool).triu(1)
+        kept = torch.zeros(queries, width, dtype=dtype)
+        kept[:, width - queries :].masked_fill_(later, float("-inf"))
+        kept = _triangles[queries, groups, dtype] = kept.repeat(groups, 1)
+    return kept[None, None, :, kept.shape[1] - keys :]
+
+
+_triangles: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._half is not None:
-            half: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, self._half)
+            half: Tensor = _half_product()(x, self._half)
             return half
         if self._packed is not None:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self._bias, "none", [], "")
@@ -73,6 +73,13 @@ class Product:
         if self._half is None and self._bias is None:
             return torch.addmm(residual, x, self._weight.t())
         return self(x).add_(residual)
+
+
+@functools.cache
+def _half_product() -> Any:
+    """The operation itself where it can be had: the wrapper looks through the arguments at every call."""
+    overload = torch.ops.quantized.linear_dynamic_fp16.default
+    return getattr(overload, "_op", overload)
 
 
 def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
