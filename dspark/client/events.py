@@ -172,8 +172,14 @@ class Completion:
                 "policy": spec.policy,
             },
             "timings": {"ttft_ms": times.ttft_ms, "itl_ms": times.itl_ms, "total_ms": times.total_ms},
-            "choices": [choice.as_json() for choice in self.choices],
+            **self._more(),
         }
+
+    def _more(self) -> dict[str, Any]:
+        """`choices`, where there is more to tell than the first answer."""
+        if len(self.choices) < 2 and not any(choice.logprobs for choice in self.choices):
+            return {}
+        return {"choices": [choice.as_json() for choice in self.choices]}
 
 
 @dataclass(frozen=True, slots=True)
