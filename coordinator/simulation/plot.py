@@ -1,0 +1,57 @@
+"""Pictures of a sweep: speed per user against speed in all, verified tokens a round against load, shares of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import InvalidRequest
+
+KINDS = (".png", ".svg")
+
+
+def check(path: Path) -> None:
+    """Before anything is simulated."""
+    if path.suffix.lower() not in KINDS:
+        raise InvalidRequest("plot", f"{path} must end in one of {', '.join(KINDS)}")
+    if not path.resolve().parent.is_dir():
+        raise InvalidRequest("plot", f"{path.parent} is no folder")
+
+
+def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
+    """One line per policy and pool, one point per load; the name of `path` decides the format."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (speed, budget, busy) = pyplot.subplots(1, 3, figsize=(16, 4.4))
+    closed = all(point["concurrency"] for point in points)
+    pools = len({(point["verifiers"], point["drafters"]) for point in points}) > 1
+    series: dict[str, list[dict[str, Any]]] = {}
+    for point in points:
+        name = point["series"] + (f" {point['verifiers']}V {point['drafters']}D" if pools else "")
+        series.setdefault(name, []).append(point)
+    for name, own in series.items():
+        loads = [point["concurrency"] or point["rate"] for point in own]
+        speed.plot([p["tok_s"] for p in own], [p["tok_s_user"] for p in own], "o-", label=name)
+        drafted = [(load, 1 + p["budget"]) for load, p in zip(loads, own, strict=True) if p["budget"]]
+        if drafted:
+            budget.plot([load for load, _ in drafted], [value for _, value in drafted], "o-", label=name)
+        for pool, dash in (("verify_busy", "-"), ("draft_busy", "--")):
+            shares = [(load, p[pool]["mean"]) for load, p in zip(loads, own, strict=True) if p[pool]]
+            label = f"{name} {pool.removesuffix('_busy')}"
+            busy.plot([load for load, _ in shares], [share for _, share in shares], f"o{dash}", label=label)
+    speed.set(xlabel="tokens a second, in all", ylabel="tokens a second, per user", title="speed")
+    load_name = "streams" if closed else "requests a second"
+    budget.set(xlabel=load_name, ylabel="tokens verified a round and sequence, anchor included", title="budget")
+    busy.set(xlabel=load_name, ylabel="share of time at work", title="pools")
+    for axes in (speed, budget, busy):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,137 @@
+"""`dspark simulate`: pools and loads that no test machine holds, in simulated time, with the coordinator's own code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+DESCRIPTION = """Simulates verifiers and drafters of given step times and acceptance probabilities (FILE, see
+docs/simulator.md) under the coordinator's own admission, lanes and scheduler, in simulated time. Lists make a sweep:
+every combination is simulated."""
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `simulate`."""
+    parser = commands.add_parser(
+        "simulate", parents=[shared], help="size pools in simulated time", description=DESCRIPTION
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="YAML of a synthetic pair")
+    load = parser.add_argument_group("load")
+    loop = load.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--concurrency", type=_whole, metavar="N,N", help="users, each asking again when answered (1,8,64)"
+    )
+    loop.add_argument("--rate", type=_numbers, metavar="R,R", help="requests a second, Poisson arrivals")
+    load.add_argument("--input-len", type=_span, default=(32, 32), metavar="A[..B]", help="tokens of a prompt (32)")
+    load.add_argument(
+        "--output-len", type=_span, default=(128, 128), metavar="A[..B]", help="tokens of an answer (128)"
+    )
+    load.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of all requests (1)")
+    load.add_argument("--policy", default="greedy", metavar="P,P", help="policies, one series each (greedy)")
+    load.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and tokens")
+    load.add_argument("--warmup", type=float, default=5.0, metavar="S", help="simulated seconds before the window (5)")
+    load.add_argument("--duration", type=float, default=20.0, metavar="S", help="simulated seconds of the window (20)")
+    pools = parser.add_argument_group("pools")
+    pools.add_argument("--verifiers", type=_whole, default=[1], metavar="N,N", help="verifiers (1)")
+    pools.add_argument("--drafters", type=_whole, default=[1], metavar="N,N", help="drafters; every one serves all (1)")
+    pools.add_argument("--coordinators", type=int, default=1, metavar="N", help="coordinators that share the lanes (1)")
+    pools.add_argument("--kv-tokens", type=int, default=0, metavar="N", help="token slots of a verifier; 0: no limit")
+    pools.add_argument("--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens of one pass (256)")
+    pools.add_argument("--cohorts", type=int, default=2, metavar="N", help="cohorts of a lane at most (2)")
+    hops = parser.add_argument_group("what lies between, in microseconds; docs/simulator.md says how to measure it")
+    hops.add_argument("--hop-us", type=float, metavar="US", help="one way")
+    hops.add_argument("--hop-sequence-us", type=float, metavar="US", help="more for each sequence of a message")
+    hops.add_argument("--round-us", type=float, metavar="US", help="coordinator's processor time for one reply")
+    hops.add_argument("--round-sequence-us", type=float, metavar="US", help="more for each sequence of a reply")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
+    out.add_argument("--plot", type=Path, metavar="FILE", help="PNG or SVG: speed, budget and shares of time")
+    parser.set_defaults(run=_simulate)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+    if not all(0 <= value < float("inf") for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r}: a number is negative")
+    return values
+
+
+def _whole(text: str) -> list[int]:
+    values = _numbers(text)
+    if not all(value == int(value) for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")
+    return [int(value) for value in values]
+
+
+def _span(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("..")
+    try:
+        return int(low), int(high or low)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor a span such as 32..512") from None
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    import dataclasses
+
+    import structlog
+
+    from coordinator.lane import Conduct
+    from coordinator.simulation import plot, sweep
+    from coordinator.simulation.scenario import Scenario
+    from coordinator.simulation.workers import Hops
+    from dspark.synthetic.spec import load_spec
+
+    # A line per request is a service's log; here requests are numbers.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    if args.plot is not None:
+        plot.check(args.plot)
+    given = {
+        "hop_s": args.hop_us,
+        "sequence_s": args.hop_sequence_us,
+        "round_s": args.round_us,
+        "round_sequence_s": args.round_sequence_us,
+    }
+    hops = dataclasses.replace(Hops(), **{name: us * 1e-6 for name, us in given.items() if us is not None})
+    axes: dict[str, Any] = {
+        "policy": [part.strip() for part in args.policy.split(",")],
+        "verifiers": args.verifiers,
+        "drafters": args.drafters,
+        **({"rate": args.rate} if args.rate else {"concurrency": args.concurrency or [1, 8, 64]}),
+    }
+    base = Scenario(
+        load_spec(args.file),
+        concurrency=1,
+        coordinators=args.coordinators,
+        prompt_tokens=args.input_len,
+        answer_tokens=args.output_len,
+        warmup_s=args.warmup,
+        window_s=args.duration,
+        temperature=args.temperature,
+        seed=args.seed,
+        hops=hops,
+        conduct=Conduct(cohorts=args.cohorts),
+        prefill_chunk=args.prefill_chunk,
+        kv_tokens=args.kv_tokens,
+    )
+    wanted = list(sweep.scenarios(base, axes))
+
+    def progress(point: dict[str, Any]) -> None:
+        load = point["concurrency"] or point["rate"]
+        print(f"{point['series']} at {load}: {point['tok_s']:,.0f} tok/s, {point['wall_s']} s", file=sys.stderr)
+
+    points = sweep.run(wanted, progress)
+    if args.plot is not None:
+        plot.draw(points, args.plot)
+    print(
+        json.dumps({"file": str(args.file), "hops": dataclasses.asdict(hops), "points": points})
+        if args.json
+        else sweep.table(points)
+    )
+    return 0

@@ -1,0 +1,195 @@
+"""Simulated time, and the coordinator's own code in it: a run is a function of its inputs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.simulation.device import Device
+from coordinator.simulation.recorder import Times
+from coordinator.simulation.run import simulate
+from coordinator.simulation.scenario import Scenario
+from coordinator.simulation.sweep import scenarios, table
+from coordinator.simulation.virtual_loop import Deadlock, run_virtual
+from coordinator.simulation.workers import Hops
+from dspark.cli.main import main
+from dspark.errors import InvalidRequest
+from dspark.synthetic.spec import SyntheticSpec, read_spec
+
+ACCEPT = [0.9, 0.8, 0.8, 0.7]
+
+
+def spec(**changes: Any) -> SyntheticSpec:
+    document: dict[str, Any] = {
+        "verify": {"tokens": [1, 101], "ms": [10, 20], "prefill_ms": 0.01},
+        "draft": {"sequences": [1], "ms": [1]},
+        "domains": {"all": {"accept": ACCEPT, "concentration": 1.0}},
+    }
+    return read_spec({**document, **changes})
+
+
+def test_waiting_costs_nothing_and_happens_in_order() -> None:
+    said: list[tuple[str, float]] = []
+
+    async def speak(name: str, after: float) -> None:
+        await asyncio.sleep(after)
+        said.append((name, asyncio.get_running_loop().time()))
+
+    async def everybody() -> None:
+        await asyncio.gather(speak("b", 3600.0), speak("a", 1.5), speak("c", 86400.0 * 3))
+
+    began = time.perf_counter()
+    run_virtual(everybody())
+    assert time.perf_counter() - began < 60
+    assert said == [("a", 1.5), ("b", 3600.0), ("c", 86400.0 * 3)]
+
+
+def test_timeouts_are_simulated_too() -> None:
+    async def late() -> str:
+        try:
+            async with asyncio.timeout(5.0):
+                await asyncio.sleep(6.0)
+        except TimeoutError:
+            return f"at {asyncio.get_running_loop().time():g}"
+        return "never"
+
+    assert run_virtual(late()) == "at 5"
+
+
+def test_waiting_for_nobody_is_an_error_and_not_a_hang() -> None:
+    async def forever() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(Deadlock):
+        run_virtual(forever())
+
+
+def test_a_device_does_one_thing_at_a_time_urgent_ones_first() -> None:
+    async def use() -> tuple[list[tuple[str, float]], float]:
+        device, done = Device(), []
+
+        def ask(name: str, seconds: float, urgent: bool) -> None:
+            device.submit(
+                lambda: seconds, lambda _: done.append((name, asyncio.get_running_loop().time())), urgent=urgent
+            )
+
+        ask("first", 1.0, False)
+        ask("prompt", 1.0, False)
+        ask("round", 0.5, True)
+        await asyncio.sleep(1.25)
+        half = device.busy_until_now_s
+        await asyncio.sleep(10.0)
+        return done, half
+
+    done, half = run_virtual(use())
+    assert done == [("first", 1.0), ("round", 1.5), ("prompt", 2.5)]
+    assert half == pytest.approx(1.25)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
+    def run(seed: int) -> dict[str, Any]:
+        found = simulate(Scenario(spec(), concurrency=6, answer_tokens=(8, 40), warmup_s=1.0, window_s=3.0, seed=seed))
+        return {**found, "wall_s": 0}
+
+    assert json.dumps(run(0)) == json.dumps(run(0))
+    assert run(0) != run(1)
+
+
+def test_plain_decoding_takes_what_the_table_says() -> None:
+    free = Hops(0.0, 0.0, 0.0, 0.0)
+    found = simulate(
+        Scenario(spec(), concurrency=1, policy="off", answer_tokens=(400, 400), warmup_s=1.0, window_s=10.0, hops=free)
+    )
+    assert found["tok_s"] == pytest.approx(100.0, rel=0.02)  # a token in 10 ms
+    assert found["verify_busy"]["mean"] == pytest.approx(1.0, abs=0.02)
+    assert found["tau"] == 1.0
+
+
+def test_fixed_lengths_commit_what_the_chances_say() -> None:
+    found = simulate(
+        Scenario(spec(), concurrency=8, policy="fixed:4", answer_tokens=(256, 256), warmup_s=2.0, window_s=40.0)
+    )
+    alive, tau = 1.0, 1.0
+    for chance in ACCEPT:
+        alive *= chance
+        tau += alive
+    assert found["tau"] == pytest.approx(tau, rel=0.03)
+    assert found["failed"] == 0
+
+
+def test_a_drafter_serves_the_cohorts_of_several_lanes_in_one_pass() -> None:
+    scenario = Scenario(spec(), concurrency=12, verifiers=3, policy="fixed:4", warmup_s=1.0, window_s=5.0)
+    found = simulate(scenario)
+    assert found["verify_busy"]["least"] > 0.5
+    assert 0.0 < found["draft_busy"]["mean"] < 0.5
+
+
+def test_an_open_loop_serves_what_arrives() -> None:
+    found = simulate(Scenario(spec(), rate=5.0, answer_tokens=(20, 20), warmup_s=10.0, window_s=100.0))
+    assert found["tok_s"] == pytest.approx(100.0, rel=0.15)
+    assert found["ttft_ms"]["p50"] < 100.0
+
+
+def test_without_drafters_everything_is_plain_decoding() -> None:
+    found = simulate(Scenario(spec(), concurrency=2, drafters=0, warmup_s=1.0, window_s=2.0))
+    assert found["tau"] == 1.0
+    assert found["draft_busy"] is None
+
+
+def test_times_are_right_to_about_a_per_cent() -> None:
+    times = Times()
+    for milliseconds in range(1, 1001):
+        times.add(milliseconds * 1e-3)
+    assert times.quantile(0.5) == pytest.approx(0.5, rel=0.015)
+    assert times.quantile(0.99) == pytest.approx(0.99, rel=0.015)
+    assert times.spread() is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 1, "rate": 2.0}, "concurrency"),
+        ({"concurrency": 1, "verifiers": 0}, "verifiers"),
+        ({"concurrency": 1, "drafters": -1}, "drafters"),
+        ({"concurrency": 1, "answer_tokens": (5, 4)}, "answer_tokens"),
+        ({"concurrency": 1, "window_s": 0.0}, "window_s"),
+        ({"concurrency": 1, "policy": "best"}, "policy"),
+    ],
+)
+def test_a_scenario_that_cannot_be_is_named_by_its_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest, match=field):
+        Scenario(spec(), **changes)
+
+
+def test_sweeps_are_every_combination() -> None:
+    base = Scenario(spec(), concurrency=1)
+    wanted = list(scenarios(base, {"policy": ["off", "greedy"], "verifiers": [1, 2], "rate": [3.0]}))
+    assert [(one.policy, one.verifiers, one.rate, one.concurrency) for one in wanted] == [
+        ("off", 1, 3.0, 0),
+        ("off", 2, 3.0, 0),
+        ("greedy", 1, 3.0, 0),
+        ("greedy", 2, 3.0, 0),
+    ]
+
+
+def test_the_command_prints_a_table_and_json_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pair.yaml"
+    file.write_text(
+        "verify: {tokens: [1], ms: [10]}\ndraft: {sequences: [1], ms: [1]}\ndomains: {a: {accept: [0.9, 0.8]}}\n",
+        encoding="utf-8",
+    )
+    words = ["simulate", str(file), "--concurrency", "1,2", "--duration", "1", "--warmup", "0.5", "--policy", "off"]
+    assert main(words) == 0
+    assert "tok/s" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [point["concurrency"] for point in points] == [1, 2]
+    assert main([*words, "--plot", str(tmp_path / "plot.txt")]) == 1
+    assert "plot" in capsys.readouterr().err
+    assert table(points).count("\n") == 2
