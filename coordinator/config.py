@@ -30,8 +30,8 @@ class CoordinatorConfig:
     explore_share: float = field(
         default=1 / 64, metadata={"doc": "Share of such sequences' rounds that are drafted nevertheless."}
     )
-    max_cohorts: int = field(
-        default=2, metadata={"doc": "Cohorts of a lane at one time: 2 lets measurements decide, 1 keeps to one."}
+    cohorts: int = field(
+        default=0, metadata={"doc": "Cohorts that take turns in a lane: 1, 2, or 0 for whichever commits faster."}
     )
     max_running: int = field(default=256, metadata={"doc": "Requests in rounds or prefill at one time."})
     max_queued: int = field(default=1024, metadata={"doc": "Requests that may wait; more are refused."})

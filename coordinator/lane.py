@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from coordinator.answer import Started
 from coordinator.clock import Clock, settled
 from coordinator.drafting import Drafting, DraftWaits, result_of
 from coordinator.feeding import Feeding
@@ -41,7 +42,7 @@ class Conduct:
     verify_s: float = 10.0
     bypass: bool = True  # adaptive sequences whose drafts do not pay go without, see `planning`
     explore: float = 1 / 64  # share of their rounds that are drafted nevertheless
-    cohorts: int = 2  # at most, at one time, see `pipelining`
+    cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster, see `pipelining`
 
 
 class Lane:
@@ -217,9 +218,11 @@ class Lane:
             self._owner.ended(track, PeerError("the verifier sent a token without its log-probability"))
             return
         track.sequence.apply(Event.PREFILLED)
+        started = None
         if track.tally.first is None:
             track.tally.first = self._clock.time()
-        self._settling.show(track, track.answer.take((prefilled.anchor,), prefilled.logprobs))
+            started = Started(track.tally.queue_s())
+        self._settling.show(track, track.answer.take((prefilled.anchor,), prefilled.logprobs, started=started))
         self._loop.kick()
 
     def _refused(self, track: Track, declined: Declined) -> None:

@@ -18,10 +18,10 @@ CHANGED = 0.2  # change in the number of sequences after which windows do not co
 class Pipelining:
     """The depth in force, and the measurement that may change it."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most  # 1: always one cohort
-        self.depth = 1
-        self._home = 1  # the depth that trials are held against
+    def __init__(self, cohorts: int = 0) -> None:
+        self._fixed = cohorts  # 0: measured
+        self.depth = max(cohorts, 1)
+        self._home = self.depth  # what trials are held against
         self._home_rate = 0.0
         self._until_trial = self._pause = FIRST_TRIAL
         self._cohorts = -SETTLE_ROUNDS
@@ -29,40 +29,50 @@ class Pipelining:
         self._began = 0.0
         self._sequences = 0.0
 
-    def judged(self, now: float, committed: int, sequences: int, *, worth_a_trial: bool) -> None:
-        """A cohort was judged; `sequences` take part in rounds. `worth_a_trial`: nothing known speaks against it."""
-        if self._most < 2:
-            return
+    def judged(self, now: float, committed: int, sequences: int) -> bool:
+        """A cohort was judged; `sequences` take part in rounds. Whether a trial is due: see `may_try`."""
+        if self._fixed:
+            return False
         if sequences < LEAST_SEQUENCES:
-            self._settle_on(1, now)
-            self._home_rate = 0.0
-            return
+            self._forget(1, now)
+            return False
         self._cohorts += 1
         if self._cohorts <= 0:
             self._began, self._committed, self._sequences = now, 0, float(sequences)
-            return
+            return False
         self._committed += committed
         if self._cohorts < WINDOW_ROUNDS * self.depth or now <= self._began:
-            return
-        rate = self._committed / (now - self._began)
+            return False
         if abs(sequences - self._sequences) > CHANGED * self._sequences:
-            self._settle_on(self._home, now)  # another load: measure again
-            self._home_rate = 0.0
-        elif self.depth == self._home:
-            self._home_rate = rate if self._home_rate == 0.0 else 0.5 * (self._home_rate + rate)
-            self._until_trial -= 1
-            self._settle_on(self._home, now)
-            if self._until_trial <= 0 and worth_a_trial:
-                self.depth = 3 - self._home
-        elif rate > MARGIN * self._home_rate:
+            self._forget(self._home, now)  # another load: measure again
+            return False
+        return self._measured(self._committed / (now - self._began), now)
+
+    def may_try(self, promising: bool) -> None:
+        """A trial is due: begins it, or puts it off."""
+        if promising:
+            self.depth = 3 - self._home
+        else:
+            self._until_trial = self._pause
+
+    def _measured(self, rate: float, now: float) -> bool:
+        """A window is over."""
+        trial = self.depth != self._home
+        if trial and rate > MARGIN * self._home_rate:
             self._home, self._home_rate = self.depth, rate
             self._until_trial = self._pause = FIRST_TRIAL
-            self._settle_on(self._home, now)
+        elif trial:
+            self._until_trial = self._pause = min(2 * self._pause, RAREST_TRIAL)
         else:
-            self._pause = min(2 * self._pause, RAREST_TRIAL)
-            self._until_trial = self._pause
-            self._settle_on(self._home, now)
+            self._home_rate = rate if self._home_rate == 0.0 else 0.5 * (self._home_rate + rate)
+            self._until_trial -= 1
+        self._restart(self._home, now)
+        return not trial and self._until_trial <= 0
 
-    def _settle_on(self, depth: int, now: float) -> None:
-        self._home = self.depth = depth
+    def _forget(self, depth: int, now: float) -> None:
+        self._home, self._home_rate = depth, 0.0
+        self._restart(depth, now)
+
+    def _restart(self, depth: int, now: float) -> None:
+        self.depth = depth
         self._cohorts, self._committed, self._began = -SETTLE_ROUNDS, 0, now

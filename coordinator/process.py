@@ -11,17 +11,18 @@ from coordinator.admission import Admission, Bounds
 from coordinator.config import CoordinatorConfig
 from coordinator.control import ControlService
 from coordinator.drafting import DraftWaits
-from coordinator.frontdesk import FrontDesk, Offer
+from coordinator.frontdesk import FrontDesk
 from coordinator.lane import Conduct
+from coordinator.local_cell import LocalCell, Offer
 from coordinator.membership import Membership
 from coordinator.policy import Policy, parse_policy
 from coordinator.rule import parse_rule
-from coordinator.service import GenerationService
+from coordinator.service import GENERATION, MAX_REQUEST, GenerationService, open_to_clients
 from coordinator.tokenizer import find_tokenizer
 from coordinator.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.runtime.identity import new_incarnation, read_token
-from dspark.runtime.security import Access, is_loopback, split_endpoint
+from dspark.runtime.security import Access, split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
 from dspark.types import Rule
@@ -29,9 +30,7 @@ from dspark.wire.v1 import control_pb2_grpc, generate_pb2_grpc
 
 log = structlog.get_logger("dspark.coordinator")
 
-GENERATION = "dspark.wire.v1.Generation"
 CONTROL = "dspark.wire.v1.Control"
-MAX_REQUEST = 16 * 1024 * 1024  # bytes of one message from anybody; a prompt of millions of tokens fits
 LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
 
 
@@ -64,7 +63,7 @@ class CoordinatorProcess:
 async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> CoordinatorProcess:
     """Serves at once; lanes open as workers are found."""
     policy, rule = check(config)
-    offer = Offer(policy=policy, max_unread=config.max_unread, rule=rule)
+    offer = Offer(policy=policy, rule=rule)
     token, client_token = read_token(config.token_file), read_token(config.client_token_file)
     tokenizer = find_tokenizer(config.target, config.target_revision)
     incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
@@ -78,9 +77,10 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         clock=clock,
         metrics=metrics,
     )
-    desk = FrontDesk(admission, membership, tokenizer, offer, clock)
-    control = ControlService(desk, name=name, incarnation=incarnation)
-    access = Access(token=token, client_token=client_token, client_services=_client_services(config))
+    cell = LocalCell(admission, membership, offer)
+    control = ControlService(cell, name=name, incarnation=incarnation)
+    services = open_to_clients(config.bind, config.insecure, config.client_token_file)
+    access = Access(token=token, client_token=client_token, client_services=services)
     server = GrpcServer(
         bind=config.bind,
         access=access,
@@ -88,7 +88,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         max_concurrent_streams=config.max_running + config.max_queued + 64,  # so that excess is refused, not parked
         max_receive=MAX_REQUEST,
     )
-    generation = GenerationService(desk, clock, config.request_deadline_s)
+    desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
+    generation = GenerationService(desk, clock, config.request_deadline_s, metrics)
     server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
     server.add(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL)
     metrics_server = None
@@ -146,8 +147,8 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is not above 0")
     if not 0.0 < config.explore_share < 1.0:
         raise ConfigError(f"coordinator.explore_share: {config.explore_share} is not between 0 and 1")
-    if config.max_cohorts not in (1, 2):
-        raise ConfigError(f"coordinator.max_cohorts: {config.max_cohorts} is neither 1 nor 2")
+    if config.cohorts not in (0, 1, 2):
+        raise ConfigError(f"coordinator.cohorts: {config.cohorts} is not 0, 1 or 2")
     for endpoint in (*config.verify, *config.draft):
         split_endpoint(endpoint)
     try:
@@ -157,12 +158,6 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
         )
     except InvalidRequest as error:
         raise ConfigError(str(error)) from error
-
-
-def _client_services(config: CoordinatorConfig) -> frozenset[str]:
-    """What clients may call: beyond loopback nothing, until they have a token of their own or the operator says so."""
-    near = is_loopback(split_endpoint(config.bind)[0])
-    return frozenset({GENERATION}) if near or config.insecure or config.client_token_file else frozenset()
 
 
 def _static(config: CoordinatorConfig) -> list[Address]:
@@ -188,5 +183,5 @@ def _waits(config: CoordinatorConfig) -> Conduct:
         config.verify_deadline_s,
         config.bypass,
         config.explore_share,
-        config.max_cohorts,
+        config.cohorts,
     )

@@ -38,6 +38,8 @@ from dspark.types import Verdict
 
 log = structlog.get_logger("dspark.rounds")
 
+LENIENCE = 1.1  # two cohorts are tried when they are expected to take less than this much of one's time
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -46,7 +48,7 @@ class Pace:
     verify_s: float = 10.0  # longest wait for the verdicts of a cohort
     bypass: bool = True  # adaptive sequences whose drafts do not pay go without
     explore: float = 1 / 64  # share of their rounds that are drafted nevertheless
-    cohorts: int = 2  # at most, at one time
+    cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster
 
 
 class RoundLoop:
@@ -156,7 +158,8 @@ class RoundLoop:
         if self.pipelining.depth == 1:
             overheads = self.cost.speculative if asked else self.cost.plain
             overheads.rest.observe(now - began - drafted_s - verified_s)
-        self.pipelining.judged(now, committed, len(self._tracks), worth_a_trial=bool(asked))
+        if self.pipelining.judged(now, committed, len(self._tracks)):
+            self.pipelining.may_try(self._two_could_win(turns, cohort.context, asked))
 
     # The steps.
 
@@ -246,6 +249,24 @@ class RoundLoop:
             overheads = self.cost.speculative if drafted else self.cost.plain
             overheads.verify_hops.observe(took - judged.forward_s)
         return judged, took
+
+    def _two_could_win(
+        self, turns: Sequence[Turn], context: float, asked: Mapping[DrafterPort, Sequence[Turn]]
+    ) -> bool:
+        """Whether halves that overlap are expected to come near one cohort: the model of the design, leniently."""
+        if not asked or self.cost.verify is None:
+            return bool(asked)
+        tokens = float(len(turns) + sum(turn.prefix for turn in turns))
+        counts = {drafter: len(its) for drafter, its in asked.items()}
+        slots = max(turn.slots for its in asked.values() for turn in its)
+
+        def draft_s(share: float) -> float:
+            some = {drafter: max(round(share * count), 1) for drafter, count in counts.items()}
+            return self._drafting.would_take(some, context, slots)
+
+        rest, half = self.cost.speculative.seconds, self.cost.verify.seconds(tokens / 2.0, context)
+        two = max(2.0 * half, half + draft_s(0.5) + rest)
+        return two < LENIENCE * (self.cost.verify.seconds(tokens, context) + draft_s(1.0) + rest)
 
     def _learn(self, turns: Sequence[Turn], cohort: Cohort, blocks: Blocks, judged: Judged, plan: Plan) -> None:
         """What this round says about the next ones."""

@@ -21,7 +21,7 @@ def test_the_defaults_can_work() -> None:
         ("policy", "fastest"),
         ("rule", "typical"),
         ("explore_share", 0.0),
-        ("max_cohorts", 3),
+        ("cohorts", 3),
         ("max_running", 0),
         ("max_queued", -1),
         ("max_prefills", 0),

@@ -1,0 +1,54 @@
+"""One cohort or two, by a clock and commit counts made up here."""
+
+from collections.abc import Callable
+
+from coordinator.pipelining import FIRST_TRIAL, LEAST_SEQUENCES, WINDOW_ROUNDS, Pipelining
+
+
+def drive(depth: Pipelining, rate: Callable[[int], float], cohorts: int, sequences: int = 64) -> list[int]:
+    """Judges cohorts of ten tokens; `rate(depth)` tokens per second. Returns the depth after each."""
+    now, seen = drive.now, []
+    for _ in range(cohorts):
+        now += 10 / rate(depth.depth)
+        if depth.judged(now, 10, sequences):
+            depth.may_try(True)
+        seen.append(depth.depth)
+    drive.now = now
+    return seen
+
+
+drive.now = 0.0
+
+LONG = 20 * FIRST_TRIAL * WINDOW_ROUNDS
+
+
+def test_two_cohorts_stay_when_they_commit_more() -> None:
+    depth = Pipelining()
+    seen = drive(depth, lambda d: 1.3 if d == 2 else 1.0, LONG)
+    assert seen[0] == 1
+    assert seen[-LONG // 2 :].count(2) > 0.8 * (LONG // 2)
+
+
+def test_one_cohort_stays_when_two_win_nothing_and_trials_become_rare() -> None:
+    depth = Pipelining()
+    seen = drive(depth, lambda d: 1.0, LONG)
+    first, second = seen[: LONG // 2].count(2), seen[LONG // 2 :].count(2)
+    assert 0 < second < first < LONG // 8
+
+
+def test_a_few_sequences_are_never_split() -> None:
+    depth = Pipelining()
+    assert set(drive(depth, lambda d: float(d), LONG, sequences=LEAST_SEQUENCES - 1)) == {1}
+
+
+def test_a_number_of_cohorts_that_was_asked_for_is_kept() -> None:
+    assert set(drive(Pipelining(2), lambda d: 1.0 / d, LONG)) == {2}
+    assert set(drive(Pipelining(1), lambda d: float(d), LONG)) == {1}
+
+
+def test_a_trial_that_is_not_promising_is_put_off() -> None:
+    depth = Pipelining()
+    for step in range(LONG):
+        if depth.judged(float(step), 10, 64):
+            depth.may_try(False)
+        assert depth.depth == 1
