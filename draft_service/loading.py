@@ -33,6 +33,7 @@ def load_parts(config: DraftConfig) -> Parts:
     dtype = pick_dtype(config.dtype, device, key="draft.dtype")
     folder = locate(config.drafter, revision=config.drafter_revision)
     drafter = load_drafter(folder, dtype=dtype, device=device).requires_grad_(False)
+    drafter.serve()
     calibration = load_calibration(folder, block_size=drafter.config.block_size)
     calibrated = calibration is not IDENTITY
     if drafter.confidence_head is not None and not calibrated:

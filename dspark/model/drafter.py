@@ -23,6 +23,7 @@ from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
 from dspark.model.layer import DraftLayer
 from dspark.model.markov import build_head
+from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm, RotaryTable
 
 
@@ -59,8 +60,17 @@ class BlockDrafter(ContextProjection):
         self.embed_tokens.requires_grad_(False)
         self.lm_head.requires_grad_(False)
         self.rotary = RotaryTable(head_dim=config.head_dim, theta=config.rope_theta)
+        self._served_head: Product | None = None
 
     # -- serving --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Makes the serving methods fast; the weights must not change any more."""
+        for layer in self._draft_layers():
+            layer.self_attn.serve()
+            layer.mlp.serve()
+        self.markov_head.serve()
+        self._served_head = Product([self.lm_head])
 
     def context_kv(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """context [T, H], positions [T] int64 -> keys and values [L, T, Hkv, hd] each.
@@ -99,7 +109,7 @@ class BlockDrafter(ContextProjection):
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> logits U [..., V], before any sequential bias."""
-        logits: Tensor = self.lm_head(hidden)
+        logits: Tensor = self.lm_head(hidden) if self._served_head is None else self._served_head(hidden)
         return logits
 
     def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:

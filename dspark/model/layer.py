@@ -7,6 +7,7 @@ rows (the layer's normed input); only the block goes through the layer's input n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,17 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from dspark.model.block_mask import Group
 from dspark.model.config import DrafterConfig
-from dspark.model.rotary import RMSNorm, rotate
+from dspark.model.products import Product
+from dspark.model.rotary import RMSNorm, rms_norm, rotate
+
+
+class _ServedAttention(NamedTuple):
+    """The projections that read the same rows as one product each."""
+
+    qkv: Product  # of block rows
+    kv: Product  # of context rows
+    out: Product
+    norm: Tensor  # [Hq + Hkv, hd], the weights of both norms head by head
 
 
 class BlockAttention(nn.Module):
@@ -31,9 +42,24 @@ class BlockAttention(nn.Module):
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self._served: _ServedAttention | None = None
+
+    def serve(self) -> None:
+        """From now on few, fast operations; the weights must not change any more."""
+        self._served = _ServedAttention(
+            qkv=Product([self.q_proj, self.k_proj, self.v_proj]),
+            kv=Product([self.k_proj, self.v_proj]),
+            out=Product([self.o_proj]),
+            norm=torch.stack(
+                [self.q_norm.weight.detach()] * self.heads + [self.k_norm.weight.detach()] * self.kv_heads
+            ),
+        )
 
     def keys_values(self, rows: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
         """rows [..., H], angles [..., hd] -> rotated keys and values, [..., Hkv, hd] each."""
+        if self._served is not None:
+            both = self._served.kv(rows).view(*rows.shape[:-1], 2 * self.kv_heads, self.head_dim)
+            return rotate(self.k_norm(both[..., : self.kv_heads, :]), angles), both[..., self.kv_heads :, :]
         key = self.k_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
         value = self.v_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
         return rotate(self.k_norm(key), angles), value
@@ -60,7 +86,8 @@ class BlockAttention(nn.Module):
             attn_mask=mask,
         )
         out = out.view(n, self.heads, length, self.head_dim).transpose(1, 2)
-        result: Tensor = self.o_proj(out.reshape(n, length, -1))
+        out = out.reshape(n, length, -1)
+        result: Tensor = self.o_proj(out) if self._served is None else self._served.out(out)
         return result
 
     def forward_groups(
@@ -100,6 +127,11 @@ class BlockAttention(nn.Module):
         return torch.cat(parts, dim=1)
 
     def _block(self, rows: Tensor, angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self._served is not None:
+            both = self.heads + self.kv_heads
+            qkv = self._served.qkv(rows).view(*rows.shape[:-1], both + self.kv_heads, self.head_dim)
+            qk = rotate(rms_norm(qkv[..., :both, :], self._served.norm, self.q_norm.eps), angles)
+            return qk[..., : self.heads, :], qk[..., self.heads :, :], qkv[..., both:, :]
         query = self.q_proj(rows).unflatten(-1, (self.heads, self.head_dim))
         return rotate(self.q_norm(query), angles), *self.keys_values(rows, angles)
 
@@ -112,8 +144,17 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self._served: tuple[Product, Product] | None = None
+
+    def serve(self) -> None:
+        """From now on few, fast operations; the weights must not change any more."""
+        self._served = (Product([self.gate_proj, self.up_proj]), Product([self.down_proj]))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._served is not None:
+            wide, down = self._served
+            gate, up = wide(x).chunk(2, dim=-1)
+            return down(silu(gate).mul_(up))
         out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 

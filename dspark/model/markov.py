@@ -12,12 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from dspark.model.config import DrafterConfig
+from dspark.model.products import Product
 
 
 class SequentialHead(nn.Module):
     """The interface, and the head of a drafter that has none: no bias, no state."""
 
     has_bias = False
+
+    def serve(self) -> None:
+        """Makes `bias` fast; the weights must not change any more."""
 
     def initial_state(self, n: int, like: Tensor) -> Tensor:
         """State before slot 1, reset for every block: [n, 0] where a head keeps none."""
@@ -55,6 +59,10 @@ class VanillaHead(SequentialHead):
         self.rank = rank
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+        self._served: Product | None = None
+
+    def serve(self) -> None:
+        self._served = Product([self.markov_w2])
 
     def embed(self, previous_ids: Tensor) -> Tensor:
         rows: Tensor = self.markov_w1(previous_ids)
@@ -67,7 +75,7 @@ class VanillaHead(SequentialHead):
         return self._code(self.embed(previous_ids), hidden)
 
     def expand(self, codes: Tensor) -> Tensor:
-        logits: Tensor = self.markov_w2(codes)
+        logits: Tensor = self.markov_w2(codes) if self._served is None else self._served(codes)
         return logits
 
     def _code(self, embedded: Tensor, hidden: Tensor) -> Tensor:

@@ -73,7 +73,9 @@ def test_fewer_slots_are_the_head_of_the_full_block(engine: DraftEngine) -> None
         short = engine.draft([item(cursor, law, slots=3)])[0]
         assert len(full.token_ids) == 7
         assert short.token_ids == full.token_ids[:3]
-        assert short.q == full.q.prefix(3)
+        wanted, got = full.q.prefix(3).arrays(), short.q.arrays()
+        assert (got[0] == wanted[0]).all()
+        np.testing.assert_allclose(got[1], wanted[1], atol=1e-6)  # sums over fewer rows may round differently
         np.testing.assert_allclose(short.confidence, full.confidence[:3], atol=1e-6)
 
 
