@@ -1,0 +1,274 @@
+"""Penalties, bias and least length, against a plain reading of their definitions and against transformers' own; and the
+exact law of several rounds when what was drafted counts as said."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dspark.decoding.acceptance import Case, accept_probability, first_token, judge, residual
+from dspark.decoding.sampling import LawColumns, distribution
+from dspark.decoding.shaping import Shaper, law_problem, shaped, shaped_last
+from dspark.types import NO_Q, Cursor, Law, SparseQ
+
+VOCAB = 8
+Tokens = tuple[int, ...]
+
+LAWS = {
+    "repetition": Law(repetition_penalty=1.7),
+    "repetition below 1": Law(repetition_penalty=0.4),
+    "presence": Law(presence_penalty=1.5),
+    "frequency": Law(frequency_penalty=0.9),
+    "negative": Law(presence_penalty=-2.0, frequency_penalty=-0.5),
+    "bias": Law(logit_bias=((0, -3.0), (2, 2.5), (5, 0.25))),
+    "least length": Law(min_tokens=3, stop_token_ids=(1, 6)),
+    "everything": Law(
+        temperature=0.8,
+        top_p=0.95,
+        min_p=0.05,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.7,
+        logit_bias=((2, 1.0), (7, -0.5)),
+        min_tokens=2,
+        stop_token_ids=(3,),
+    ),
+}
+
+
+def plainly(logits: Sequence[float], law: Law, said: Sequence[int]) -> list[float]:
+    """The definition, token by token, in the order the proto states."""
+    row, answer = [float(value) for value in logits], list(said[law.prompt_len :])
+    for token in range(len(row)):
+        if len(answer) < law.min_tokens and token in law.stop_token_ids:
+            row[token] = -math.inf
+        row[token] += dict(law.logit_bias).get(token, 0.0)
+        if token in said:
+            row[token] = row[token] / law.repetition_penalty if row[token] > 0 else row[token] * law.repetition_penalty
+        row[token] -= law.frequency_penalty * answer.count(token)
+        row[token] -= law.presence_penalty * (token in answer)
+    return row
+
+
+def with_prompt(law: Law, prompt_len: int) -> Law:
+    fields = {name: getattr(law, name) for name in Law.__dataclass_fields__ if name not in ("shapes", "plain")}
+    return Law(**(fields | {"prompt_len": prompt_len}))
+
+
+@pytest.mark.parametrize("name", sorted(LAWS))
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_rows_follow_the_definition_with_drafted_tokens_as_said(name: str, data: st.DataObject) -> None:
+    ids = st.lists(st.integers(0, VOCAB - 1), max_size=6)
+    law = with_prompt(LAWS[name], data.draw(st.integers(1, 3)))
+    said = [0] * law.prompt_len + data.draw(ids)
+    drafted = data.draw(ids)
+    logits = torch.from_numpy(
+        np.random.default_rng(data.draw(st.integers(0, 99))).normal(0, 3, (len(drafted) + 3, VOCAB))
+    )
+    before = logits.clone()
+    made = shaped(logits, [(2, drafted, Shaper.of(law, said))])
+    assert torch.equal(logits, before), "the input is left alone"
+    assert torch.equal(made[:2], before[:2]), "other rows are left alone"
+    for k in range(len(drafted) + 1):
+        wanted = plainly(before[2 + k].tolist(), law, said + drafted[:k])
+        np.testing.assert_allclose(made[2 + k].numpy(), wanted, rtol=1e-6, atol=1e-6)
+    alone = shaped_last(before[-1:], [(drafted, Shaper.of(law, said))])
+    assert torch.equal(alone[0], made[-1])
+
+
+@pytest.mark.parametrize("name", sorted(LAWS))
+def test_a_shaper_that_grew_with_its_sequence_equals_a_new_one(name: str) -> None:
+    rng, law = np.random.default_rng(3), with_prompt(LAWS[name], 2)
+    said = [int(token) for token in rng.integers(0, 200, 2)]
+    logits = torch.from_numpy(rng.normal(0, 3, (5, 200)).astype(np.float32))
+    grown = Shaper(law).follow(said)
+    for _ in range(60):
+        drafted = [int(token) for token in rng.integers(0, 200, 4)]
+        assert torch.equal(
+            shaped(logits, [(0, drafted, grown)]), shaped(logits, [(0, drafted, Shaper(law).follow(said))])
+        ), "a rejected draft leaves no trace"
+        said += [*drafted[: rng.integers(0, 4)], int(rng.integers(0, 200))]
+        grown.follow(said)
+    assert torch.equal(
+        shaped(logits[:1], [(0, [], grown.follow(said[:5]))]),
+        shaped(logits[:1], [(0, [], Shaper(law).follow(said[:5]))]),
+    ), "a shorter sequence is another one"
+
+
+def test_what_transformers_means_by_repetition_least_length_and_bias() -> None:
+    logits_process = pytest.importorskip("transformers.generation.logits_process")
+    rng = np.random.default_rng(0)
+    prompt, answer = [3, 1, 3], [5, 1]
+    rows = torch.from_numpy(rng.normal(0, 4, (1, VOCAB)).astype(np.float32))
+    said = torch.tensor([prompt + answer])
+    pairs = [
+        (Law(repetition_penalty=1.3), logits_process.RepetitionPenaltyLogitsProcessor(1.3)),
+        (
+            Law(min_tokens=3, stop_token_ids=(2, 4)),
+            logits_process.MinNewTokensLengthLogitsProcessor(len(prompt), 3, [2, 4]),
+        ),
+        (
+            Law(logit_bias=((2, 5.0), (6, -1.5))),
+            logits_process.SequenceBiasLogitsProcessor([[[2], 5.0], [[6], -1.5]]),
+        ),
+    ]
+    for law, theirs in pairs:
+        ours = shaped(rows, [(0, [], Shaper.of(with_prompt(law, len(prompt)), prompt + answer))])
+        np.testing.assert_allclose(ours.numpy(), theirs(said, rows.clone()).numpy(), rtol=1e-6)
+
+
+def test_what_transformers_means_by_min_p() -> None:
+    logits_process = pytest.importorskip("transformers.generation.logits_process")
+    rows = torch.from_numpy(np.random.default_rng(1).normal(0, 2, (20, 50)).astype(np.float32))
+    for temperature, min_p in itertools.product((0.5, 1.0, 2.0), (0.02, 0.2, 0.9, 1.0)):
+        theirs = torch.softmax(logits_process.MinPLogitsWarper(min_p)(None, rows.double() / temperature), dim=-1)
+        ours = distribution(rows, LawColumns.of([Law(temperature, min_p=min_p)]))
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_half_precision_logits_are_shaped_in_float32(dtype: torch.dtype) -> None:
+    law = Law(logit_bias=((0, 0.001),))
+    made = shaped(torch.ones(1, VOCAB, dtype=dtype), [(0, [], Shaper.of(law, [1]))])
+    assert made.dtype == torch.promote_types(dtype, torch.float32)
+    assert made[0, 0] == pytest.approx(1.001, abs=1e-6)
+
+
+def test_a_law_that_asks_for_nothing_gets_the_very_same_tensor() -> None:
+    assert Shaper.of(Law(), [1, 2]) is None
+    assert Shaper.of(Law(temperature=0.3, top_k=3, top_p=0.5, min_p=0.1, logprobs=3), [1]) is None
+    logits = torch.zeros(2, VOCAB)
+    assert shaped(logits, [(0, [3], None)]) is logits
+    long_enough = Shaper.of(Law(min_tokens=2, stop_token_ids=(1,), prompt_len=1), [0, 3, 3])
+    assert shaped(logits, [(0, [3], long_enough)]) is logits
+
+
+def test_a_penalty_next_to_zero_makes_no_infinity() -> None:
+    made = shaped(torch.full((1, VOCAB), 5.0), [(0, [], Shaper.of(Law(repetition_penalty=1e-38), [1]))])
+    assert torch.isfinite(made).all()
+    assert distribution(made, LawColumns.of([Law()]))[0, 1] == 1.0
+
+
+def test_ids_outside_the_vocabulary_are_found_before_they_are_used() -> None:
+    assert law_problem(Law(), VOCAB) is None
+    assert (law_problem(Law(logit_bias=((VOCAB, 1.0),)), VOCAB) or "").startswith("logit_bias")
+    assert (law_problem(Law(min_tokens=1, stop_token_ids=(VOCAB,)), VOCAB) or "").startswith("stop_token_ids")
+    every = tuple(range(VOCAB))
+    assert (law_problem(Law(min_tokens=1, stop_token_ids=every), VOCAB) or "").startswith("min_tokens")
+
+
+# -- the law of several rounds ------------------------------------------------------------------------------------
+
+SMALL, BLOCK, HORIZON = 3, 2, 4
+PROMPT = (0, 1)
+ROWS = torch.from_numpy(np.random.default_rng(7).normal(0, 1.5, (SMALL, SMALL)))  # logits after a token
+DRAFT = torch.softmax(torch.from_numpy(np.random.default_rng(8).normal(0, 1.5, (SMALL, SMALL))), dim=-1).numpy()
+
+
+def emitted(law: Law, shape: Callable[[Tokens, Tokens], torch.Tensor]) -> dict[Tokens, float]:
+    """Probability of every answer of HORIZON tokens; how much of a block is verified depends on what was drafted."""
+    ended: dict[Tokens, float] = {}
+    open_: dict[Tokens, float] = {(): 1.0}
+    while open_:
+        answer = min(open_, key=len)  # everything that leads here has been added up
+        here = open_.pop(answer)
+        if len(answer) >= HORIZON:
+            ended[answer[:HORIZON]] = ended.get(answer[:HORIZON], 0.0) + here
+            continue
+        for block in itertools.product(range(SMALL), repeat=BLOCK):
+            prefix = block[: 1 + (block[0] != 2)]  # slot 2 by decree of slot 1
+            q = np.stack([DRAFT[token] for token in ((*PROMPT, *answer)[-1], *block[:-1])])
+            p = distribution(shape(answer, prefix), LawColumns.of([law]))
+            alive = here * math.prod(q[k][token] for k, token in enumerate(block))
+            for k, token in enumerate(prefix):
+                kept = float(accept_probability(p[k][token].numpy(), q[k][token]))
+                for other, share in enumerate(residual(p[k], torch.from_numpy(q[k])).tolist()):
+                    after = (*answer, *prefix[:k], other)
+                    open_[after] = open_.get(after, 0.0) + alive * (1 - kept) * share
+                alive *= kept
+            for other, share in enumerate(p[len(prefix)].tolist()):
+                after = (*answer, *prefix, other)
+                open_[after] = open_.get(after, 0.0) + alive * share
+    return ended
+
+
+def exact(law: Law) -> dict[Tokens, float]:
+    """Plain decoding under the definition."""
+    chances = {}
+    for word in itertools.product(range(SMALL), repeat=HORIZON):
+        chance = 1.0
+        for k, token in enumerate(word):
+            said = (*PROMPT, *word[:k])
+            row = torch.tensor([plainly(ROWS[said[-1]].tolist(), law, said)])
+            chance *= float(distribution(row, LawColumns.of([law]))[0, token])
+        chances[word] = chance
+    return chances
+
+
+def apart(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
+    return 0.5 * sum(abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys())
+
+
+PENALISED = [
+    Law(repetition_penalty=2.0),
+    Law(presence_penalty=1.5),
+    Law(frequency_penalty=1.0, repetition_penalty=0.7),
+    Law(min_tokens=3, stop_token_ids=(2,), frequency_penalty=-1.0),
+    Law(temperature=0.7, min_p=0.2, presence_penalty=-2.0, logit_bias=((1, -1.0),)),
+]
+
+
+@pytest.mark.parametrize("law", PENALISED)
+def test_several_rounds_follow_the_penalised_law_exactly(law: Law) -> None:
+    law = with_prompt(law, len(PROMPT))
+
+    def shape(answer: Tokens, prefix: Tokens) -> torch.Tensor:
+        said = (*PROMPT, *answer)
+        rows = torch.stack([ROWS[token] for token in (said[-1], *prefix)])
+        return shaped(rows, [(0, prefix, Shaper.of(law, said))])
+
+    law_of_rounds = emitted(law, shape)
+    assert sum(law_of_rounds.values()) == pytest.approx(1.0, abs=1e-12)
+    assert apart(law_of_rounds, exact(law)) < 1e-6  # penalties are float32 numbers
+
+
+@pytest.mark.parametrize("law", PENALISED)
+def test_a_penalty_that_ignores_drafted_tokens_would_be_noticed(law: Law) -> None:
+    law = with_prompt(law, len(PROMPT))
+
+    def shape(answer: Tokens, prefix: Tokens) -> torch.Tensor:
+        said = (*PROMPT, *answer)
+        rows = [ROWS[token].unsqueeze(0) for token in (said[-1], *prefix)]
+        return torch.cat([shaped(row, [(0, (), Shaper.of(law, said))]) for row in rows])
+
+    assert apart(emitted(law, shape), exact(law)) > 0.005
+
+
+# -- the rule's own doors -----------------------------------------------------------------------------------------
+
+
+def test_the_rule_judges_shaped_rows_and_leaves_neighbours_alone() -> None:
+    rng = np.random.default_rng(5)
+    logits = torch.from_numpy(rng.normal(0, 2, (5, VOCAB)).astype(np.float32))
+    plain = Case(Cursor(1, 1, 1, 4), Law(0.0), 0, (), NO_Q)
+    (alone,) = judge(logits[:1], [plain])
+    law = Law(0.0, logit_bias=((6, 100.0),))
+    q = SparseQ.of(np.array([[6], [6], [2]], np.uint32), np.ones((3, 1), np.float32))
+    biased = Case(Cursor(2, 1, 1, 4), law, 1, (6, 6, 2), q, Shaper.of(law, [1, 2, 3, 4]))
+    assert judge(logits, [plain, biased]) == [alone, (2, 6)]
+
+
+def test_the_first_token_is_shaped_too() -> None:
+    law = Law(0.0, min_tokens=1, stop_token_ids=(2,), prompt_len=2)
+    logits = torch.arange(VOCAB, dtype=torch.float32).flip(0)
+    logits[2] = 99.0
+    assert first_token(logits, law, Cursor(1, 1, 0, 2), Shaper.of(law, [5, 5])) == 0
+    assert first_token(logits, law, Cursor(1, 1, 0, 3), Shaper.of(law, [5, 5, 0])) == 2
