@@ -18,7 +18,7 @@ from coordinator.lane import Lane
 from coordinator.running_fit import Running
 from coordinator.sequence import Effect, Event, State
 from coordinator.track import Track
-from dspark.errors import DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
+from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
 from dspark.runtime.telemetry import Metrics
 
 log = structlog.get_logger("dspark.admission")
@@ -108,8 +108,15 @@ class Admission:
         tracks = tuple(self._requests.get(request_id, ()))
         for track in tracks:
             track.end = End(Reason.ABORT)
+            track.outlet.push(track.answer.stopped(track.end))
             self.ended(track, None)
         return bool(tracks)
+
+    def finish(self, track: Track, tokens: int) -> None:
+        """Its text ended an answer after so many tokens. The front end knows, so nothing is told."""
+        if not track.sequence.finished:
+            track.end = End(Reason.STOP)
+            self.ended(track, None)
 
     async def emptied(self, longest_s: float) -> None:
         """Until no request is left, or for so long."""
@@ -251,10 +258,6 @@ class Admission:
             tokens=track.answer.log.answered,
             rounds=tally.rounds,
         )
-
-
-class Cancelled(DsparkError):
-    """The client went away."""
 
 
 def _outcome(track: Track, error: Exception | None) -> str:

@@ -9,8 +9,8 @@ from importlib import metadata
 import grpc
 
 from coordinator.cost_curve import CostCurve
-from coordinator.frontdesk import FrontDesk
 from coordinator.lane import Lane
+from coordinator.local_cell import LocalCell
 from coordinator.worker import Address, Role, Worker
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, verify_pb2
@@ -24,8 +24,8 @@ _ROLES = {control_pb2.ROLE_VERIFY: Role.VERIFY, control_pb2.ROLE_DRAFT: Role.DRA
 class ControlService(control_pb2_grpc.ControlServicer):
     """Announce, GetStatus."""
 
-    def __init__(self, desk: FrontDesk, *, name: str, incarnation: int) -> None:
-        self._desk, self._name, self._incarnation = desk, name, incarnation
+    def __init__(self, cell: LocalCell, *, name: str, incarnation: int) -> None:
+        self._cell, self._name, self._incarnation = cell, name, incarnation
         self.endpoint = ""  # known once the server listens
         self.metrics_port = 0
 
@@ -35,12 +35,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if len(request.workers) > MAX_WORKERS:
             raise InvalidRequest("workers", f"{len(request.workers)} workers, at most {MAX_WORKERS} are allowed")
         addresses = [_address(index, worker) for index, worker in enumerate(request.workers)]
-        return control_pb2.AnnounceReply(connected=await self._desk.membership.announce(addresses))
+        return control_pb2.AnnounceReply(connected=await self._cell.membership.announce(addresses))
 
     async def GetStatus(
         self, request: control_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GetStatusReply:
-        admission, membership = self._desk.admission, self._desk.membership
+        admission, membership = self._cell.admission, self._cell.membership
         workers = await asyncio.gather(*(_worker_status(worker) for worker in membership.workers))
         return control_pb2.GetStatusReply(
             processes=[self._own_status(), *workers],
@@ -57,20 +57,20 @@ class ControlService(control_pb2_grpc.ControlServicer):
             endpoint=self.endpoint,
             pid=os.getpid(),
             incarnation=self._incarnation,
-            state="draining" if self._desk.admission.draining else "serving",
-            sequences=self._desk.admission.running + self._desk.admission.queued,
+            state="draining" if self._cell.admission.draining else "serving",
+            sequences=self._cell.admission.running + self._cell.admission.queued,
             metrics_port=self.metrics_port,
         )
 
     def _lane_status(self, lane: Lane) -> control_pb2.LaneStatus:
-        waiting = self._desk.admission.waiting_for(lane)
+        waiting = self._cell.admission.waiting_for(lane)
         draft = next((drafter.facts.cost for drafter in lane.drafters if drafter.facts.cost), None)
         return control_pb2.LaneStatus(
             verifier=lane.verifier.facts.name,
             drafters=[drafter.facts.name for drafter in lane.drafters],
             running=len(lane.tracks) - waiting,
             waiting=waiting,
-            policy=str(self._desk.offer.policy),
+            policy=str(self._cell.offer.policy),
             cost_curve_in_force=lane.cost.verify is not None,
             verify_cost=_cost(lane.cost.verify),
             draft_cost=_cost(draft),

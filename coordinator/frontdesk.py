@@ -1,4 +1,4 @@
-"""Between the client's interface and admission: checks a request, makes a track of it, and knows what is served.
+"""Between the client's interface and the cell: checks a request, tokenizes it, and prepares what reads its answers.
 
 The one way in, whatever the entry: everything that serves clients goes through `accept`.
 """
@@ -6,71 +6,48 @@ The one way in, whatever the entry: everything that serves clients goes through 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 from dataclasses import dataclass, replace
 
-from coordinator.admission import Admission
-from coordinator.answer import Answer
+from coordinator.cell import Call, Cell, Order
 from coordinator.clock import Clock
-from coordinator.commit_log import CommitLog
-from coordinator.membership import Membership
 from coordinator.outlet import Outlet
-from coordinator.policy import Policy
+from coordinator.reading import Reader
 from coordinator.request import Request
-from coordinator.sequence import Sequence
-from coordinator.tally import Tally
-from coordinator.tokenizer import Tokenizer
-from coordinator.track import Track
+from coordinator.tokenizer import TextStream, Tokenizer
 from coordinator.validation import MAX_TEXT, Limits, check_head, read_request
-from dspark.errors import InvalidRequest, Unavailable
-from dspark.types import Rule
+from dspark.errors import InvalidRequest
 from dspark.wire.v1 import generate_pb2
 
 LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Defaults of the deployment."""
+class Asked:
+    """A request that was taken in."""
 
-    policy: Policy
-    max_unread: int
-    rule: Rule = Rule.TOKEN
+    request: Request
+    call: Call
+    outlet: Outlet
+    reader: Reader
 
 
 class FrontDesk:
-    """Makes tracks; holds none."""
+    """Holds no request. `max_unread`: commits a client may leave unread."""
 
-    def __init__(
-        self, admission: Admission, membership: Membership, tokenizer: Tokenizer | None, offer: Offer, clock: Clock
-    ) -> None:
-        self.admission, self.membership, self.tokenizer, self.offer = admission, membership, tokenizer, offer
-        self._clock = clock
-        # Drafters may serve several coordinators, so numbers of two of them must not meet.
-        self._numbers = itertools.count(secrets.randbits(47) << 16)
+    def __init__(self, cell: Cell, tokenizer: Tokenizer | None, max_unread: int, clock: Clock) -> None:
+        self.cell, self.tokenizer = cell, tokenizer
+        self._max_unread, self._clock = max_unread, clock
 
     def limits(self) -> Limits:
-        """What the connected verifiers allow."""
-        verifiers = self.membership.verifiers
-        if not verifiers:
-            raise Unavailable("no verifier is connected")
-        capacities = [facts.capacity for facts in verifiers]
-        return Limits(
-            vocab_size=verifiers[0].vocab_size,
-            context_length=min(facts.context_length for facts in verifiers),
-            capacity=max(capacities) if all(capacities) else 0,
-            stop_token_ids=verifiers[0].stop_token_ids,
-            has_tokenizer=self.tokenizer is not None,
-            policy=self.offer.policy,
-            rule=self.offer.rule,
-        )
+        """What the cell allows, and whether text is understood here."""
+        return replace(self.cell.terms().limits, has_tokenizer=self.tokenizer is not None)
 
-    async def accept(self, message: generate_pb2.GenerateRequest) -> tuple[Track, ...]:
-        """A submitted track per answer, with one outlet for all, or an error that says whose fault it is."""
+    async def accept(self, message: generate_pb2.GenerateRequest, lasts_s: float) -> Asked:
+        """Submits a request, or raises an error that says whose fault it is."""
         arrived = self._clock.time()
         check_head(message, self.tokenizer is not None)
-        self.admission.check_capacity()
+        self.cell.check_capacity()
         prompt = await self._prompt(message)
         request = read_request(
             message,
@@ -79,10 +56,10 @@ class FrontDesk:
             make_id=lambda: secrets.token_hex(8),
             draw_seed=lambda: secrets.randbits(64),
         )
-        outlet = Outlet(self.offer.max_unread, request.choices)
-        tracks = tuple(self._track(request, choice, arrived, outlet) for choice in range(request.choices))
-        self.admission.submit(*tracks)
-        return tracks
+        outlet = Outlet(self._max_unread, request.choices)
+        reader = Reader(request, lambda: self._text(request), arrived)
+        call = self.cell.submit(Order(message, request, arrived, lasts_s), outlet)
+        return Asked(request, call, outlet, reader)
 
     async def _prompt(self, message: generate_pb2.GenerateRequest) -> tuple[int, ...]:
         if message.WhichOneof("input") != "text" or self.tokenizer is None:
@@ -102,19 +79,7 @@ class FrontDesk:
         except Exception as error:  # the library raises bare Exception
             raise InvalidRequest("text", "cannot be tokenized") from error
 
-    def _track(self, request: Request, choice: int, arrived: float, outlet: Outlet) -> Track:
-        if choice:
-            request = replace(request, law=replace(request.law, choice=choice))
-        log = CommitLog(request.prompt)
-        text = self.tokenizer.stream(request.prompt, skip_special=request.skip_special) if self.tokenizer else None
-        answer = Answer(
-            log,
-            max_tokens=request.max_tokens,
-            stop_ids=request.stop_ids,
-            text=text,
-            stops=request.stops,
-            show_stop=request.show_stop,
-            min_tokens=request.law.min_tokens,
-            index=choice,
-        )
-        return Track(request, Sequence(next(self._numbers), log), answer, Tally(arrived), outlet)
+    def _text(self, request: Request) -> TextStream | None:
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.stream(request.prompt, skip_special=request.skip_special)

@@ -1,14 +1,13 @@
-"""What clients are told, as messages: pieces of answers as they are committed, then how all of a request's ended."""
+"""What clients are told, as messages: parts of answers as they are read, then how all of a request's ended."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import cast
 
-from coordinator.answer import Piece
 from coordinator.commit_log import End, Reason
+from coordinator.reading import Reader, Reading, Shown
 from coordinator.tally import Tally
-from coordinator.track import Track
 from dspark.types import Rule
 from dspark.wire import codec
 from dspark.wire.v1 import generate_pb2, types_pb2
@@ -20,24 +19,27 @@ _FINISH = {
 }
 
 
-def chunk(request_id: str, piece: Piece) -> generate_pb2.GenerateResponse:
+def chunk(request_id: str, shown: Shown) -> generate_pb2.GenerateResponse:
     made = generate_pb2.GenerateStreamChunk(
-        token_ids=piece.tokens,
-        text=piece.text,
-        offset=piece.offset,
-        index=piece.index,
-        logprobs=codec.write_logprobs(piece.logprobs) if piece.logprobs else None,
+        token_ids=shown.tokens,
+        text=shown.text,
+        offset=shown.offset,
+        index=shown.index,
+        logprobs=codec.write_logprobs(shown.logprobs) if shown.logprobs else None,
     )
     return generate_pb2.GenerateResponse(request_id=request_id, chunk=made)
 
 
-def complete(tracks: Sequence[Track]) -> generate_pb2.GenerateResponse:
+def complete(reader: Reader) -> generate_pb2.GenerateResponse:
     """The last message of a request, whose answers have all ended."""
-    first = tracks[0]
-    tally = Tally.together([track.tally for track in tracks])
-    tokens = [track.answer.log.answered for track in tracks]
+    request, readings = reader.request, reader.readings
+    tally = Tally.together([reading.tally for reading in readings])
     message = generate_pb2.GenerateComplete(
-        usage=generate_pb2.Usage(prompt_tokens=len(first.request.prompt), completion_tokens=sum(tokens)),
+        usage=generate_pb2.Usage(
+            prompt_tokens=len(request.prompt),
+            completion_tokens=sum(reading.answered for reading in readings),
+            cached_tokens=max(reading.cached_tokens for reading in readings),
+        ),
         speculation=generate_pb2.SpeculationStats(
             rounds=tally.rounds,
             draft_tokens=tally.drafted,
@@ -46,24 +48,23 @@ def complete(tracks: Sequence[Track]) -> generate_pb2.GenerateResponse:
             mean_acceptance_length=tally.mean_acceptance_length,
             acceptance_histogram=tally.acceptance_histogram,
             verified_histogram=tally.verified_histogram,
-            policy=str(first.request.policy),
-            rule=rule(first.request.law.rule),
+            policy=str(request.policy),
+            rule=rule(request.law.rule),
         ),
         timings=generate_pb2.Timings(
             queue_ms=1e3 * tally.queue_s(),
             ttft_ms=1e3 * tally.first_token_s(),
-            itl_ms=1e3 * _per_token_s(tracks, tokens),
+            itl_ms=1e3 * _per_token_s(readings),
             total_ms=1e3 * tally.total_s(),
         ),
         choices=[
-            generate_pb2.ChoiceComplete(index=track.answer.index, completion_tokens=count)
-            for track, count in zip(tracks, tokens, strict=True)
+            generate_pb2.ChoiceComplete(index=reading.index, completion_tokens=reading.answered) for reading in readings
         ],
     )
-    for track, choice in zip(tracks, message.choices, strict=True):
-        _write_end(choice, track.end)
-    _write_end(message, first.end)
-    return generate_pb2.GenerateResponse(request_id=first.request.id, complete=message)
+    for reading, choice in zip(readings, message.choices, strict=True):
+        _write_end(choice, reading.end)
+    _write_end(message, readings[0].end)
+    return generate_pb2.GenerateResponse(request_id=request.id, complete=message)
 
 
 def rule(of: Rule) -> types_pb2.Rule:
@@ -79,7 +80,7 @@ def _write_end(message: generate_pb2.GenerateComplete | generate_pb2.ChoiceCompl
         message.matched_stop_str = end.text
 
 
-def _per_token_s(tracks: Sequence[Track], tokens: Sequence[int]) -> float:
+def _per_token_s(readings: Sequence[Reading]) -> float:
     """Mean time per token after the first of each answer."""
-    spent = sum(track.tally.per_token_s(count) * (count - 1) for track, count in zip(tracks, tokens, strict=True))
-    return spent / max(sum(count - 1 for count in tokens if count > 1), 1)
+    spent = sum(reading.tally.per_token_s(reading.answered) * (reading.answered - 1) for reading in readings)
+    return spent / max(sum(reading.answered - 1 for reading in readings if reading.answered > 1), 1)

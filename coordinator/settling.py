@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.answer import Piece
+from coordinator.answer import Piece, Round
 from coordinator.outlet import Overfull
 from coordinator.ports import Declined
 from coordinator.rounds import Turn
@@ -95,7 +95,11 @@ class Settling:
     def _judged(self, turn: Turn, verdict: Verdict) -> int:
         track = turn.track
         track.sequence.apply(Event.JUDGED)
-        piece = track.answer.take((*turn.block.token_ids[: verdict.accepted], verdict.next_token), verdict.logprobs)
+        piece = track.answer.take(
+            (*turn.block.token_ids[: verdict.accepted], verdict.next_token),
+            verdict.logprobs,
+            round=Round(len(turn.block.token_ids), turn.prefix, verdict.accepted),
+        )
         accepted = min(verdict.accepted, len(piece.tokens))
         track.tally.round(verified=turn.prefix, accepted=accepted, committed=len(piece.tokens))
         self._count(turn, verdict.accepted, accepted)

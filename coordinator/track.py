@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.answer import Answer
 from coordinator.commit_log import End
-from coordinator.outlet import Outlet
+from coordinator.outlet import Sink
 from coordinator.policy import Off
 from coordinator.ports import DrafterPort
 from coordinator.request import Request
@@ -32,7 +32,7 @@ class Track:
     sequence: Sequence
     answer: Answer
     tally: Tally
-    outlet: Outlet
+    outlet: Sink
     end: End | None = None  # set when the answer is complete
 
     drafter: DrafterPort | None = None

@@ -6,6 +6,7 @@ DsparkError
 |-- Overloaded             a bound was reached; `retry_after_s` hints when to retry  RESOURCE_EXHAUSTED
 |-- Unavailable            nobody can serve this now                                 UNAVAILABLE
 |-- Expired                the request's time ran out                                DEADLINE_EXCEEDED
+|-- Cancelled              the client went away                                      nobody is left to tell
 |-- Denied                 credentials are missing or wrong                          UNAUTHENTICATED
 |-- PeerError              another service broke the protocol                        INTERNAL
 |-- ConfigError            a configuration value is wrong; the process will not start
@@ -46,6 +47,10 @@ class Unavailable(DsparkError):
 
 class Expired(DsparkError):
     """The request's time ran out."""
+
+
+class Cancelled(DsparkError):
+    """The client went away."""
 
 
 class Denied(DsparkError):

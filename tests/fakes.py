@@ -457,7 +457,8 @@ class ToyCell:
 async def read(track: Track) -> list[int]:
     """The tokens a client got; raises the error that ended the answer."""
     tokens: list[int] = []
-    while (piece := await track.outlet.get()) is not None:
-        assert piece.offset == len(tokens)
-        tokens += piece.tokens
+    while (waiting := await track.outlet.take()) is not None:
+        for piece, _ in waiting:
+            assert piece.offset == len(tokens)
+            tokens += piece.tokens
     return tokens

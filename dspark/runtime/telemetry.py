@@ -85,6 +85,10 @@ class Metrics:
         self.slow_readers_cut = self._counter("slow_readers_cut", "Streams ended because the client did not read.")
         self.admission_rejections = self._counter("admission_rejections", "Requests refused, by reason.", "reason")
 
+        # Client streams (coordinator or front end).
+        self.client_streams = self._gauge("client_streams", "Client streams that are being answered.")
+        self.client_chunks = self._counter("client_chunks", "Chunks sent to clients.")
+
         # Speculation (coordinator).
         self.rounds = self._counter("rounds", "Verification rounds, counted per sequence.")
         self.control_round_trips = self._counter(

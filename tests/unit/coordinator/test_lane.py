@@ -7,13 +7,13 @@ import pytest
 import pytest_asyncio
 from fakes import VOCAB, FakeVerifier, ToyCell, answer_of, calm, read
 
-from coordinator.admission import Bounds, Cancelled
+from coordinator.admission import Bounds
 from coordinator.commit_log import End, Reason
 from coordinator.cost_curve import CostCurve
 from coordinator.drafting import DraftWaits
 from coordinator.lane import Conduct
 from coordinator.ports import Declined
-from dspark.errors import Overloaded, PeerError, Unavailable
+from dspark.errors import Cancelled, Overloaded, PeerError, Unavailable
 from dspark.types import Cursor, RefusalReason, Verdict
 
 MakeCell = Callable[..., ToyCell]

@@ -1,0 +1,56 @@
+"""What a front end needs of a coordinator, in the same process or across a wire: tokens, never text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.outlet import Sink
+from coordinator.request import Request
+from coordinator.validation import Limits
+from dspark.wire.v1 import generate_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is served, under which limits."""
+
+    model: str
+    drafter: str  # empty without one
+    block_size: int  # 0 without a drafter
+    limits: Limits  # as if there were no text
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A request that passed every check."""
+
+    message: generate_pb2.GenerateRequest  # as the client wrote it
+    request: Request
+    arrived: float  # clock time
+    lasts_s: float  # how long it may take from now on
+
+
+class Call(Protocol):
+    """A request that was taken in. Both may come too late, and do nothing then."""
+
+    def finish(self, index: int, tokens: int) -> None:
+        """The text of an answer ended it after so many tokens; what was committed behind them was never said."""
+
+    def cut(self, error: Exception) -> None:
+        """Nobody waits for what has not ended yet; frees it at once."""
+
+
+class Cell(Protocol):
+    """A coordinator and its workers. Errors say whose fault it is, and mean that nothing was taken in."""
+
+    def terms(self) -> Terms: ...
+
+    def check_capacity(self) -> None:
+        """Raises when a request would surely be refused. Cheap, so it comes before anything is parsed."""
+
+    def submit(self, order: Order, sink: Sink) -> Call: ...
+
+    async def abort(self, request_ids: Sequence[str]) -> list[str]:
+        """Ends running requests in good order, whoever asked for them; returns those that were running."""

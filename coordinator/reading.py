@@ -1,0 +1,129 @@
+"""What clients are shown of what was committed: text, stop strings, and the numbers of the last message. Pure.
+
+The front end's half of an answer; `answer` is the lane's. A stop string ends the answer with the token that completes
+it: tokens behind it may have been committed by then, and are neither shown nor counted. Every number is derived from
+the pieces themselves, so it does not matter where they were committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from coordinator.answer import Piece
+from coordinator.commit_log import End, Reason
+from coordinator.request import Request
+from coordinator.stop_strings import StopStrings
+from coordinator.tally import Tally
+from coordinator.tokenizer import TextStream
+from dspark.types import TokenLogprobs
+
+
+@dataclass(slots=True)
+class Shown:
+    """What one message shows of one answer."""
+
+    index: int
+    offset: int  # index in the answer of the first of `tokens`
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Reading:
+    """One answer as its pieces come in."""
+
+    def __init__(self, request: Request, index: int, text: TextStream | None, arrived: float) -> None:
+        self.index = index
+        self.answered = 0  # tokens shown
+        self.unsaid = 0  # tokens that came behind a stop string
+        self.end: End | None = None
+        self.cached_tokens = 0
+        self.tally = Tally(arrived)
+        self._text = text
+        self._stops = StopStrings(request.stops, show_match=request.show_stop)
+        self._show_stop, self._min_tokens = request.show_stop, request.law.min_tokens
+
+    def read(self, piece: Piece, at: float, shown: Shown) -> None:
+        """Adds a piece that came at clock time `at` to what is shown."""
+        if self.end is not None:
+            self.unsaid += len(piece.tokens)
+            return
+        kept, end, text = self._read(piece.tokens, piece.end)
+        self.answered += len(kept)
+        self.unsaid += len(piece.tokens) - len(kept)
+        shown.tokens += kept
+        shown.text += text
+        shown.logprobs += piece.logprobs[: len(kept)]
+        self._count(piece, len(kept), at)
+        if end is not None:
+            self.end, self.tally.ended = end, at
+
+    def _read(self, tokens: tuple[int, ...], end: End | None) -> tuple[tuple[int, ...], End | None, str]:
+        """(tokens that belong to the answer, its end, text to show)."""
+        if self._text is None:
+            return tokens, end, ""
+        shown: list[str] = []
+        for index, token in enumerate(tokens):
+            last = index == len(tokens) - 1
+            if last and end is not None and end.reason is Reason.STOP and not self._show_stop:
+                break  # a stop token ends the answer and is not part of its text
+            # A stop string counts when the token that completes it may end the answer.
+            may_end = self.answered + index >= self._min_tokens
+            piece, matched = self._stops.push(self._text.push(token), may_end=may_end)
+            shown.append(piece)
+            if matched is not None:
+                return tokens[: index + 1], End(Reason.STOP, text=matched), "".join(shown)
+        if end is not None:
+            may_end = self.answered + len(tokens) > self._min_tokens
+            piece, matched = self._stops.push(self._text.flush(), may_end=may_end)
+            shown.append(piece if matched else piece + self._stops.flush())
+            if matched is not None and end.reason is Reason.LENGTH:
+                end = End(Reason.STOP, text=matched)
+        return tokens, end, "".join(shown)
+
+    def _count(self, piece: Piece, kept: int, at: float) -> None:
+        tally = self.tally
+        if piece.started is not None:
+            tally.placed = tally.arrived + piece.started.queue_s
+            self.cached_tokens = piece.started.cached_tokens
+        if kept and tally.first is None:
+            tally.first = at
+        if piece.round is not None:
+            tally.drafted += piece.round.drafted
+            tally.round(verified=piece.round.verified, accepted=min(piece.round.accepted, kept), committed=kept)
+
+
+class Reader:
+    """All answers of one request. `finish(index, tokens)` is called when its text ends an answer."""
+
+    def __init__(
+        self,
+        request: Request,
+        make_text: Callable[[], TextStream | None],
+        arrived: float,
+    ) -> None:
+        self.request = request
+        self.readings = [Reading(request, index, make_text(), arrived) for index in range(request.choices)]
+
+    @property
+    def done(self) -> bool:
+        return all(reading.end is not None for reading in self.readings)
+
+    @property
+    def unsaid(self) -> int:
+        """Tokens that came behind stop strings."""
+        return sum(reading.unsaid for reading in self.readings)
+
+    def read(self, waiting: Iterable[tuple[Piece, float]], finish: Callable[[int, int], None]) -> list[Shown]:
+        """What to show of pieces and the clock times they came at: one item per answer, whatever was waiting."""
+        shown: dict[int, Shown] = {}
+        for piece, at in waiting:
+            reading = self.readings[piece.index]
+            ended = reading.end is not None
+            if piece.index not in shown:
+                shown[piece.index] = Shown(piece.index, reading.answered)
+            reading.read(piece, at, shown[piece.index])
+            if not ended and reading.end is not None and reading.end.text is not None:
+                finish(piece.index, reading.answered)
+        return [one for one in shown.values() if one.tokens or one.text]

@@ -1,0 +1,223 @@
+"""What clients are shown: text, stop strings, what counts, and one message for whatever was waiting."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from coordinator.answer import Piece, Round, Started
+from coordinator.commit_log import End, Reason, cut
+from coordinator.policy import Off
+from coordinator.reading import Reader, Shown
+from coordinator.request import Request
+from coordinator.stop_strings import StopStrings
+from coordinator.tokenizer import Tokenizer
+from dspark.types import Law, TokenLogprobs
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, so that every character beyond ASCII takes several; plus one special token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    return Tokenizer(backend)
+
+
+TOKENIZER = byte_tokenizer()
+PROMPT = TOKENIZER.encode("say:")
+END = TOKENIZER.encode("<end>")[0]
+
+
+class Told:
+    """Pieces as a lane would pass them on, and what is shown of them."""
+
+    def __init__(self, max_tokens: int = 99, stop_ids: frozenset[int] = frozenset(), **more: object) -> None:
+        law = Law(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
+        request = Request("r", tuple(PROMPT), law, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
+        self.reader = Reader(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0)
+        self.reading = self.reader.readings[0]
+        self.finished: list[tuple[int, int]] = []
+        self.log: list[int] = []
+        self.shown: list[Shown] = []
+
+    def piece(self, ids: tuple[int, ...]) -> Piece:
+        kept, end = cut(ids, self.reader.request.max_tokens - len(self.log), self.reader.request.stop_ids)
+        offset = len(self.log)
+        self.log += kept
+        return Piece(kept, offset, end)
+
+    def commit(self, ids: tuple[int, ...]) -> None:
+        self.read(self.piece(ids))
+
+    def read(self, *pieces: Piece) -> None:
+        self.shown += self.reader.read([(piece, 101.0) for piece in pieces], lambda *said: self.finished.append(said))
+
+    def say(self, text: str, size: int) -> None:
+        """Commits the text's tokens `size` at a time, until the answer ends."""
+        ids = TOKENIZER.encode(text)
+        for start in range(0, len(ids), size):
+            self.commit(ids[start : start + size])
+            if self.reading.end is not None:
+                break
+
+    @property
+    def text(self) -> str:
+        return "".join(one.text for one in self.shown)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for one in self.shown for token in one.tokens]
+
+
+@settings(deadline=None)
+@given(st.text(max_size=20), st.integers(1, 5))
+def test_text_is_never_broken_inside_a_character(text: str, size: int) -> None:
+    told = Told(max_tokens=max(len(TOKENIZER.encode(text)), 1))
+    told.say(text, size)
+    assert told.text == text
+    assert not any("\ufffd" in one.text for one in told.shown) or "\ufffd" in text
+
+
+def test_what_dangles_at_the_end_is_shown_once() -> None:
+    told = Told(max_tokens=3)
+    told.say("a\u00e9" + "\u00e9", 1)  # cut in the middle of the first one's two bytes is not possible here ...
+    assert told.text == "a\u00e9"
+    told = Told(max_tokens=2)
+    told.say("a\u00e9", 1)  # ... but here it is
+    assert told.text == "a\ufffd"
+
+
+def test_a_stop_string_across_chunk_borders_is_never_shown() -> None:
+    for size in range(1, 12):
+        told = Told(stops=("STOP",))
+        told.say("go on STOP and on", size)
+        assert told.text == "go on "
+        assert told.reading.end == End(Reason.STOP, text="STOP")
+        assert told.finished == [(0, len("go on STOP"))]
+
+
+def test_tokens_end_with_the_one_that_completes_the_stop_string() -> None:
+    told = Told(stops=("lo",))
+    told.say("hello there", 7)
+    assert TOKENIZER.decode(told.tokens, skip_special=True) == "hello"
+    assert told.reading.answered == 5
+    assert told.text == "hel"
+
+
+def test_what_was_committed_behind_a_stop_string_is_dropped_and_counted() -> None:
+    told = Told(stops=("lo",))
+    told.say("hello there", 7)
+    told.commit(TOKENIZER.encode("more"))
+    assert told.reader.unsaid == 2 + 4
+    assert told.reading.answered == 5
+    assert told.text == "hel"
+
+
+def test_a_stop_string_can_be_kept() -> None:
+    told = Told(stops=("lo",), show_stop=True)
+    told.say("hello there", 4)
+    assert told.text == "hello"
+
+
+def test_a_stop_string_does_not_end_an_answer_that_is_too_short() -> None:
+    told = Told(max_tokens=9, stops=("l",), min_tokens=3)
+    told.say("hello there", 2)
+    assert told.text == "hel"
+    assert told.reading.answered == 4
+
+
+def test_what_only_looked_like_a_stop_string_is_shown_in_the_end() -> None:
+    told = Told(max_tokens=4, stops=("STOP",))
+    told.say("xSTO", 1)
+    assert told.text == "xSTO"
+    assert not told.finished
+
+
+def test_what_is_held_back_comes_out_when_something_else_ends_the_answer() -> None:
+    told = Told(stops=("STOP",))
+    told.say("xST", 3)
+    assert told.text == "x"
+    told.read(Piece((), 3, End(Reason.ABORT)))
+    assert told.text == "xST"
+    assert told.reading.end == End(Reason.ABORT)
+
+
+def test_a_stop_token_is_not_part_of_the_text() -> None:
+    told = Told(stop_ids=frozenset({TOKENIZER.encode("!")[0]}))
+    told.say("hi! there", 9)
+    assert told.text == "hi"
+    assert len(told.tokens) == 3
+
+
+def test_special_tokens_are_left_out_of_the_text() -> None:
+    told = Told()
+    for token in (*TOKENIZER.encode("a"), END, *TOKENIZER.encode("b")):
+        told.commit((token,))
+    assert told.text == "ab"
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
+def test_any_ids_give_text_and_no_error(ids: list[int]) -> None:
+    told = Told(max_tokens=max(len(ids), 1))
+    for token in ids:
+        told.commit((token,))
+    assert told.text.replace("\ufffd", "") == TOKENIZER.decode(ids, skip_special=True).replace("\ufffd", "")
+
+
+def test_what_was_waiting_becomes_one_message_per_answer() -> None:
+    told = Told()
+    told.read(told.piece(TOKENIZER.encode("abc")), told.piece(TOKENIZER.encode("def")), told.piece((7,)))
+    assert [(one.offset, len(one.tokens)) for one in told.shown] == [(0, 7)]
+    told.commit((8,))
+    assert told.shown[-1].offset == 7
+
+
+def test_several_answers_are_kept_apart() -> None:
+    request = Request("r", (1,), Law(), 9, Off(), choices=2)
+    reader = Reader(request, lambda: None, 0.0)
+    pieces = [Piece((5,), 0, None, 0), Piece((6, 7), 0, End(Reason.LENGTH), 1), Piece((8,), 1, None, 0)]
+    shown = reader.read([(piece, 1.0) for piece in pieces], lambda index, tokens: None)
+    assert [(one.index, one.tokens) for one in shown] == [(0, [5, 8]), (1, [6, 7])]
+    assert not reader.done
+    reader.read([(Piece((), 2, End(Reason.ABORT), 0), 1.0)], lambda index, tokens: None)
+    assert reader.done
+
+
+def test_numbers_come_from_the_pieces_and_stop_where_the_answer_does() -> None:
+    told = Told(stops=("lo",))
+    ids = TOKENIZER.encode("hello there")
+    told.reader.read([(Piece(ids[:1], 0, None, started=Started(0.25, 16)), 100.5)], lambda *_: None)
+    logprobs = tuple(TokenLogprobs(-float(n)) for n in range(8))
+    piece = Piece(ids[1:9], 1, None, logprobs=logprobs, round=Round(9, 8, 7))
+    shown = told.reader.read([(piece, 101.0), (Piece(ids[9:], 9, None, round=Round(9, 8, 1)), 102.0)], lambda *_: None)
+    tally = told.reading.tally
+    assert [one.logprob for one in shown[0].logprobs] == [0.0, -1.0, -2.0, -3.0]
+    assert (tally.rounds, tally.drafted, tally.verified, tally.accepted, tally.committed_by_rounds) == (1, 9, 8, 4, 4)
+    assert (tally.queue_s(), tally.first_token_s(), tally.total_s()) == (0.25, 0.5, 1.0)
+    assert told.reading.cached_tokens == 16
+
+
+words = st.text(alphabet="ab", min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="abc", max_size=30), st.lists(words, min_size=1, max_size=3), st.data())
+def test_stop_strings_are_found_however_the_text_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
+    finder = StopStrings(stops)
+    shown, matched = "", None
+    rest = text
+    while rest and matched is None:
+        size = data.draw(st.integers(1, 5))
+        part, matched = finder.push(rest[:size])
+        shown, rest = shown + part, rest[size:]
+    starts = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    if matched is None:
+        assert not starts
+        assert shown + finder.flush() == text
+    else:
+        assert shown == text[: len(shown)]
+        assert text[len(shown) :].startswith(matched)
+        assert not any(stop in shown for stop in stops)
