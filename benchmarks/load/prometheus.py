@@ -14,10 +14,11 @@ _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(\{[^}]*\})?\s+(\S+)")
 
 async def scrape(url: str) -> dict[str, float]:
     """Every sample of a /metrics page by its full name, labels included."""
-    return await asyncio.to_thread(_scrape, url)
+    return await asyncio.to_thread(fetch, url)
 
 
-def _scrape(url: str) -> dict[str, float]:
+def fetch(url: str) -> dict[str, float]:
+    """The same, blocking."""
     if not url.startswith(("http://", "https://")):
         raise Unavailable(f"{url} is no address of metrics")
     try:

