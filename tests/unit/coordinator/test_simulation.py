@@ -93,7 +93,7 @@ def test_a_device_does_one_thing_at_a_time_urgent_ones_first() -> None:
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
     def run(seed: int) -> dict[str, Any]:
-        found = simulate(Scenario(spec(), concurrency=6, answer_tokens=(8, 40), warmup_s=1.0, window_s=3.0, seed=seed))
+        found = simulate(Scenario(spec(), concurrency=6, answer_tokens=(8, 40), warmup_s=0.5, window_s=1.0, seed=seed))
         return {**found, "wall_s": 0}
 
     assert json.dumps(run(0)) == json.dumps(run(0))
@@ -112,26 +112,26 @@ def test_plain_decoding_takes_what_the_table_says() -> None:
 
 def test_fixed_lengths_commit_what_the_chances_say() -> None:
     found = simulate(
-        Scenario(spec(), concurrency=8, policy="fixed:4", answer_tokens=(256, 256), warmup_s=2.0, window_s=40.0)
+        Scenario(spec(), concurrency=8, policy="fixed:4", answer_tokens=(256, 256), warmup_s=1.0, window_s=12.0)
     )
     alive, tau = 1.0, 1.0
     for chance in ACCEPT:
         alive *= chance
         tau += alive
-    assert found["tau"] == pytest.approx(tau, rel=0.03)
+    assert found["tau"] == pytest.approx(tau, rel=0.05)
     assert found["failed"] == 0
 
 
 def test_a_drafter_serves_the_cohorts_of_several_lanes_in_one_pass() -> None:
-    scenario = Scenario(spec(), concurrency=12, verifiers=3, policy="fixed:4", warmup_s=1.0, window_s=5.0)
+    scenario = Scenario(spec(), concurrency=12, verifiers=3, policy="fixed:4", warmup_s=0.5, window_s=2.0)
     found = simulate(scenario)
     assert found["verify_busy"]["least"] > 0.5
     assert 0.0 < found["draft_busy"]["mean"] < 0.5
 
 
 def test_an_open_loop_serves_what_arrives() -> None:
-    found = simulate(Scenario(spec(), rate=5.0, answer_tokens=(20, 20), warmup_s=10.0, window_s=100.0))
-    assert found["tok_s"] == pytest.approx(100.0, rel=0.15)
+    found = simulate(Scenario(spec(), rate=8.0, answer_tokens=(10, 10), warmup_s=2.0, window_s=25.0))
+    assert found["tok_s"] == pytest.approx(80.0, rel=0.25)
     assert found["ttft_ms"]["p50"] < 100.0
 
 
