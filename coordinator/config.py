@@ -23,7 +23,7 @@ class CoordinatorConfig:
     policy: str = field(
         default="greedy", metadata={"doc": "Default policy: off, fixed:k, threshold:t, greedy or async."}
     )
-    rule: str = field(default="token", metadata={"doc": "Default acceptance rule: token, block or coupled."})
+    rule: str = field(default="block", metadata={"doc": "Default acceptance rule: token, block or coupled."})
     bypass: bool = field(
         default=True, metadata={"doc": "Let sequences under greedy and async go without drafts that do not pay."}
     )

@@ -28,7 +28,7 @@ class Offer:
     """Defaults of the deployment."""
 
     policy: Policy
-    rule: Rule = Rule.TOKEN
+    rule: Rule = Rule.BLOCK
 
 
 @dataclass(frozen=True, slots=True)

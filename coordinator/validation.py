@@ -36,7 +36,7 @@ class Limits:
     stop_token_ids: tuple[int, ...]
     has_tokenizer: bool
     policy: Policy
-    rule: Rule = Rule.TOKEN
+    rule: Rule = Rule.BLOCK
 
 
 def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> None:

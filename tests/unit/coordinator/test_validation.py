@@ -28,7 +28,7 @@ def test_what_is_absent_takes_the_default() -> None:
     assert read(ask()) == Request(
         id="made-up",
         prompt=(5, 6),
-        law=Law(1.0, 1.0, 0, 42, 0, Rule.TOKEN),
+        law=Law(1.0, 1.0, 0, 42, 0, Rule.BLOCK),
         max_tokens=38,
         policy=Greedy(),
         stop_ids=frozenset({1}),

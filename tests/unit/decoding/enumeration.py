@@ -4,13 +4,14 @@ A `World` is a toy target and a toy drafter over a tiny vocabulary: one target r
 and one confidence per (committed prefix, drafted prefix). `emitted` walks every block a drafter could draw, asks the
 scheduler for the prefix it would verify, and adds up the probabilities that the acceptance code gives to each
 outcome, round after round, until `horizon` tokens are committed. A `Machine` names the parts of that loop, so that a
-test can put a broken one in the place of a real one.
+test can put a broken one in the place of a real one. `TokenRounds` and `BlockRounds` are the two ratio rules; the
+coupled rule, which has no coins to integrate, is walked by `coupled_law`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,13 +23,16 @@ from torch import Tensor
 from coordinator.cost_curve import CostCurve
 from coordinator.policy import Policy
 from coordinator.prefix_scheduler import StepSeconds, schedule
+from dspark.decoding import block_rule
 from dspark.decoding.acceptance import accept_probability, residual
+from dspark.decoding.race import winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution
+from dspark.decoding.slots import Slots
 from dspark.types import Law
 
 Floats = npt.NDArray[np.float64]
 Tokens = tuple[int, ...]
-Prefix = Callable[[Tokens, Tokens, tuple[float, ...]], int]  # (committed, block, confidences) -> slots verified
+Prefix = Callable[..., int]  # (committed, block, confidences[, budget of an `async` row]) -> slots verified
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class World:
     vocab: int
     block: int
     horizon: int
-    target: dict[Tokens, int]  # committed tokens -> row of p
+    target: dict[Tokens, int]  # committed tokens, and a block after the last ones -> row of p
     draft: dict[tuple[Tokens, Tokens], int]  # (committed, drafted before the slot) -> row of q
     p: Floats  # [contexts, V]
     q: Floats  # [slots, V]
@@ -55,13 +59,17 @@ class Machine:
     q_seen: Callable[[World], Floats] = lambda world: world.q  # what the verifier believes q to be
     draft: Callable[[World], Floats] = lambda world: world.q  # what the drafter really draws from
     bonus: Callable[[World, Tokens, Tokens], int] = lambda world, committed, kept: world.target[committed + kept]
+    # Slots that an `async` row gets next time, by the confidences of this round; then `prefix` is told.
+    budget: Callable[[tuple[float, ...]], int] | None = None
+    rounds: Callable[[World, Machine], Rounds] = lambda world, machine: TokenRounds(world, machine)
 
 
 def build(vocab: int, block: int, horizon: int, rows: Callable[[int, int], tuple[Floats, Floats, Floats]]) -> World:
     """`rows(contexts, slots)` gives p [contexts, V], q [slots, V] and confidences [slots]."""
-    words = [word for size in range(max(horizon, block)) for word in itertools.product(range(vocab), repeat=size)]
-    target = {word: row for row, word in enumerate(word for word in words if len(word) < horizon)}
-    slots = [(committed, drafted) for committed in target for drafted in words if len(drafted) < block]
+    words = [word for size in range(horizon + block) for word in itertools.product(range(vocab), repeat=size)]
+    target = {word: row for row, word in enumerate(words)}
+    committed = [word for word in words if len(word) < horizon]
+    slots = [(before, drafted) for before in committed for drafted in words if len(drafted) < block]
     p, q, confidence = rows(len(target), len(slots))
     return World(vocab, block, horizon, target, {slot: row for row, slot in enumerate(slots)}, p, q, confidence)
 
@@ -73,18 +81,11 @@ def sent(weights: npt.NDArray[np.floating]) -> Floats:
 
 
 class Rounds:
-    """Every block that a drafter of `world` could draw and everything that `machine` could make of it."""
+    """Every block that a drafter of `world` could draw; what comes of it is the rule's."""
 
     def __init__(self, world: World, machine: Machine) -> None:
         self.world, self.machine = world, machine
-        judged = [(c + d, row) for (c, d), row in world.draft.items() if len(c + d) < world.horizon]
-        q = machine.q_seen(world)[[row for _, row in judged]]
-        p = world.p[[world.target[context] for context, _ in judged]]
-        self._place = {row: number for number, (_, row) in enumerate(judged)}
-        self._accept = machine.accept(p, q).tolist()
-        self._after = machine.residual(torch.from_numpy(p), torch.from_numpy(q)).tolist()
         self._drawn = machine.draft(world).tolist()
-        self._p = world.p.tolist()
         self._confidence = world.confidence.tolist()
 
     def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, tuple[float, ...]]]:
@@ -99,7 +100,24 @@ class Rounds:
                 yield block, chance, tuple(self._confidence[slot] for slot in slots)
 
     def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
-        """(tokens committed by this round, their probability); tokens past the horizon are not looked at."""
+        """(tokens committed by this round, their probability); tokens past the horizon do not matter."""
+        raise NotImplementedError
+
+
+class TokenRounds(Rounds):
+    """Slot by slot, by `accept` and `residual`."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        super().__init__(world, machine)
+        judged = [(c + d, row) for (c, d), row in world.draft.items() if len(c + d) < world.horizon]
+        q = machine.q_seen(world)[[row for _, row in judged]]
+        p = world.p[[world.target[context] for context, _ in judged]]
+        self._place = {row: number for number, (_, row) in enumerate(judged)}
+        self._accept = machine.accept(p, q).tolist()
+        self._after = machine.residual(torch.from_numpy(p), torch.from_numpy(q)).tolist()
+        self._p = world.p.tolist()
+
+    def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
         world, alive = self.world, 1.0
         for k, token in enumerate(prefix):
             if len(committed) + k >= world.horizon:
@@ -120,20 +138,120 @@ class Rounds:
             yield (*prefix, token), alive * share
 
 
+class BlockRounds(Rounds):
+    """By the deployed block rule, its sparse form included: all prefixes of all blocks in one packed call."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        super().__init__(world, machine)
+        q = machine.q_seen(world).astype(np.float64)
+        words = [word for word in world.target if 0 < len(word) <= world.block]
+        cases = [(committed, word) for committed in world.target if len(committed) < world.horizon for word in words]
+        rows = [[world.draft[committed, word[:k]] for k in range(len(word))] for committed, word in cases]
+        everything = np.arange(world.vocab)
+        slots = Slots.of(
+            [word for _, word in cases],
+            [np.tile(everything, len(word)) for _, word in cases],
+            [q[part].ravel() for part in rows],
+            [world.vocab] * len(cases),
+        )
+        contexts = [world.target[committed + word[:k]] for committed, word in cases for k in range(len(word))]
+        p = world.p[contexts]
+        made = block_rule.chances(p.ravel(), slots)
+        starts = np.cumsum([0, *slots.lengths])
+        before = np.ones(len(contexts))  # P of the slot before
+        before[1:] = made.alive[:-1]
+        before[starts[:-1]] = 1.0
+        law = block_rule.scaled(torch.from_numpy(p), before)
+        after = machine.residual(law, torch.from_numpy(slots.probs.reshape(p.shape))).tolist()
+        candidate = made.candidate.tolist()
+        self._made = {
+            case: (candidate[start:end], after[start:end], made.lengths[number])
+            for number, (case, (start, end)) in enumerate(zip(cases, itertools.pairwise(starts.tolist()), strict=True))
+        }
+        self._p = world.p.tolist()
+
+    def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
+        candidate, after, counting = self._made[committed, prefix] if prefix else ([], [], 0)
+        left = 1.0
+        for kept in range(counting, -1, -1):
+            chance = left * candidate[kept - 1] if kept else left
+            left -= chance
+            if chance == 0.0:
+                continue
+            bonus = kept == counting
+            law = self._p[self.machine.bonus(self.world, committed, prefix[:kept])] if bonus else after[kept]
+            for token, share in enumerate(law):
+                yield (*prefix[:kept], token), chance * share
+
+
 def emitted(world: World, machine: Machine) -> dict[Tokens, float]:
     """Probability of each sequence of `horizon` tokens."""
-    rounds = Rounds(world, machine)
-    mass: dict[Tokens, float] = {(): 1.0}
-    for committed in sorted(world.target, key=len):
-        here = mass.pop(committed, 0.0)
+    rounds = machine.rounds(world, machine)
+    mass: dict[tuple[Tokens, int], float] = {((), world.block): 1.0}
+    ended: dict[Tokens, float] = {}
+    while mass:
+        committed, budget = min(mass, key=lambda state: len(state[0]))
+        here = mass.pop((committed, budget))
         if here == 0.0:
             continue
         for block, chance, confidence in rounds.blocks(committed):
-            verified = machine.prefix(committed, block, confidence)
+            if machine.budget is None:
+                verified, then = machine.prefix(committed, block, confidence), budget
+            else:
+                verified = machine.prefix(committed, block, confidence, budget)
+                then = machine.budget(confidence)
             for tokens, share in rounds.outcomes(committed, block[:verified]):
-                ended = (committed + tokens)[: world.horizon]
-                mass[ended] = mass.get(ended, 0.0) + here * chance * share
-    return mass
+                after = (committed + tokens)[: world.horizon]
+                part = here * chance * share
+                if len(after) == world.horizon:
+                    ended[after] = ended.get(after, 0.0) + part
+                else:
+                    mass[after, then] = mass.get((after, then), 0.0) + part
+    return ended
+
+
+def coupled_law(world: World, machine: Machine, shares: int) -> dict[Tokens, float]:
+    """The same under the coupled rule, for two tokens: every combination of noise that tells laws apart.
+
+    E(0) / (E(0) + E(1)) is uniform, and `shares` midpoints of it decide every race exactly whose probabilities are
+    multiples of 1 / shares. The noise of a position stays what it is however often it is asked for.
+    """
+    assert world.vocab == 2
+    middles = (torch.arange(shares, dtype=torch.float64) + 0.5) / shares
+    noise = torch.stack([middles, 1.0 - middles], dim=-1)
+
+    def races(laws: Floats) -> list[list[int]]:
+        rows = torch.from_numpy(laws)
+        return [winners(row.expand(shares, -1), noise)[0].tolist() for row in rows]
+
+    own, drafted = races(world.p), races(machine.draft(world))
+    confidences = world.confidence.tolist()
+    law: dict[Tokens, float] = {}
+    for drawn in itertools.product(range(shares), repeat=world.horizon):
+        place = (*drawn, *([shares // 3] * world.block))  # what lies past the horizon decides nothing
+        committed: Tokens = ()
+        budget = world.block
+        while len(committed) < world.horizon:
+            block: Tokens = ()
+            slots = []
+            for k in range(world.block):
+                slots.append(world.draft[committed, block])
+                block = (*block, drafted[slots[-1]][place[len(committed) + k]])
+            confidence = tuple(confidences[slot] for slot in slots)
+            if machine.budget is None:
+                verified = machine.prefix(committed, block, confidence)
+            else:
+                verified = machine.prefix(committed, block, confidence, budget)
+                budget = machine.budget(confidence)
+            tokens: Tokens = ()
+            for k in range(verified + 1):
+                token = own[world.target[committed + tokens]][place[len(committed) + k]]
+                tokens = (*tokens, token)
+                if k == verified or token != block[k]:
+                    break
+            committed = (committed + tokens)[: world.horizon]
+        law[committed] = law.get(committed, 0.0) + float(shares) ** -world.horizon
+    return law
 
 
 def exact(world: World) -> dict[Tokens, float]:
@@ -170,26 +288,47 @@ def real_scheduler(policy: Policy, world: World, rng: np.random.Generator) -> Pr
     base_tokens = int(rng.integers(0, 3))
 
     @cache
-    def admitted(confidence: tuple[float, ...]) -> int:
+    def admitted(confidence: tuple[float, ...], budget: int | None = None) -> int:
         rows = np.vstack([np.array([confidence], np.float64), beside])
-        return int(schedule(rows, lengths, policies, curve, base_tokens)[0])
+        return int(schedule(rows, lengths, policies, curve, base_tokens, budget=budget)[0])
 
-    return lambda _, __, confidence: admitted(confidence)
+    return lambda _, __, confidence, budget=None: admitted(confidence, budget)
+
+
+def older_budget(world: World, rng: np.random.Generator) -> Callable[[tuple[float, ...]], int]:
+    """A budget for the next round by this one's confidences, as `async` has it: any function of them will do."""
+    salt = float(rng.random())
+    return lambda confidence: int(1e6 * (sum(confidence) + salt)) % (world.block + 2)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------
 
 
-def random_world(kind: str, seed: int) -> World:
+SHAPES = ((3, 3, 4), (3, 3, 4), (3, 2, 5), (4, 2, 4))  # vocabulary, slots of a block, tokens looked at
+
+
+def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> World:
     """One of `KINDS`. Confidences depend on the drafted prefix and have nothing to do with p and q."""
     rng = np.random.default_rng(seed)
-    vocab, block, horizon = [(3, 3, 4), (3, 3, 4), (3, 2, 5), (4, 3, 4)][rng.integers(0, 4)]
+    vocab, block, horizon = shapes[rng.integers(0, len(shapes))]
 
     def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
         p, q = KINDS[kind](rng, contexts, slots, vocab)
         return p, q, _confidences(rng, slots)
 
     return build(vocab, block, horizon, rows)
+
+
+def dyadic_world(rng: np.random.Generator) -> World:
+    """Two tokens, target probabilities in eighths, drafts of any kind: for `coupled_law` with 8 shares."""
+
+    def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
+        head = rng.integers(0, 9, contexts) / 8.0
+        near = np.clip(rng.random(slots), 1e-3, 1.0 - 1e-3)
+        q = np.stack([near, 1.0 - near], axis=1)
+        return np.stack([head, 1.0 - head], axis=1), sent(q), _confidences(rng, slots)
+
+    return build(2, 3, 4, rows)
 
 
 def _confidences(rng: np.random.Generator, slots: int) -> Floats:

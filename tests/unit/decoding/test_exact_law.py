@@ -13,22 +13,26 @@ import numpy as np
 import pytest
 from enumeration import (
     KINDS,
+    BlockRounds,
     Machine,
-    Rounds,
+    TokenRounds,
     Tokens,
     build,
+    coupled_law,
+    dyadic_world,
     emitted,
     exact,
+    older_budget,
     random_curve,
     random_world,
     real_scheduler,
     variation,
 )
 
-from coordinator.policy import Fixed, Greedy, Policy, Threshold
+from coordinator.policy import Async, Fixed, Greedy, Policy, Threshold
 from coordinator.prefix_scheduler import schedule
 
-TABLES_PER_CELL = 30
+TABLES_PER_CELL = 10
 BOUND = 1e-9
 
 
@@ -38,13 +42,23 @@ def policy_of(name: str, rng: np.random.Generator) -> Policy:
             return Fixed(int(rng.integers(1, 4)))
         case "threshold":
             return Threshold(float(rng.choice([0.3, 0.5, 0.9])))
+        case "async":
+            return Async()
         case _:
             return Greedy()
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("policy", ["fixed", "greedy", "threshold"])
-def test_output_distribution_equals_target(policy: str, kind: str) -> None:
+RULES = {"token": TokenRounds, "block": BlockRounds}
+CELLS = [
+    (policy, rule, kind)
+    for policy in ("fixed", "greedy", "threshold", "async")
+    for rule in RULES
+    for kind in sorted(KINDS)
+]
+
+
+@pytest.mark.parametrize(("policy", "rule", "kind"), CELLS)
+def test_output_distribution_equals_target(policy: str, rule: str, kind: str) -> None:
     lengths: Counter[int] = Counter()
     worst = 0.0
     for seed in range(TABLES_PER_CELL):
@@ -52,11 +66,12 @@ def test_output_distribution_equals_target(policy: str, kind: str) -> None:
         rng = np.random.default_rng((seed, 1))
         prefix = real_scheduler(policy_of(policy, rng), world, rng)
 
-        def counted(committed, block, confidence, prefix=prefix):  # type: ignore[no-untyped-def]
-            lengths[verified := prefix(committed, block, confidence)] += 1
+        def counted(*seen, prefix=prefix):  # type: ignore[no-untyped-def]
+            lengths[verified := prefix(*seen)] += 1
             return verified
 
-        law = emitted(world, Machine(counted))
+        budget = older_budget(world, rng) if policy == "async" else None
+        law = emitted(world, Machine(counted, budget=budget, rounds=RULES[rule]))
         assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
         worst = max(worst, variation(law, exact(world)))
     assert worst <= BOUND
@@ -65,15 +80,59 @@ def test_output_distribution_equals_target(policy: str, kind: str) -> None:
 
 
 def test_there_are_at_least_five_hundred_tables() -> None:
-    assert 3 * len(KINDS) * TABLES_PER_CELL >= 500
+    assert len(CELLS) * TABLES_PER_CELL >= 500
 
 
+@pytest.mark.parametrize("policy", ["fixed", "greedy", "threshold", "async"])
+def test_coupled_output_distribution_equals_target(policy: str) -> None:
+    lengths: Counter[int] = Counter()
+    for seed in range(8):
+        rng = np.random.default_rng((seed, 4))
+        world = dyadic_world(rng)
+        prefix = real_scheduler(policy_of(policy, rng), world, rng)
+
+        def counted(*seen, prefix=prefix):  # type: ignore[no-untyped-def]
+            lengths[verified := prefix(*seen)] += 1
+            return verified
+
+        budget = older_budget(world, rng) if policy == "async" else None
+        assert variation(coupled_law(world, Machine(counted, budget=budget), 8), exact(world)) <= BOUND
+    assert policy == "fixed" or {0, 1, 2, 3} <= set(lengths)
+
+
+def test_the_coupled_rule_is_immune_to_a_scheduler_that_peeks() -> None:
+    for seed in range(4):
+        world = dyadic_world(np.random.default_rng((seed, 5)))
+        peeking = Machine(lambda _, block, __: next((k for k, token in enumerate(block) if token == 0), len(block)))
+        assert variation(coupled_law(world, peeking, 8), exact(world)) <= BOUND
+        assert variation(emitted(world, peeking), exact(world)) > 1e-3, "a ratio rule is not"
+
+
+def test_the_block_rule_never_keeps_fewer_tokens_than_the_token_rule() -> None:
+    more = 0
+    for kind, seed in itertools.product(sorted(KINDS), range(10)):
+        world = random_world(kind, seed, [(4, 3, 1)])
+        machine = Machine(lambda *_, full=world.block: full)
+        kept = {}
+        for name, rounds in RULES.items():
+            made = rounds(world, machine)
+            kept[name] = sum(
+                chance * share * len(tokens)
+                for block, chance, _ in made.blocks(())
+                for tokens, share in made.outcomes((), block)
+            )
+        assert kept["block"] >= kept["token"] - 1e-12
+        more += kept["block"] > kept["token"] + 1e-6
+    assert more > 20
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_token_the_target_excludes_is_never_emitted(kind: str) -> None:
+def test_a_token_the_target_excludes_is_never_emitted(kind: str, rule: str) -> None:
     for seed in range(10):
         world = random_world(kind, seed)
         possible = {word for word, chance in exact(world).items() if chance > 0}
-        law = emitted(world, Machine(lambda *_, full=world.block: full))
+        law = emitted(world, Machine(lambda *_, full=world.block: full, rounds=RULES[rule]))
         assert {word for word, chance in law.items() if chance > 0} <= possible
 
 
@@ -85,10 +144,12 @@ def test_a_length_that_depends_on_earlier_drafted_tokens_alone_is_harmless() -> 
         def prefix(_, block, __, size=world.block):  # type: ignore[no-untyped-def]
             return next((k for k in range(size) if sum(block[:k]) % 3 == 2), size)
 
-        assert variation(emitted(world, Machine(prefix)), exact(world)) <= BOUND
+        for rounds in RULES.values():
+            assert variation(emitted(world, Machine(prefix, rounds=rounds)), exact(world)) <= BOUND
 
 
-def test_two_sequences_that_compete_for_one_budget_keep_their_joint_law() -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_two_sequences_that_compete_for_one_budget_keep_their_joint_law(rule: str) -> None:
     # Each row's length depends on what the other drafted; the joint law must still be the product.
     for seed in range(20):
         rng = np.random.default_rng((seed, 2))
@@ -98,7 +159,7 @@ def test_two_sequences_that_compete_for_one_budget_keep_their_joint_law() -> Non
             return *KINDS[kind](rng, contexts, slots, 2), rng.random(slots)
 
         worlds = [build(2, 2, 3, rows) for _ in range(2)]
-        rounds = [Rounds(world, Machine(lambda *_: 0)) for world in worlds]
+        rounds = [RULES[rule](world, Machine(lambda *_: 0)) for world in worlds]
         curve = random_curve(rng)
         mass: dict[tuple[Tokens, Tokens], float] = {((), ()): 1.0}
         ended: dict[Tokens, float] = {}
