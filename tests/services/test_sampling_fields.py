@@ -1,0 +1,228 @@
+"""Sampling fields, log-probabilities and several answers over real gRPC: real coordinator, verifier and drafter.
+
+What is claimed is computed anew beside it: by a plain forward of the target, or by replaying the recorded choices
+through the reference loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worker_stream import drafter, verifier
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from dspark.client import AsyncClient, Chunk, Completion, Finished
+from dspark.decoding.reference import Round, replay
+from dspark.model.checkpoint import load_target
+from dspark.types import Law, Rule, Verdict
+
+pytestmark = pytest.mark.services
+
+PROMPT = [7, 19, 3, 50, 7, 21]
+VOCAB = 128
+
+
+@dataclass
+class Cell:
+    """A running cell, its target beside it, and the rounds its verifier judged, by (seed, choice)."""
+
+    client: AsyncClient
+    coordinator: Any
+    model: Any
+    rounds: dict[tuple[int, int], list[Round]] = field(default_factory=lambda: defaultdict(list))
+
+    def target(self, tokens: Any, rows: int) -> torch.Tensor:
+        with torch.inference_mode():
+            logits: torch.Tensor = self.model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+        return logits[0, -rows:]
+
+    def record(self, engine: Any) -> None:
+        inner = engine.judge_cohort
+
+        def judge_cohort(items: Any) -> Any:
+            laws = {item.cursor.sequence: engine._sequences[item.cursor.sequence].law for item in items}
+            judged = inner(items)
+            for item, outcome in zip(items, judged.outcomes, strict=True):
+                assert isinstance(outcome, Verdict), outcome
+                law, ids = laws[item.cursor.sequence], item.draft_ids
+                self.rounds[law.seed, law.choice].append(
+                    Round(item.cursor.anchor_position, ids, item.q, len(ids), outcome.accepted, outcome.next_token, 0)
+                )
+            return judged
+
+        engine.judge_cohort = judge_cohort
+
+    async def ask(self, **options: Any) -> Completion:
+        return await self.client.complete(PROMPT, timeout=60.0, **({"ignore_eos": True, "max_tokens": 24} | options))
+
+
+@pytest.fixture(scope="module")
+def model(golden_target: Path) -> Any:
+    return load_target(golden_target).model
+
+
+@pytest.fixture
+async def cell(golden_target: Path, golden_drafter: Path, model: Any) -> AsyncIterator[Cell]:
+    async with verifier(golden_target, golden_drafter) as v, drafter(golden_drafter) as d:
+        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,)))
+        client = AsyncClient(coordinator.endpoint)
+        cell = Cell(client, coordinator, model)
+        cell.record(v.engine)
+        yield cell
+        await client.close()
+        await coordinator.stop(1.0)
+
+
+def sent(value: float) -> float:
+    """What a float is after it travelled in a request."""
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.6},
+    "presence and frequency": {"presence_penalty": 1.5, "frequency_penalty": 0.75},
+    "negative": {"frequency_penalty": -2.0, "temperature": 0.7},
+    "min_p": {"min_p": 0.2, "temperature": 1.5},
+    "greedy": {"temperature": 0.0, "repetition_penalty": 1.25, "logit_bias": {4: 1.5, 90: -100.0}},
+    "everything": {
+        "temperature": 0.9,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "logit_bias": {4: 2.0, 90: -100.0},
+    },
+}
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
+async def test_recorded_choices_replayed_under_the_shaped_law_give_the_same_tokens(cell: Cell, rule: str) -> None:
+    names = sorted(ASKED)
+    answers = await asyncio.gather(
+        *(cell.ask(seed=100 + i, rule=rule, policy="fixed:5", **ASKED[name]) for i, name in enumerate(names))
+    )
+    verified = 0
+    for i, (name, answer) in enumerate(zip(names, answers, strict=True)):
+        fields = {key: sent(v) if isinstance(v, float) else v for key, v in ASKED[name].items()}
+        if "logit_bias" in fields:
+            fields["logit_bias"] = tuple(sorted(fields["logit_bias"].items()))
+        law, rounds = Law(seed=100 + i, rule=Rule[rule.upper()], **fields), cell.rounds[100 + i, 0]
+        verified += sum(made.prefix for made in rounds)
+        assert answer.token_ids == replay(PROMPT, cell.target, rounds, law, max_tokens=24, epoch=0), name
+    assert verified > 0, "the drafter must have taken part"
+
+
+async def test_log_probabilities_are_those_of_a_forward_of_the_target(cell: Cell) -> None:
+    # Whatever shapes the choice, what is told is the model's own distribution.
+    answer = await cell.ask(temperature=0.8, top_k=5, repetition_penalty=1.3, logprobs=4, policy="fixed:5")
+    (choice,) = answer.choices
+    assert len(choice.logprobs) == len(choice.token_ids) == 24
+    tokens = [*PROMPT, *choice.token_ids]
+    logs = torch.log_softmax(cell.target(tokens, 25)[:-1].float(), dim=-1)
+    for row, token, told in zip(logs, choice.token_ids, choice.logprobs, strict=True):
+        assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        values, ids = row.topk(4)
+        assert [token for token, _ in told.top] == ids.tolist()
+        assert [value for _, value in told.top] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+async def test_log_probabilities_come_with_their_tokens_and_only_when_asked(cell: Cell) -> None:
+    chunks = [
+        event async for event in cell.client.generate(PROMPT, max_tokens=9, logprobs=0) if isinstance(event, Chunk)
+    ]
+    assert all(len(chunk.logprobs) == len(chunk.token_ids) for chunk in chunks)
+    assert all(told.top == () for chunk in chunks for told in chunk.logprobs)
+    assert not any(choice.logprobs for choice in (await cell.ask()).choices)
+
+
+async def test_a_bias_forces_and_forbids_tokens(cell: Cell) -> None:
+    assert set((await cell.ask(logit_bias={77: 100.0})).token_ids) == {77}
+    plain = await cell.ask(temperature=0.0)
+    without = await cell.ask(temperature=0.0, logit_bias=dict.fromkeys(plain.token_ids, -100.0))
+    assert not set(plain.token_ids) & set(without.token_ids)
+
+
+@pytest.mark.parametrize("policy", ["off", "fixed:7"])
+async def test_nothing_ends_an_answer_before_its_least_length(cell: Cell, policy: str) -> None:
+    forced: dict[str, Any] = {"logit_bias": {77: 100.0}, "stop_token_ids": [77], "policy": policy}
+    at_once = await cell.ask(**forced)
+    assert (at_once.token_ids, at_once.end.matched_stop) == ((77,), 77)
+    for least in (1, 6, 23, 24):
+        answer = await cell.ask(min_tokens=least, **forced)
+        ended = answer.end.finish_reason
+        assert 77 not in answer.token_ids[:least]
+        assert (len(answer.token_ids), ended) == ((least + 1, "stop") if least < 24 else (24, "length"))
+
+
+async def test_several_answers_share_a_prompt_and_nothing_else(cell: Cell) -> None:
+    events = [event async for event in cell.client.generate(PROMPT, n=3, seed=11, max_tokens=20, ignore_eos=True)]
+    whole, end = Completion.of(events), events[-1]
+    assert isinstance(end, Finished)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert len({choice.token_ids for choice in whole.choices}) == 3, "each has draws of its own"
+    for choice in whole.choices:
+        its = [event for event in events if isinstance(event, Chunk) and event.index == choice.index]
+        assert [chunk.offset for chunk in its] == [sum(len(c.token_ids) for c in its[:k]) for k in range(len(its))]
+        assert (len(choice.token_ids), choice.finish_reason) == (20, "length")
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (len(PROMPT), 60)
+    assert [one.completion_tokens for one in end.choices] == [20, 20, 20]
+    spec = end.speculation
+    assert sum(spec.acceptance_histogram) == spec.rounds
+    assert sum(i * count for i, count in enumerate(spec.acceptance_histogram)) == spec.accepted_tokens
+    # A seed asks for the coupled rule, under which an answer depends on nothing but its own key.
+    alone = await cell.ask(seed=11, max_tokens=20)
+    assert alone.token_ids == whole.choices[0].token_ids
+    again = await cell.ask(seed=11, max_tokens=20, n=3, policy="fixed:3")
+    assert [c.token_ids for c in again.choices] == [c.token_ids for c in whole.choices]
+
+
+async def test_each_of_several_answers_ends_on_its_own(cell: Cell) -> None:
+    answer = await cell.ask(
+        n=4, seed=2, logit_bias={77: 9.0, 78: 9.0}, stop_token_ids=[77], min_tokens=1, max_tokens=30
+    )
+    for choice, end in zip(answer.choices, answer.end.choices, strict=True):
+        assert end.completion_tokens == len(choice.token_ids)
+        stopped = 77 in choice.token_ids
+        assert (choice.finish_reason, choice.matched_stop) == (("stop", 77) if stopped else ("length", None))
+        assert 77 not in choice.token_ids[:-1]
+    first, end = answer.choices[0], answer.end
+    assert (end.finish_reason, end.matched_stop) == (first.finish_reason, first.matched_stop)
+    assert (answer.text, answer.token_ids) == (first.text, first.token_ids)
+    assert len({len(choice.token_ids) for choice in answer.choices}) > 1
+
+
+async def test_aborting_or_leaving_a_request_frees_all_its_answers(cell: Cell) -> None:
+    stream = cell.client.generate(PROMPT, n=3, max_tokens=400, ignore_eos=True, request_id="mine")
+    await anext(stream)
+    with pytest.raises(Exception, match="running request has this id"):
+        await cell.client.complete(PROMPT, request_id="mine")
+    assert await cell.client.abort(["mine"]) == ("mine",)
+    events = [event async for event in stream]
+    assert [one.finish_reason for one in events[-1].choices] == ["abort"] * 3  # type: ignore[union-attr]
+    stream = cell.client.generate(PROMPT, n=3, max_tokens=400, ignore_eos=True, request_id="mine")
+    await anext(stream)
+    stream.close()
+    for _ in range(500):
+        if not cell.coordinator.admission.running and cell.coordinator.admission.find("mine") is None:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("an answer runs on without a client")
+
+
+async def test_a_deadline_ends_all_answers(cell: Cell) -> None:
+    with pytest.raises(Exception, match=r"(?i)deadline|no answer"):
+        await cell.client.complete(PROMPT, n=3, max_tokens=450, ignore_eos=True, timeout=0.3)
+    for _ in range(500):
+        if not cell.coordinator.admission.running:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("an answer runs on after the deadline")
