@@ -233,7 +233,8 @@ async def test_abort_ends_a_running_answer(cell: Cell) -> None:
         (request((5,), temperature=-1.0), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.temperature"),
         (request((5, 128)), grpc.StatusCode.INVALID_ARGUMENT, "tokenized.input_ids"),
         (request((5,), tokens=600), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.max_tokens"),
-        (request((5,), min_p=0.5), grpc.StatusCode.UNIMPLEMENTED, "sampling_params.min_p"),
+        (request((5,), min_p=1.5), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.min_p"),
+        (request((5,), logit_bias={128: 1.0}), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.logit_bias"),
         (request((5,), policy="async"), grpc.StatusCode.UNIMPLEMENTED, "speculation.policy"),
     ],
 )

@@ -96,28 +96,97 @@ def test_stop_strings_are_bounded(stop: list[str]) -> None:
     assert refused.value.field == P + "stop"
 
 
+SHAPED = {
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+    "presence_penalty": -2.0,
+    "frequency_penalty": 2.0,
+    "logit_bias": {7: -100.0, 3: 1.5},
+    "min_tokens": 5,
+    "logprobs": 20,
+}
+
+
+def test_what_shapes_the_law_is_taken_as_it_is_sent() -> None:
+    law = read(ask(**SHAPED, max_tokens=5, stop_token_ids=[9, 4])).law
+    assert law == Law(
+        seed=42,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        logit_bias=((3, 1.5), (7, -100.0)),
+        min_tokens=5,
+        stop_token_ids=(1, 4, 9),
+        logprobs=20,
+        prompt_len=2,
+    )
+    assert law.shapes and not law.plain
+
+
+def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> None:
+    assert read(ask(stop_token_ids=[9])).law.stop_token_ids == ()
+    assert read(ask(min_tokens=1, ignore_eos=True)).law.stop_token_ids == ()
+    assert read(ask(min_tokens=1, ignore_eos=True, stop_token_ids=[9])).law.stop_token_ids == (9,)
+
+
 @pytest.mark.parametrize(
     "params",
     [
-        {"min_p": 0.1},
-        {"frequency_penalty": 0.5},
-        {"presence_penalty": -0.5},
-        {"repetition_penalty": 1.1},
-        {"min_tokens": 2},
-        {"n": 2},
-        {"logprobs": 0},
-        {"logit_bias": {3: 1.0}},
+        {"min_p": 0.0},
+        {"repetition_penalty": 1.0},
+        {"presence_penalty": 0.0},
+        {"frequency_penalty": -0.0},
+        {"n": 1},
+        {"min_tokens": 0},
     ],
 )
-def test_what_is_not_built_is_refused_by_field_name(params: dict[str, object]) -> None:
-    with pytest.raises(Unsupported) as refused:
-        read(ask(**params))
-    assert refused.value.field == P + next(iter(params))
+def test_neutral_values_make_a_plain_law(params: dict[str, object]) -> None:
+    request = read(ask(**params))
+    assert (request.law, request.choices) == (Law(seed=42), 1)
+    assert request.law.plain
 
 
-@pytest.mark.parametrize("params", [{"min_p": 0.0}, {"repetition_penalty": 1.0}, {"n": 1}, {"min_tokens": 0}])
-def test_the_neutral_value_of_what_is_not_built_is_fine(params: dict[str, object]) -> None:
-    assert read(ask(**params)).prompt == (5, 6)
+def test_several_answers_are_asked_for_by_n() -> None:
+    assert read(ask(n=16)).choices == 16
+
+
+BAD = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("min_p", [*BAD, -0.1, 1.1]),
+        ("repetition_penalty", [*BAD, 0.0, -1.0, 101.0]),
+        ("presence_penalty", [*BAD, -2.1, 2.1]),
+        ("frequency_penalty", [*BAD, -2.1, 2.1]),
+        ("min_tokens", [39]),
+        ("n", [0, 17, 2**32 - 1]),
+        ("logprobs", [-1, 21, 2**31 - 1]),
+        ("logit_bias", [{3: math.nan}, {3: math.inf}, {3: 100.5}, {3: -101.0}, {100: 0.0}, {2**32 - 1: 1.0}]),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_field_name(name: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(InvalidRequest) as refused:
+            read(ask(**{name: value}))
+        assert refused.value.field == P + name
+        assert not isinstance(refused.value, Unsupported)
+
+
+def test_biases_are_bounded_in_number() -> None:
+    wide = replace(LIMITS, vocab_size=4096)
+    assert len(read(ask(logit_bias=dict.fromkeys(range(1024), 1.0)), limits=wide).law.logit_bias) == 1024
+    with pytest.raises(InvalidRequest) as refused:
+        read(ask(logit_bias=dict.fromkeys(range(1025), 1.0)), limits=wide)
+    assert refused.value.field == P + "logit_bias"
+
+
+def test_a_least_length_needs_a_token_that_does_not_end_the_answer() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(ask(min_tokens=1, stop_token_ids=[0, 2]), limits=replace(LIMITS, vocab_size=3), prompt=(1, 2))
+    assert refused.value.field == P + "min_tokens"
 
 
 def under(rule: int, **params: object) -> g.GenerateRequest:
@@ -158,8 +227,7 @@ def test_rules_have_names(text: str, rule: Rule) -> None:
         parse_rule(text + "?", field="coordinator.rule")
 
 
-def test_every_field_of_the_sampling_parameters_is_read_or_refused() -> None:
-    known = {"temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "skip_special_tokens"}
-    known |= {"ignore_eos", "seed", "include_stop_str_in_output"}
-    refused = {"min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens", "n", "logprobs"}
-    assert {field.name for field in g.SamplingParams.DESCRIPTOR.fields} == known | refused | {"logit_bias"}
+def test_every_field_of_the_sampling_parameters_is_read() -> None:
+    known = {"temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "skip_special_tokens", "n"}
+    known |= {"ignore_eos", "seed", "include_stop_str_in_output", *SHAPED}
+    assert {field.name for field in g.SamplingParams.DESCRIPTOR.fields} == known
