@@ -1,11 +1,14 @@
-"""Who asks, when and for what: keyed by the scenario's seed, so that a run repeats."""
+"""Who asks, when and for what: keyed by the scenario's seed, so that a run repeats.
+
+Request n has the first token n modulo the number of domains and the seed `scenario.seed + n`, as `benchmarks.load`
+sends them: the same requests to real services get the same drafts and verdicts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-
-import numpy as np
+from dataclasses import dataclass
 
 from coordinator.admission import Admission
 from coordinator.answer import Answer
@@ -21,7 +24,28 @@ from dspark.errors import DsparkError
 from dspark.synthetic.law import mix_one
 from dspark.types import Law
 
-_MASK = (1 << 64) - 1
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One request, but for what its tokens say."""
+
+    prompt: tuple[int, ...]
+    answer_tokens: int
+
+
+def shape(number: int, *, domains: int, prompt: Span, answer: Span, seed: int) -> Shape:
+    """Of request `number`; lengths are uniform over their spans."""
+    length = _length(prompt, number, 0, seed)
+    return Shape((number % domains, *(0,) * (length - 1)), _length(answer, number, 1, seed))
+
+
+def _length(span: Span, number: int, purpose: int, seed: int) -> int:
+    return span[0] + int(_draw(number, purpose, seed) * (span[1] - span[0] + 1))
+
+
+def _draw(number: int, purpose: int, seed: int) -> float:
+    """[0, 1)"""
+    return (mix_one(mix_one((seed << 40) + number * 4 + purpose + 1)) >> 11) * 2.0**-53
 
 
 class Load:
@@ -30,8 +54,6 @@ class Load:
     def __init__(self, scenario: Scenario, admission: Admission, recorder: Recorder) -> None:
         self._scenario, self._admission, self._recorder = scenario, admission, recorder
         self._policy = parse_policy(scenario.policy)
-        self._domains = len(scenario.spec.domains)
-        self._tail = (0,) * scenario.prompt_tokens[1]
         self._loop = asyncio.get_running_loop()
         self._asked = 0
         self.refused = 0
@@ -45,7 +67,7 @@ class Load:
             await asyncio.sleep(self._recorder.closes - self._loop.time())
             return
         while self._loop.time() < self._recorder.closes:
-            share = self._draw(self._asked, 3)
+            share = _draw(self._asked, 2, scenario.seed)
             await asyncio.sleep(-math.log1p(-share) / scenario.rate)
             self._ask()
 
@@ -53,10 +75,15 @@ class Load:
         number = self._asked
         self._asked += 1
         scenario = self._scenario
-        first = int(self._draw(number, 0) * self._domains) % max(scenario.spec.vocabulary, 1)
-        prompt = (first, *self._tail[: self._length(number, 1, scenario.prompt_tokens) - 1])
-        most = self._length(number, 2, scenario.answer_tokens)
-        law = Law(temperature=scenario.temperature, seed=mix_one((scenario.seed << 32 ^ number) & _MASK))
+        wanted = shape(
+            number,
+            domains=min(len(scenario.spec.domains), scenario.spec.vocabulary),
+            prompt=scenario.prompt_tokens,
+            answer=scenario.answer_tokens,
+            seed=scenario.seed,
+        )
+        prompt, most = wanted.prompt, wanted.answer_tokens
+        law = Law(temperature=scenario.temperature, seed=scenario.seed + number)
         request = Request(f"r{number}", prompt, law, most, self._policy)
         log = CommitLog(prompt)
         answer = Answer(log, max_tokens=most)
@@ -71,10 +98,3 @@ class Load:
         """A user of a closed loop asks again; nobody does in an open one."""
         if self._scenario.concurrency and self._loop.time() < self._recorder.closes:
             self._loop.call_later(2 * self._scenario.hops.hop_s, self._ask)
-
-    def _length(self, number: int, purpose: int, span: Span) -> int:
-        return span[0] + int(self._draw(number, purpose) * (span[1] - span[0] + 1))
-
-    def _draw(self, number: int, purpose: int) -> float:
-        key = mix_one((self._scenario.seed * 0x9E3779B97F4A7C15 + number * 8 + purpose + 1) & _MASK)
-        return float(np.float64(mix_one(key) >> 11) * 2.0**-53)
