@@ -8,6 +8,7 @@ reserved when it is opened: ask, then act.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -51,6 +52,7 @@ class VerifyEngine:
         pages = config.kv_tokens // config.page_size
         self._pages = PageTable(pages, config.page_size)
         self._sequences: dict[int, SequenceState] = {}
+        self._near_ties: Counter[int] = Counter()
         self._last_logits: dict[int, Tensor] = {}  # of prefilled sequences whose anchor is not drawn yet
         mean = config.force_acceptance
         self._forced = None if mean is None else Forced(mean, config.force_acceptance_slots)
@@ -258,7 +260,12 @@ class VerifyEngine:
             replayed=replayed,
             tokens=tokens,
             forward_ns=time.perf_counter_ns() - began,
+            near_ties=self._take_near_ties(),
         )
+
+    def _take_near_ties(self) -> int:
+        count, self._near_ties = self._near_ties.total(), Counter()
+        return count
 
     def _batches(self, items: Sequence[VerifyItem], runnable: list[int]) -> Iterable[list[int]]:
         batch: list[int] = []
@@ -316,7 +323,7 @@ class VerifyEngine:
         return row
 
     def _decide(self, logits: Tensor, cases: list[Case]) -> list[tuple[int, int] | Refusal]:
-        decided = judge_each(logits, cases)
+        decided = judge_each(logits, cases, self._near_ties)
         return decided if self._forced is None else self._forced.apply(logits, cases, decided)
 
     @torch.inference_mode()

@@ -44,6 +44,7 @@ class Judged:
     replayed: int  # outcomes that repeat an earlier verdict
     tokens: int  # tokens in the packed passes
     forward_ns: int
+    near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -42,10 +43,12 @@ def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[TokenLogpr
     return () if law.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, law.logprobs)
 
 
-def judge_each(logits: Tensor, cases: list[Case]) -> list[tuple[int, int] | Refusal]:
-    """The rule on all cases at once, or one by one when some cannot be judged."""
+def judge_each(
+    logits: Tensor, cases: list[Case], near_ties: Counter[int] | None = None
+) -> list[tuple[int, int] | Refusal]:
+    """The rule on all cases at once, or one by one when some cannot be judged. Counts near-ties by sequence."""
     try:
-        return list(judge(logits, cases))
+        return list(judge(logits, cases, near_ties))
     except (FloatingPointError, DsparkError):
         decided: list[tuple[int, int] | Refusal] = []
         for case in cases:

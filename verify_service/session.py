@@ -123,6 +123,7 @@ class VerifySession:
             if isinstance(outcome, Refusal):
                 self._refused(outcome.reason)
         self._metrics.replayed_verdicts.inc(judged.replayed)
+        self._metrics.coupled_near_ties.inc(judged.near_ties)
         if judged.tokens:
             self._metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
             self._metrics.verify_batch_tokens.observe(judged.tokens)

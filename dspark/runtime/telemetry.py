@@ -135,6 +135,9 @@ class Metrics:
         self.bytes = self._counter("bytes", "Payload bytes, by direction and kind.", "direction", "kind")
         self.refusals = self._counter("refusals", "Items refused, by reason.", "reason")
         self.replayed_verdicts = self._counter("replayed_verdicts", "Verdicts sent again for a repeated command.")
+        self.coupled_near_ties = self._counter(
+            "coupled_near_ties", "Positions of coupled answers led by less than 1e-4 nats: rounding may flip them."
+        )
 
         # Everyone.
         self.dropped = self._counter("dropped", "Messages dropped, by kind and reason.", "kind", "reason")
