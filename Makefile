@@ -2,7 +2,7 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 BIN := .venv/bin
 
-.PHONY: install demo test check protos lint test-long clean
+.PHONY: install demo test check protos lint test-long bench-quick clean
 
 # A virtual environment with everything. torch goes first, at a version with a small CPU build.
 install: .venv/.installed
@@ -24,6 +24,10 @@ test: install check
 # Long tests that the everyday suite leaves out.
 test-long: install
 	$(BIN)/python -m pytest -q -m slow
+
+# Short forms of the benchmark rows 1 to 6, one JSON object each; DSPARK_VLLM_PYTHON names a peer's python.
+bench-quick: install
+	$(BIN)/python -m benchmarks.quick
 
 check: install
 	$(BIN)/ruff check .

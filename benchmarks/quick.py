@@ -1,0 +1,115 @@
+"""Short forms of rows 1 to 6, one JSON object each on stdout: `make bench-quick`.
+
+    python -m benchmarks.quick [--vllm-python FILE] [--only 3.1,3.4]
+
+Each row is a program of its own and runs alone, so that a row that fails or takes too long costs only itself. Figures
+of a short run are noisy: they say whether something broke, not how fast it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from benchmarks.pair import ROOT, leave_in_order
+from benchmarks.peers import vllm_server
+from benchmarks.row import Row, note
+
+STOP_GRACE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row: its program, the most seconds it may take, and whether it knows the peers."""
+
+    row: str
+    module: str
+    limit_s: float
+    peers: bool = False
+
+
+ENTRIES = (
+    Entry("3.1", "benchmarks.single_stream", 330, peers=True),
+    Entry("3.2", "benchmarks.sixteen_streams", 180, peers=True),
+    Entry("3.3", "benchmarks.policies", 240),
+    Entry("3.4", "benchmarks.round_overhead", 120),
+    Entry("3.5", "benchmarks.scheduler", 60),
+    Entry("3.6", "benchmarks.lane_rate", 120),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quick", description=__doc__)
+    vllm_server.add_arguments(parser)
+    parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. 3.4,3.5")
+    args = parser.parse_args(argv)
+    wanted = [word.strip() for word in args.only.split(",") if word.strip()]
+    if unknown := set(wanted) - {entry.row for entry in ENTRIES}:
+        parser.error(f"--only: no row {', '.join(sorted(unknown))}")
+    leave_in_order()
+    began, code = time.monotonic(), 0
+    for entry in ENTRIES:
+        if not wanted or entry.row in wanted:
+            code |= _run(entry, args)
+    note(f"{time.monotonic() - began:.0f} s in all")
+    return code
+
+
+def _run(entry: Entry, args: argparse.Namespace) -> int:
+    """Passes the program's rows through; says so in a row where it gave none."""
+    command = [sys.executable, "-m", entry.module, "--quick", "--json"]
+    if entry.peers and args.vllm_python:
+        command.append(f"--vllm-python={args.vllm_python}")
+    note(f"row {entry.row}: {' '.join(command[1:])}")
+    began = time.monotonic()
+    # In a session of its own: what it started can be ended with it.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
+    try:
+        out, _ = process.communicate(timeout=entry.limit_s)
+        said = f"ended with status {process.returncode}"
+    except subprocess.TimeoutExpired:
+        said = f"took longer than {entry.limit_s:g} s"
+        out = _stop(process)
+    except BaseException:
+        _stop(process)
+        raise
+    rows = [line for line in out.decode("utf-8", "replace").splitlines() if _is_row(line)]
+    for line in rows:
+        print(line, flush=True)
+    note(f"row {entry.row}: {time.monotonic() - began:.0f} s")
+    late = process.returncode not in (0, 1)
+    if rows and not late:
+        return int(process.returncode)
+    return Row(entry.row, entry.module, {"error": said}, "it gives a row", False).show(as_json=True)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> bytes:
+    """Ends the program in order, then whatever is left of its group."""
+    process.terminate()
+    try:
+        out, _ = process.communicate(timeout=STOP_GRACE_S)
+    except subprocess.TimeoutExpired:
+        out = b""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return out or b""
+
+
+def _is_row(line: str) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"row", "name", "value", "bar", "holds"} <= found.keys()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

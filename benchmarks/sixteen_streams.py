@@ -1,0 +1,134 @@
+"""Sixteen streams at once at temperature 0: aggregate tokens per second against vLLM's CPU build, and our own `off`.
+
+    python -m benchmarks.sixteen_streams [--quick] [--vllm-python FILE]
+
+A closed loop of sixteen users over the held-out prompts of all domains in turns, answers of one length, everybody on
+the same two cores with the client. Contestants take turns; a ratio is the median over the repetitions of the ratio
+inside a repetition. vLLM serves over its OpenAI-style interface, we over gRPC: what a user would connect to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks import cores, ours
+from benchmarks.load import run as loop
+from benchmarks.load.answer import Endpoint
+from benchmarks.load.grpc_endpoint import GrpcEndpoint
+from benchmarks.load.prompts import Question
+from benchmarks.load.summary import summarise
+from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
+from benchmarks.peers import vllm_server
+from benchmarks.peers.contestant import Absent
+from benchmarks.row import Row, note
+from dspark.client.request import Sampling
+
+VLLM, OFF = "vllm", "dspark off"
+BARS = {VLLM: 0.9, OFF: 1.1}
+KEPT = ("tok_s", "tok_s_user", "ttft_ms", "itl_ms", "tau", "budget", "verified_per_token", "bytes_per_token", "errors")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sixteen_streams", description=__doc__)
+    add_arguments(parser)
+    ours.add_arguments(parser)
+    vllm_server.add_arguments(parser)
+    parser.add_argument("--streams", type=int, default=16, help="users at a time (16)")
+    parser.add_argument("--repetitions", type=int, help="5")
+    parser.add_argument("--rounds", type=int, help="answers of each user in a repetition: 2")
+    parser.add_argument("--tokens", type=int, help="128 an answer")
+    parser.add_argument("--speculating", action="store_true", help="vLLM with n-gram speculation too, without a bar")
+    parser.add_argument("--quick", action="store_true", help="3 repetitions of 1 answer each, 64 tokens")
+    args = parser.parse_args(argv)
+    pair = chosen(args)
+    shape = (3, 1, 64) if args.quick else (5, 2, 128)
+    given = (args.repetitions, args.rounds, args.tokens)
+    repetitions, rounds, tokens = (wish or usual for wish, usual in zip(given, shape, strict=True))
+    used, absent = cores.pin(), {}
+    with ExitStack() as stack:
+        servers = []
+        for speculation in (None, vllm_server.NGRAM) if args.speculating else (None,):
+            try:
+                server = vllm_server.VllmServer(args.vllm_python, pair.target, used, speculation=speculation)
+                servers.append(stack.enter_context(server))
+                note(f"{server.name} serves")
+            except Absent as reason:
+                absent[VLLM] = str(reason)
+        settings = ours.settings(args)
+        cell = stack.enter_context(ours.cell(pair, settings))
+        points = asyncio.run(_measure(args, pair, cell.endpoint, servers, repetitions, rounds, tokens))
+    value = _value(points, f"dspark {args.policy}")
+    value |= {"streams": args.streams, "tokens": tokens, "repetitions": repetitions, "cores": used}
+    value["settings"] = {role: dict(flags) for role, flags in settings.items() if flags}
+    if absent:
+        value["absent"] = absent
+    return _row(value, args.streams).show(as_json=args.json)
+
+
+async def _measure(
+    args: argparse.Namespace,
+    pair: Pair,
+    address: str,
+    servers: list[vllm_server.VllmServer],
+    repetitions: int,
+    rounds: int,
+    tokens: int,
+) -> dict[str, list[dict[str, Any]]]:
+    """Summaries by contestant, one a repetition."""
+    sampling = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    endpoints: list[Endpoint] = [
+        GrpcEndpoint(address, Sampling(policy=policy, **sampling), name=f"dspark {policy}")  # type: ignore[arg-type]
+        for policy in (args.policy, "off")
+    ]
+    endpoints += [server.endpoint(tokens) for server in servers]
+    each = -(-args.streams // len(DOMAINS))
+    columns = [[Question(tuple(pair.token_ids(p)), d) for p in pair.prompts(d, each)] for d in DOMAINS]
+    questions = [question for row in zip(*columns, strict=True) for question in row][: args.streams]
+    points: dict[str, list[dict[str, Any]]] = {endpoint.name: [] for endpoint in endpoints}
+    try:
+        for repetition in range(repetitions):
+            first = repetition % len(endpoints)
+            for endpoint in [*endpoints[first:], *endpoints[:first]]:
+                plan = loop.Plan(
+                    concurrency=args.streams,
+                    requests=rounds * args.streams,
+                    warmup=args.streams if repetition == 0 else 0,
+                )
+                outcome = await loop.run(endpoint, iter(questions * (rounds + 1)), plan, lambda answers, tokens: None)
+                points[endpoint.name].append(summarise(outcome, series=endpoint.name))
+            note(f"  repetition {repetition + 1} of {repetitions}")
+    finally:
+        for endpoint in endpoints:
+            await endpoint.close()
+    return points
+
+
+def _value(points: dict[str, list[dict[str, Any]]], ahead: str) -> dict[str, Any]:
+    own = [point["tok_s"] for point in points[ahead]]
+    ratios = {
+        name: round(statistics.median(a / p["tok_s"] for a, p in zip(own, given, strict=True)), 3)
+        for name, given in points.items()
+        if name != ahead
+    }
+    middle = {name: sorted(given, key=lambda p: p["tok_s"])[len(given) // 2] for name, given in points.items()}
+    shown = {name: {key: point[key] for key in KEPT} for name, point in middle.items()}
+    return {"tok_s": {name: point["tok_s"] for name, point in middle.items()}, "ratio": ratios, "median_run": shown}
+
+
+def _row(value: dict[str, Any], streams: int) -> Row:
+    measured = {name: value["ratio"][name] >= least for name, least in BARS.items() if name in value["ratio"]}
+    failed = any(run["errors"] for run in value["median_run"].values())
+    holds: bool | None = all(measured.values()) and not failed
+    if holds and len(measured) < len(BARS):
+        holds = None  # nothing failed, but a peer is missing
+    bar = ", ".join(f"{name} >= {least:g}x" for name, least in BARS.items())
+    return Row("3.2", f"{streams} streams, aggregate", value, bar, holds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
