@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from dspark.errors import PeerError
@@ -11,6 +12,8 @@ from dspark.wire.v1 import types_pb2
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+# All exponent bits, and the unsigned integers they are looked for in: cheaper than a torch operation for a few rows.
+_EXPONENT = {torch.bfloat16: (0x7F80, "<u2"), torch.float16: (0x7C00, "<u2"), torch.float32: (0x7F800000, "<u4")}
 
 
 def write_tensor(tensor: torch.Tensor) -> types_pb2.TensorChunk:
@@ -36,7 +39,7 @@ def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> t
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise PeerError(f"rows.data: {len(data)} bytes, expected {expected}")
-    tensor = torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
-    if not torch.isfinite(tensor).all():
+    exponent, unsigned = _EXPONENT[dtype]
+    if ((np.frombuffer(data, unsigned) & exponent) == exponent).any():  # infinity or NaN
         raise PeerError("rows.data: a value is not finite")
-    return tensor
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
