@@ -111,6 +111,7 @@ def test_what_shapes_the_law_is_taken_as_it_is_sent() -> None:
     law = read(ask(**SHAPED, max_tokens=5, stop_token_ids=[9, 4])).law
     assert law == Law(
         seed=42,
+        rule=LIMITS.rule,
         min_p=0.25,
         repetition_penalty=1.5,
         presence_penalty=-2.0,
@@ -143,7 +144,7 @@ def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> N
 )
 def test_neutral_values_make_a_plain_law(params: dict[str, object]) -> None:
     request = read(ask(**params))
-    assert (request.law, request.choices) == (Law(seed=42), 1)
+    assert (request.law, request.choices) == (Law(seed=42, rule=LIMITS.rule), 1)
     assert request.law.plain
 
 
@@ -185,7 +186,7 @@ def test_biases_are_bounded_in_number() -> None:
 
 def test_a_least_length_needs_a_token_that_does_not_end_the_answer() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        read(ask(min_tokens=1, stop_token_ids=[0, 2]), limits=replace(LIMITS, vocab_size=3), prompt=(1, 2))
+        read(ask((1, 2), min_tokens=1, stop_token_ids=[0, 2]), limits=replace(LIMITS, vocab_size=3))
     assert refused.value.field == P + "min_tokens"
 
 
