@@ -35,6 +35,10 @@ LAWS = [
     Law(2e-5),
     Law(9e-6),
     Law(3.0, top_p=1e-9),
+    Law(1.0, min_p=0.1),
+    Law(1.5, min_p=0.02, top_k=7),
+    Law(2.0, min_p=0.05, top_p=0.8, top_k=20),
+    Law(1.0, min_p=1.0),
 ]
 
 
@@ -45,6 +49,7 @@ def plain_law(logits: list[float], law: Law) -> list[float]:
         return [float(token == order[0]) for token in range(len(logits))]
     top = logits[order[0]]
     weight = [math.exp((value - top) / law.temperature) for value in logits]
+    order = [token for token in order if weight[token] >= law.min_p]
     if 0 < law.top_k < len(logits):
         order = order[: law.top_k]
     if law.top_p < 1.0:
@@ -186,6 +191,27 @@ def test_a_draft_imitates_the_truncation_of_the_law() -> None:
         ids, probs = draft_distribution(logits, LawColumns.of([law]), 60)
         draft = torch.zeros_like(target).scatter_(-1, ids, probs.double())
         torch.testing.assert_close(draft, target, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "law", [Law(1.0, min_p=0.1), Law(1.4, min_p=0.02, top_p=0.7), Law(1.0, min_p=0.3, top_p=0.9, top_k=4)]
+)
+def test_a_draft_imitates_min_p_as_far_as_its_entries_reach(law: Law) -> None:
+    logits = rows(30, 40, 21)
+    whole = distribution(logits, LawColumns.of([law]))
+    ids, probs = draft_distribution(logits, LawColumns.of([law]), 40)
+    np.testing.assert_allclose(torch.zeros(30, 40).scatter_(-1, ids, probs).numpy(), whole.numpy(), atol=1e-6)
+    ids, probs = draft_distribution(logits, LawColumns.of([law]), 3)  # cut short: the same tokens, renormalised
+    part = whole.gather(-1, ids)
+    np.testing.assert_allclose(probs.numpy(), (part / part.sum(-1, keepdim=True)).numpy(), atol=1e-6)
+
+
+def test_rows_of_a_mixed_cohort_keep_their_own_min_p() -> None:
+    laws = [Law(1.0, min_p=0.2), Law(0.0, min_p=0.9), Law(0.7), Law(1.0, min_p=0.5, top_p=0.9)]
+    logits = rows(4, 30, 22)
+    together = distribution(logits, LawColumns.of(laws))
+    for row, law in enumerate(laws):
+        assert torch.equal(together[row], distribution(logits[row : row + 1], LawColumns.of([law]))[0])
 
 
 def test_a_nucleus_is_measured_on_the_whole_row_not_on_the_entries_kept() -> None:

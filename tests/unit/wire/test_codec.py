@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import PeerError
-from dspark.types import Block, Cursor, EmptyReason, Law, Rule, SparseQ, Verdict
+from dspark.types import Block, Cursor, EmptyReason, Law, Rule, SparseQ, TokenLogprobs, Verdict
 from dspark.wire import codec
 from dspark.wire.tensors import read_tensor, write_tensor
 from dspark.wire.v1 import draft_pb2, types_pb2
@@ -29,6 +29,57 @@ def test_law_there_and_back(t: float, p: float, k: int, seed: int, choice: int, 
     assert codec.read_law(codec.write_law(law)) == law
 
 
+F32 = st.floats(width=32, allow_nan=False)
+LOGPROBS = st.lists(
+    st.builds(
+        lambda one, top: TokenLogprobs(one, tuple(token for token, _ in top), tuple(value for _, value in top)),
+        F32,
+        st.lists(st.tuples(U32, F32), max_size=3),
+    ),
+    max_size=3,
+).map(tuple)
+
+
+@given(
+    st.floats(0, 1),
+    st.floats(0, 100, exclude_min=True),
+    st.tuples(st.floats(-2, 2), st.floats(-2, 2)),
+    st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=5),
+    st.tuples(U32, U32),
+    st.lists(U32, max_size=3),
+    st.one_of(st.none(), st.integers(0, 20)),
+)
+def test_a_law_that_shapes_logits_there_and_back(
+    min_p: float,
+    repetition: float,
+    penalties: tuple[float, float],
+    bias: dict[int, float],
+    lengths: tuple[int, int],
+    ends: list[int],
+    logprobs: int | None,
+) -> None:
+    law = Law(
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=penalties[0],
+        frequency_penalty=penalties[1],
+        logit_bias=tuple(sorted(bias.items())),
+        min_tokens=lengths[0],
+        stop_token_ids=tuple(ends),
+        logprobs=logprobs,
+        prompt_len=lengths[1],
+    )
+    assert codec.read_law(codec.write_law(Law(seed=law.min_tokens))) == Law(seed=law.min_tokens)
+    if not law.plain:
+        assert codec.read_law(codec.write_law(law)) == law
+
+
+def test_a_law_of_an_older_coordinator_asks_for_nothing_more() -> None:
+    law = codec.read_law(types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN))
+    assert law == Law()
+    assert law.plain and not law.shapes
+
+
 @given(CURSORS, st.integers(0, 7), st.integers(1, 64), st.data())
 def test_block_there_and_back(cursor: Cursor, slots: int, entries: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -45,9 +96,11 @@ def test_block_there_and_back(cursor: Cursor, slots: int, entries: int, data: st
     np.testing.assert_array_equal(cut[1], probs[: slots // 2])
 
 
-@given(CURSORS, U32, U32, U32)
-def test_verdict_there_and_back(cursor: Cursor, accepted: int, token: int, through: int) -> None:
-    verdict = Verdict(cursor, accepted, token, through)
+@given(CURSORS, U32, U32, U32, LOGPROBS)
+def test_verdict_there_and_back(
+    cursor: Cursor, accepted: int, token: int, through: int, told: tuple[TokenLogprobs, ...]
+) -> None:
+    verdict = Verdict(cursor, accepted, token, through, told)
     assert codec.read_verdict(codec.write_verdict(verdict)) == verdict
 
 
