@@ -221,3 +221,25 @@ def test_stop_strings_are_found_however_the_text_is_cut(text: str, stops: list[s
         assert shown == text[: len(shown)]
         assert text[len(shown) :].startswith(matched)
         assert not any(stop in shown for stop in stops)
+
+
+@given(st.text("ab", min_size=1, max_size=10), st.lists(st.text("ab", min_size=1, max_size=3), min_size=1), st.integers(0, 8))
+def test_under_a_least_length_the_first_token_that_may_end_and_completes_a_stop_string_ends_the_answer(
+    text: str, stops: list[str], least: int
+) -> None:
+    wanted = None
+    for index in range(least, len(text)):  # a character is a token
+        starts = [index + 1 - len(stop) for stop in stops if text[: index + 1].endswith(stop)]
+        if starts:
+            wanted = (index, text[: min(starts)])
+            break
+    looking, shown, ended = StopStrings(stops), "", None
+    for index, character in enumerate(text):
+        piece, matched = looking.push(character, may_end=index >= least)
+        shown += piece
+        if matched is not None:
+            ended = (index, shown)
+            break
+    assert ended == wanted
+    if ended is None:
+        assert shown + looking.flush() == text

@@ -15,6 +15,7 @@ from dspark.wire.tensors import read_tensor, write_tensor
 from dspark.wire.v1 import draft_pb2, types_pb2
 
 U32 = st.integers(0, 2**32 - 1)
+NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 CURSORS = st.builds(Cursor, st.integers(0, 2**64 - 1), U32, U32, U32)
 
 
@@ -137,6 +138,14 @@ def test_a_malformed_block_is_refused_by_field(change: dict[str, object], field:
         ({"temperature": float("inf")}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
         ({"rule": 0}, "rule"),
+        *(({"min_p": bad}, "min_p") for bad in (*NOT_FINITE, -0.1, 1.5)),
+        *(({"repetition_penalty": bad}, "repetition_penalty") for bad in (*NOT_FINITE, 0.0, -1.0, 100.5)),
+        *(({"presence_penalty": bad}, "presence_penalty") for bad in (*NOT_FINITE, 2.5)),
+        *(({"frequency_penalty": bad}, "frequency_penalty") for bad in (*NOT_FINITE, -2.5)),
+        *(({"logit_bias": {1: bad}}, "logit_bias") for bad in (*NOT_FINITE, 101.0)),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias"),
+        ({"stop_token_ids": range(1025)}, "stop_token_ids"),
+        ({"logprobs": 21}, "logprobs"),
     ],
 )
 def test_a_malformed_law_is_refused_by_field(change: dict[str, object], field: str) -> None:
