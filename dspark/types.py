@@ -166,6 +166,7 @@ class RefusalReason(enum.IntEnum):
     INVALID = 4
     WRONG_INCARNATION = 5
     INTERNAL = 6
+    OUT_OF_PAGES = 7
 
 
 @dataclass(frozen=True, slots=True)

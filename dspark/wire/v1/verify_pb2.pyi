@@ -64,20 +64,22 @@ class VerifyCommand(_message.Message):
     def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., verify: _Optional[_Union[VerifyCohort, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., release: _Optional[_Union[VerifyRelease, _Mapping]] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("cursor", "token_ids", "law", "reserve_tokens", "sink", "keep_features")
+    __slots__ = ("cursor", "token_ids", "law", "reserve_tokens", "sink", "keep_features", "cache_salt")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LAW_FIELD_NUMBER: _ClassVar[int]
     RESERVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
     KEEP_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     cursor: _types_pb2.Cursor
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     law: _types_pb2.Law
     reserve_tokens: int
     sink: _types_pb2.FeatureSink
     keep_features: bool
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., reserve_tokens: _Optional[int] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., keep_features: _Optional[bool] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., reserve_tokens: _Optional[int] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., keep_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class VerifyCohort(_message.Message):
     __slots__ = ("items",)
@@ -138,30 +140,34 @@ class VerifyEvent(_message.Message):
     def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., verdicts: _Optional[_Union[Verdicts, _Mapping]] = ..., resent: _Optional[_Union[Resent, _Mapping]] = ..., released: _Optional[_Union[VerifyReleased, _Mapping]] = ...) -> None: ...
 
 class Prefilled(_message.Message):
-    __slots__ = ("cursor", "anchor", "features_through", "forward_ns", "refusal", "logprobs")
+    __slots__ = ("cursor", "anchor", "features_through", "forward_ns", "refusal", "cached_tokens", "logprobs")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     cursor: _types_pb2.Cursor
     anchor: int
     features_through: int
     forward_ns: int
     refusal: _types_pb2.Refusal
+    cached_tokens: int
     logprobs: _types_pb2.TokenLogprobs
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class Verdicts(_message.Message):
-    __slots__ = ("items", "forward_ns", "tokens")
+    __slots__ = ("items", "forward_ns", "tokens", "prefill_tokens")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Verdict]
     forward_ns: int
     tokens: int
-    def __init__(self, items: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+    prefill_tokens: int
+    def __init__(self, items: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("cursor", "accepted", "next_token", "features_through", "refusal", "logprobs")
