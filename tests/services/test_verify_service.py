@@ -10,7 +10,7 @@ import torch
 from worker_stream import GREEDY, VerifyStream, until, verifier, verify_item
 
 from dspark.model.checkpoint import load_target
-from dspark.types import Cursor, Law, RefusalReason, Rule, SparseQ
+from dspark.types import NO_Q, Cursor, Law, RefusalReason, Rule, SparseQ
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2
 
@@ -222,11 +222,19 @@ async def test_what_it_says_of_itself_and_the_stored_cost_curve(golden_target: P
         await stream.end()
 
 
-@pytest.mark.parametrize("rule", [Rule.COUPLED])
-async def test_a_rule_that_is_not_built_is_refused_at_the_door(golden_target: Path, rule: Rule) -> None:
+async def test_a_coupled_sequence_takes_drafts_without_distributions_and_refuses_them_with(golden_target: Path) -> None:
     async with verifier(golden_target) as v:
         stream = VerifyStream(v.endpoint)
-        refused = await stream.prefill(Cursor(1, 1, 0, 3), [1, 2, 3], Law(rule=rule), reserve=30)
-        assert refused.refusal.reason == RefusalReason.INVALID
-        assert "rule" in refused.refusal.message
+        law, fit = Law(seed=7, rule=Rule.COUPLED), Cursor(1, 1, 0, len(PROMPT))
+        anchor = (await stream.prefill(fit, PROMPT, law)).anchor
+        at = Cursor(1, 1, 1, len(PROMPT) + 1)
+        refused = (await stream.verify(verify_item(at, anchor, [5]))).items[0].refusal
+        assert refused.reason == RefusalReason.INVALID
+        assert refused.message.startswith("q_entries")
+        own = (await stream.verify(verify_item(at, anchor))).items[0].next_token
+        again = await stream.prefill(Cursor(2, 1, 0, len(PROMPT)), PROMPT, law)
+        assert again.anchor == anchor
+        drafted = verify_item(Cursor(2, 1, 1, len(PROMPT) + 1), anchor, [own], NO_Q)
+        verdict = (await stream.verify(drafted)).items[0]
+        assert verdict.accepted == 1, "the draft said what plain decoding with this noise says"
         await stream.end()
