@@ -8,6 +8,8 @@ from importlib import metadata
 
 import grpc
 
+from coordinator.attachment import Attachment
+from coordinator.cell_service import CellService
 from coordinator.cost_curve import CostCurve
 from coordinator.lane import Lane
 from coordinator.local_cell import LocalCell
@@ -24,8 +26,9 @@ _ROLES = {control_pb2.ROLE_VERIFY: Role.VERIFY, control_pb2.ROLE_DRAFT: Role.DRA
 class ControlService(control_pb2_grpc.ControlServicer):
     """Announce, GetStatus."""
 
-    def __init__(self, cell: LocalCell, *, name: str, incarnation: int) -> None:
-        self._cell, self._name, self._incarnation = cell, name, incarnation
+    def __init__(self, cell: LocalCell, frontends: CellService, *, name: str, incarnation: int) -> None:
+        self._cell, self._frontends = cell, frontends
+        self._name, self._incarnation = name, incarnation
         self.endpoint = ""  # known once the server listens
         self.metrics_port = 0
 
@@ -43,7 +46,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         admission, membership = self._cell.admission, self._cell.membership
         workers = await asyncio.gather(*(_worker_status(worker) for worker in membership.workers))
         return control_pb2.GetStatusReply(
-            processes=[self._own_status(), *workers],
+            processes=[self._own_status(), *map(_frontend_status, self._frontends.attached), *workers],
             lanes=[self._lane_status(lane) for lane in membership.lanes],
             queued=admission.queued,
             queue_limit=admission.queue_limit,
@@ -78,6 +81,20 @@ class ControlService(control_pb2_grpc.ControlServicer):
             rounds=lane.rounds,
             attention_path=lane.verifier.facts.attention_path,
         )
+
+
+def _frontend_status(attached: Attachment) -> control_pb2.ProcessStatus:
+    hello = attached.hello
+    return control_pb2.ProcessStatus(
+        role=control_pb2.ROLE_FRONTEND,
+        name=hello.name,
+        endpoint=hello.endpoint,
+        pid=hello.pid,
+        incarnation=hello.incarnation,
+        state="serving",
+        sequences=attached.requests,
+        metrics_port=hello.metrics_port,
+    )
 
 
 async def _worker_status(worker: Worker) -> control_pb2.ProcessStatus:

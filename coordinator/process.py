@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from coordinator.admission import Admission, Bounds
+from coordinator.cell_service import CELL, CellService
 from coordinator.config import CoordinatorConfig
 from coordinator.control import ControlService
 from coordinator.drafting import DraftWaits
@@ -26,7 +27,7 @@ from dspark.runtime.security import Access, split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
 from dspark.types import Rule
-from dspark.wire.v1 import control_pb2_grpc, generate_pb2_grpc
+from dspark.wire.v1 import control_pb2_grpc, frontend_pb2_grpc, generate_pb2_grpc
 
 log = structlog.get_logger("dspark.coordinator")
 
@@ -78,7 +79,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         metrics=metrics,
     )
     cell = LocalCell(admission, membership, offer)
-    control = ControlService(cell, name=name, incarnation=incarnation)
+    frontends = CellService(cell, clock, metrics)
+    control = ControlService(cell, frontends, name=name, incarnation=incarnation)
     services = open_to_clients(config.bind, config.insecure, config.client_token_file)
     access = Access(token=token, client_token=client_token, client_services=services)
     server = GrpcServer(
@@ -91,6 +93,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
     generation = GenerationService(desk, clock, config.request_deadline_s, metrics)
     server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
+    server.add(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL)
     server.add(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL)
     metrics_server = None
     try:

@@ -30,6 +30,7 @@ class Room:
 ROOMS = {
     Role.COORDINATOR: Room("coordinator", "CoordinatorConfig", "coordinator", "dspark.wire.v1.Generation"),
     Role.VERIFY: Room("verify_service", "VerifyConfig", "verify", "dspark.wire.v1.Verify"),
+    Role.FRONTEND: Room("coordinator.frontend", "FrontendConfig", "frontend", "dspark.wire.v1.Generation"),
     Role.DRAFT: Room("draft_service", "DraftConfig", "draft", "dspark.wire.v1.Draft"),
 }
 

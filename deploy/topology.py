@@ -17,6 +17,7 @@ class Role(enum.StrEnum):
     COORDINATOR = "coordinator"
     VERIFY = "verify"
     DRAFT = "draft"
+    FRONTEND = "frontend"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Topology:
 def desired(config: ClusterConfig, settings: Mapping[Role, Mapping[str, Any]]) -> Topology:
     """The processes `config` asks for; `settings` holds the resolved configuration of each room."""
     gpus = {Role.COORDINATOR: 0.0, Role.VERIFY: config.verifier_gpus, Role.DRAFT: config.drafter_gpus}
-    templates = {role: Replica(str(role), role, dict(settings.get(role, {})), gpus[role]) for role in Role}
+    templates = {role: Replica(str(role), role, dict(settings.get(role, {})), gpus.get(role, 0.0)) for role in Role}
     return _build(templates, {Role.COORDINATOR: 1, Role.VERIFY: config.verifiers, Role.DRAFT: config.drafters})
 
 
@@ -69,5 +70,7 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
 
 
 def _build(templates: Mapping[Role, Replica], counts: Mapping[Role, int]) -> Topology:
-    replicas = [replace(templates[role], name=f"{role}/{index}") for role in Role for index in range(counts[role])]
+    replicas = [
+        replace(templates[role], name=f"{role}/{index}") for role in Role for index in range(counts.get(role, 0))
+    ]
     return Topology(tuple(replicas), templates)

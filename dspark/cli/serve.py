@@ -1,4 +1,4 @@
-"""`dspark serve coordinator|verify|draft`: one process by hand, with static endpoints, without Ray.
+"""`dspark serve coordinator|frontend|verify|draft`: one process by hand, with static endpoints, without Ray.
 
 Options are the keys of the room's configuration: `--page-size 32` sets `page_size`. They override the environment
 (`DSPARK_<SECTION>__<KEY>`), which overrides the file.
@@ -14,7 +14,7 @@ import os
 import typing
 from typing import Any
 
-ROLES = ("coordinator", "verify", "draft")
+ROLES = ("coordinator", "frontend", "verify", "draft")
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:

@@ -88,6 +88,9 @@ class Metrics:
         # Client streams (coordinator or front end).
         self.client_streams = self._gauge("client_streams", "Client streams that are being answered.")
         self.client_chunks = self._counter("client_chunks", "Chunks sent to clients.")
+        self.cell_batches = self._counter(
+            "cell_batches", "Messages between a coordinator and a front end, by direction.", "direction"
+        )
 
         # Speculation (coordinator).
         self.rounds = self._counter("rounds", "Verification rounds, counted per sequence.")

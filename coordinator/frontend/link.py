@@ -1,0 +1,201 @@
+"""One stream to a coordinator: the requests that go through it, and what it still has to be told.
+
+Everything that happens in one tick of the event loop goes out in one message. Pieces of requests that are over here
+are dropped and counted: they were committed before the coordinator heard of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from coordinator import cell_wire
+from coordinator.answer import Piece
+from coordinator.bell import Bell
+from coordinator.cell import Order
+from coordinator.clock import Clock
+from coordinator.outlet import Overfull, Sink
+from dspark.errors import Overloaded, PeerError, Unavailable
+from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1 import frontend_pb2, generate_pb2
+
+MAX_UNSENT = 65_536  # parts of messages that wait for the coordinator to read
+BATCH_BYTES = 2 * 1024 * 1024  # above which the rest goes into the next message
+
+
+class RemoteCall:
+    """One request."""
+
+    def __init__(self, number: int, link: Link, sink: Sink, answers: int) -> None:
+        self.number, self.sink = number, sink
+        self._link = link
+        self._said = [0] * answers  # tokens that came, by answer
+        self._open = set(range(answers))
+
+    def finish(self, index: int, tokens: int) -> None:
+        """The coordinator hears of it unless it has ended the answer itself."""
+        if index in self._open:
+            self._link.send("finishes", frontend_pb2.Finish(call=self.number, index=index, tokens=tokens))
+            self._ended(index)
+
+    def cut(self, error: Exception) -> None:
+        if self._link.forget(self):
+            self._link.send("drops", frontend_pb2.Drop(call=self.number, why=cell_wire.write_why(error)))
+            self.sink.close(error)
+
+    def fail(self, error: Exception) -> None:
+        """By the coordinator's word, or by its end."""
+        self._link.forget(self)
+        self.sink.close(error)
+
+    def push(self, piece: Piece) -> None:
+        if piece.index >= len(self._said):
+            raise PeerError(f"answer {piece.index} of a request for {len(self._said)}")
+        offset = self._said[piece.index]
+        self._said[piece.index] = offset + len(piece.tokens)
+        try:
+            self.sink.push(replace(piece, offset=offset))
+        except Overfull:
+            self._link.slow(self)
+            return
+        if piece.end is not None:
+            self._ended(piece.index)
+
+    @property
+    def stands(self) -> str:
+        """Where the answer is."""
+        return f"the answer stands at offset {self._said[0]}"
+
+    def _ended(self, index: int) -> None:
+        self._open.discard(index)
+        self.sink.close(None)
+        if not self._open:
+            self._link.forget(self)
+
+
+class Link:
+    """Lives as long as its stream."""
+
+    def __init__(self, clock: Clock, metrics: Metrics) -> None:
+        self._clock, self._metrics = clock, metrics
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, RemoteCall] = {}
+        self._aborts: dict[int, asyncio.Future[list[str]]] = {}
+        self._unsent: deque[tuple[str, Any]] = deque()
+        self._bell = Bell()
+        self._ended = False
+        self._empty = asyncio.Event()
+
+    @property
+    def requests(self) -> int:
+        return len(self._calls)
+
+    async def batches(self, hello: frontend_pb2.FrontendHello) -> AsyncIterator[frontend_pb2.FrontendBatch]:
+        """What the coordinator is told."""
+        yield frontend_pb2.FrontendBatch(hello=hello)
+        while not self._ended:
+            await self._bell.heard()
+            while self._unsent:
+                yield self._collect()
+
+    def submit(self, order: Order, sink: Sink) -> RemoteCall:
+        self._check_room()
+        call = RemoteCall(next(self._numbers), self, sink, order.request.choices)
+        message = generate_pb2.GenerateRequest(
+            request_id=order.request.id,
+            sampling_params=order.message.sampling_params,
+            speculation=order.message.speculation,
+        )
+        message.sampling_params.ClearField("stop")  # looked for here
+        message.tokenized.input_ids.extend(order.request.prompt)
+        waited = max(self._clock.time() - order.arrived, 0.0)
+        submit = frontend_pb2.Submit(
+            call=call.number, request=message, waited_us=int(waited * 1e6), deadline_us=int(order.lasts_s * 1e6)
+        )
+        self._calls[call.number] = call
+        self.send("submits", submit)
+        return call
+
+    async def abort(self, request_ids: Sequence[str]) -> list[str]:
+        self._check_room()
+        number = next(self._numbers)
+        reply: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._aborts[number] = reply
+        self.send("aborts", frontend_pb2.AbortCall(call=number, request_ids=request_ids))
+        try:
+            return await reply
+        finally:
+            self._aborts.pop(number, None)
+
+    def send(self, part: str, message: Any) -> None:
+        self._unsent.append((part, message))
+        self._bell.ring()
+
+    def heard(self, batch: frontend_pb2.CellBatch) -> None:
+        """Raises PeerError when it breaks the protocol."""
+        late = 0
+        for number, piece in cell_wire.read_commits(batch):
+            call = self._calls.get(number)
+            if call is None:
+                late += len(piece.tokens)
+            else:
+                call.push(piece)
+        if late:
+            self._metrics.dropped.labels(kind="token", reason="late").inc(late)
+        for failed in batch.failed:
+            call = self._calls.get(failed.call)
+            if call is None:
+                self._metrics.dropped.labels(kind="failure", reason="late").inc()
+            else:
+                call.fail(cell_wire.read_failure(failed))
+        for aborted in batch.aborted:
+            reply = self._aborts.get(aborted.call)
+            if reply is not None and not reply.done():
+                reply.set_result(list(aborted.request_ids))
+
+    def forget(self, call: RemoteCall) -> bool:
+        """Returns whether it was still running."""
+        found = self._calls.pop(call.number, None) is not None
+        if not self._calls:
+            self._empty.set()
+        return found
+
+    async def emptied(self) -> None:
+        """Until no request is open."""
+        if self._calls:
+            self._empty.clear()
+            await self._empty.wait()
+
+    def slow(self, call: RemoteCall) -> None:
+        """The client does not read."""
+        self._metrics.slow_readers_cut.inc()
+        call.cut(Overloaded("the client reads too slowly", retry_after_s=1.0))
+
+    def cut_all(self, why: str) -> None:
+        """Everything that is open ends; nothing more is sent."""
+        self._ended = True
+        self._unsent.clear()
+        for call in list(self._calls.values()):
+            call.fail(Unavailable(f"{why}; {call.stands}"))
+        for reply in self._aborts.values():
+            if not reply.done():
+                reply.set_exception(Unavailable(why))
+        self._bell.ring()
+
+    def _check_room(self) -> None:
+        """What requests have to say later is bounded by their number."""
+        if len(self._unsent) >= MAX_UNSENT:
+            raise Overloaded("the coordinator does not read", retry_after_s=1.0)
+
+    def _collect(self) -> frontend_pb2.FrontendBatch:
+        batch, size = frontend_pb2.FrontendBatch(), 0
+        while self._unsent and size < BATCH_BYTES:
+            part, message = self._unsent.popleft()
+            getattr(batch, part).append(message)
+            size += message.ByteSize()
+        self._metrics.cell_batches.labels(direction="out").inc()
+        return batch

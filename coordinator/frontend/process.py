@@ -1,0 +1,124 @@
+"""A front end process, from configuration to SERVING and back. Loads neither torch nor a lane."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+import structlog
+
+from coordinator.frontdesk import FrontDesk
+from coordinator.frontend.config import FrontendConfig
+from coordinator.frontend.remote_cell import RemoteCell
+from coordinator.service import GENERATION, MAX_REQUEST, GenerationService, open_to_clients
+from coordinator.tokenizer import find_tokenizer
+from dspark.errors import ConfigError
+from dspark.runtime.identity import new_incarnation, read_token
+from dspark.runtime.security import Access, split_endpoint
+from dspark.runtime.server import GrpcServer
+from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
+from dspark.wire.v1 import frontend_pb2, generate_pb2_grpc
+
+log = structlog.get_logger("dspark.frontend")
+
+LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
+
+
+@dataclass
+class FrontendProcess:
+    """A serving front end."""
+
+    endpoint: str
+    incarnation: int
+    metrics: Metrics
+    metrics_port: int | None
+    cell: RemoteCell
+    _server: GrpcServer = field(repr=False)
+    _metrics_server: MetricsServer | None = field(repr=False)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Takes no new requests, lets running streams finish within the grace, then lets everybody go."""
+        self.cell.draining = True
+        await self._server.set_serving(False)
+        await self.cell.emptied(grace_s)
+        self.cell.cut_all("the front end stops")
+        await self._server.drain(min(grace_s, LAST_WRITES_S))
+        await self.cell.close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+            self._metrics_server = None
+
+
+async def start(config: FrontendConfig, *, name: str = "frontend/0") -> FrontendProcess:
+    """Listens at once; SERVING whenever the coordinator is attached and has somebody to serve with."""
+    check(config)
+    token, client_token = read_token(config.token_file), read_token(config.client_token_file)
+    tokenizer = find_tokenizer(config.target, config.target_revision)
+    incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
+    services = open_to_clients(config.bind, config.insecure, config.client_token_file)
+    server = GrpcServer(
+        bind=config.bind,
+        access=Access(token=token, client_token=client_token, client_services=services),
+        insecure=config.insecure,
+        max_concurrent_streams=config.max_streams + 64,  # so that excess is refused, not parked
+        max_receive=MAX_REQUEST,
+    )
+    hello = frontend_pb2.FrontendHello(name=name, incarnation=incarnation, pid=os.getpid())
+    changes: set[asyncio.Task[None]] = set()
+
+    def changed(serving: bool) -> None:
+        log.info("frontend.serving" if serving else "frontend.waiting", name=name, coordinator=config.coordinator)
+        change = clock.create_task(server.set_serving(serving))
+        changes.add(change)
+        change.add_done_callback(changes.discard)
+
+    metrics_server = None
+    cell = None
+    try:
+        if config.metrics_port is not None:
+            metrics_server = serve_metrics(metrics, metrics_host(config.bind, config.insecure), config.metrics_port)
+            hello.metrics_port = metrics_server.port
+        cell = RemoteCell(
+            config.coordinator,
+            token=token,
+            max_calls=config.max_streams,
+            hello=lambda: hello,
+            on_change=changed,
+            clock=clock,
+            metrics=metrics,
+        )
+        desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
+        generation = GenerationService(desk, clock, config.request_deadline_s, metrics)
+        server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
+        hello.endpoint = server.endpoint(await server.start())
+        await cell.attached(config.attach_wait_s)
+    except BaseException:
+        if cell is not None:
+            await cell.close()
+        if metrics_server is not None:
+            metrics_server.close()
+        await server.drain(0.0)
+        raise
+    return FrontendProcess(
+        endpoint=hello.endpoint,
+        incarnation=incarnation,
+        metrics=metrics,
+        metrics_port=metrics_server.port if metrics_server is not None else None,
+        cell=cell,
+        _server=server,
+        _metrics_server=metrics_server,
+    )
+
+
+def check(config: FrontendConfig) -> None:
+    """Refuses what cannot work, by name, before anything is opened."""
+    if not config.coordinator:
+        raise ConfigError("frontend.coordinator: give the coordinator's host:port")
+    split_endpoint(config.coordinator)
+    for key in ("max_streams", "max_unread"):
+        if getattr(config, key) < 1:
+            raise ConfigError(f"frontend.{key}: {getattr(config, key)} is less than 1")
+    for key in ("request_deadline_s", "attach_wait_s"):
+        if not getattr(config, key) > 0:
+            raise ConfigError(f"frontend.{key}: {getattr(config, key)} is not above 0")

@@ -1,0 +1,160 @@
+"""A cell across a wire: what a front end asks for goes out in batches, what was committed comes back in batches.
+
+Attaches again, with growing pauses, whenever the stream ends; what was open then ends with UNAVAILABLE and the offset
+its answer stands at. Nothing is ever asked twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+import grpc
+import structlog
+
+from coordinator import cell_wire
+from coordinator.cell import Order, Terms
+from coordinator.clock import Clock
+from coordinator.frontend.link import Link, RemoteCall
+from coordinator.outlet import Sink
+from dspark.errors import DsparkError, Overloaded, PeerError, Unavailable
+from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
+
+log = structlog.get_logger("dspark.frontend")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+RETRY_S = 0.5  # what a client hears when this front end is full
+ABORT_S = 5.0  # longest wait for the coordinator to say what was running
+
+
+class RemoteCell:
+    """`on_change` is called with whether requests can be asked for, whenever that changes."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        token: str | None,
+        max_calls: int,
+        hello: Callable[[], frontend_pb2.FrontendHello],
+        on_change: Callable[[bool], None],
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._endpoint, self._token, self._max_calls = endpoint, token, max_calls
+        self._hello, self._on_change, self._clock, self._metrics = hello, on_change, clock, metrics
+        self._closed = f"the coordinator at {endpoint} is not attached"
+        self._terms: Terms | None = None
+        self._link: Link | None = None
+        self._told: asyncio.Event = asyncio.Event()
+        self.draining = False
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    # What the front desk asks.
+
+    def terms(self) -> Terms:
+        if self._terms is None:
+            raise Unavailable(self._closed)
+        return self._terms
+
+    def check_capacity(self) -> None:
+        if self.draining:
+            raise self._refuse("draining", Unavailable("the front end is draining; try another one"))
+        if self._terms is None or self._link is None:
+            raise self._refuse("no_cell", Unavailable(self._closed))
+        if self._link.requests >= self._max_calls:
+            problem = f"{self._link.requests} requests are open at this front end"
+            raise self._refuse("frontend_full", Overloaded(problem, RETRY_S))
+
+    def submit(self, order: Order, sink: Sink) -> RemoteCall:
+        self.check_capacity()
+        assert self._link is not None
+        return self._link.submit(order, sink)
+
+    async def abort(self, request_ids: Sequence[str]) -> list[str]:
+        if self._link is None:
+            raise Unavailable(self._closed)
+        try:
+            async with asyncio.timeout(ABORT_S):
+                return await self._link.abort(request_ids)
+        except TimeoutError:
+            raise Unavailable(f"the coordinator has not answered for {ABORT_S:g} s") from None
+
+    # Life.
+
+    async def attached(self, longest_s: float) -> bool:
+        """Until the coordinator has told its terms, or for so long; returns whether it has."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._told.wait()
+        return self._told.is_set()
+
+    async def emptied(self, longest_s: float) -> None:
+        """Until no request is open, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                if self._link is not None:
+                    await self._link.emptied()
+
+    def cut_all(self, why: str) -> None:
+        """Ends every request, saying where its answer stands."""
+        if self._link is not None:
+            self._link.cut_all(why)
+
+    async def close(self) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE_S
+        while True:
+            if await self._attach():
+                pause = FIRST_PAUSE_S
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _attach(self) -> bool:
+        """From hello to the end of one stream; returns whether anything was heard."""
+        heard, why = False, "the stream ended"
+        link = Link(self._clock, self._metrics)
+        channel = open_channel(self._endpoint)
+        try:
+            stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
+            async for batch in stub.Attach(link.batches(self._hello()), metadata=auth_metadata(self._token)):
+                heard, self._link = True, link
+                self._metrics.cell_batches.labels(direction="in").inc()
+                if batch.HasField("terms"):
+                    self._take_terms(batch.terms)
+                link.heard(batch)
+        except grpc.aio.AioRpcError as error:
+            why = f"{error.code().name.lower()}: {error.details()}"
+        except PeerError as error:
+            why = f"it broke the protocol: {error}"
+            log.error("frontend.protocol", coordinator=self._endpoint, problem=str(error))
+        finally:
+            self._link = None
+            self._set_terms(None, f"the coordinator at {self._endpoint} is not attached ({why})")
+            link.cut_all("the coordinator is gone")
+            await channel.close()
+        log.warning("frontend.detached", coordinator=self._endpoint, why=why)
+        return heard
+
+    def _take_terms(self, message: frontend_pb2.Terms) -> None:
+        if message.closed:
+            self._set_terms(None, message.closed)
+        else:
+            self._set_terms(cell_wire.read_terms(message), "")
+
+    def _set_terms(self, terms: Terms | None, closed: str) -> None:
+        was, self._terms, self._closed = self._terms is not None, terms, closed
+        if terms is not None:
+            self._told.set()
+        if was != (terms is not None):
+            self._on_change(terms is not None)
+
+    def _refuse(self, reason: str, error: DsparkError) -> DsparkError:
+        self._metrics.admission_rejections.labels(reason=reason).inc()
+        return error
