@@ -122,7 +122,8 @@ def test_what_shapes_the_law_is_taken_as_it_is_sent() -> None:
         logprobs=20,
         prompt_len=2,
     )
-    assert law.shapes and not law.plain
+    assert law.shapes
+    assert not law.plain
 
 
 def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> None:

@@ -78,7 +78,8 @@ def test_a_law_that_shapes_logits_there_and_back(
 def test_a_law_of_an_older_coordinator_asks_for_nothing_more() -> None:
     law = codec.read_law(types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN))
     assert law == Law()
-    assert law.plain and not law.shapes
+    assert law.plain
+    assert not law.shapes
 
 
 @given(CURSORS, st.integers(0, 7), st.integers(1, 64), st.data())
