@@ -223,7 +223,11 @@ def test_stop_strings_are_found_however_the_text_is_cut(text: str, stops: list[s
         assert not any(stop in shown for stop in stops)
 
 
-@given(st.text("ab", min_size=1, max_size=10), st.lists(st.text("ab", min_size=1, max_size=3), min_size=1), st.integers(0, 8))
+@given(
+    st.text("ab", min_size=1, max_size=10),
+    st.lists(st.text("ab", min_size=1, max_size=3), min_size=1),
+    st.integers(0, 8),
+)
 def test_under_a_least_length_the_first_token_that_may_end_and_completes_a_stop_string_ends_the_answer(
     text: str, stops: list[str], least: int
 ) -> None:
