@@ -92,6 +92,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
         generation = GenerationService(desk, clock, config.request_deadline_s, metrics)
         server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
         hello.endpoint = server.endpoint(await server.start())
+        cell.start()
         await cell.attached(config.attach_wait_s)
     except BaseException:
         if cell is not None:

@@ -51,7 +51,7 @@ class RemoteCell:
         self._link: Link | None = None
         self._told: asyncio.Event = asyncio.Event()
         self.draining = False
-        self._running = asyncio.get_running_loop().create_task(self._run())
+        self._running: asyncio.Task[None] | None = None
 
     # What the front desk asks.
 
@@ -85,6 +85,10 @@ class RemoteCell:
 
     # Life.
 
+    def start(self) -> None:
+        """Attaches, and goes on attaching until it is closed."""
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
     async def attached(self, longest_s: float) -> bool:
         """Until the coordinator has told its terms, or for so long; returns whether it has."""
         with contextlib.suppress(TimeoutError):
@@ -105,8 +109,9 @@ class RemoteCell:
             self._link.cut_all(why)
 
     async def close(self) -> None:
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
 
     async def _run(self) -> None:
         pause = FIRST_PAUSE_S
