@@ -84,6 +84,7 @@ class _Load:
         self._numbers = itertools.count()
         self._outcome = Outcome(plan)
         self._answered = self._tokens = 0
+        self._wrong: InvalidRequest | None = None  # ends the run
 
     async def closed_loop(self) -> Outcome:
         if self._plan.warmup:
@@ -111,6 +112,8 @@ class _Load:
         async def arrivals() -> None:
             try:
                 for intended in schedule:
+                    if self._wrong is not None:
+                        return
                     await asyncio.sleep(intended - time.perf_counter())
                     await gate.acquire()
                     task = asyncio.create_task(self._ask(intended))
@@ -132,6 +135,8 @@ class _Load:
         return counters
 
     async def _close(self, when: float, before: dict[str, float]) -> Outcome:
+        if self._wrong is not None:
+            raise self._wrong
         self._outcome.closed = when
         after = await self._endpoint.counters()
         self._outcome.counters = {name: after[name] - before.get(name, 0.0) for name in after}
@@ -156,6 +161,8 @@ class _Load:
 
         async def user() -> None:
             for _ in left:
+                if self._wrong is not None:
+                    return
                 await self._ask(time.perf_counter())
 
         async with asyncio.TaskGroup() as group:
@@ -175,7 +182,7 @@ class _Load:
         except DsparkError as error:
             answer.error = type(error).__name__
             if isinstance(error, InvalidRequest):  # every further request would say the same
-                raise
+                self._wrong = self._wrong or error
         except TimeoutError:
             answer.error = Expired.__name__
         except asyncio.CancelledError:

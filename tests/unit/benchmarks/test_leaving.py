@@ -1,0 +1,69 @@
+"""Nothing a benchmark starts outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import quick
+
+ROOT = Path(__file__).resolve().parents[3]
+# A benchmark with one foreign server, which starts a process of its own: both write down their ids.
+FOREIGN = (
+    "import os, subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(os.getpid(), p.pid, flush=True); p.wait()"
+)
+BENCHMARK = f"""
+import os, subprocess, sys
+from benchmarks.pair import leave_in_order
+leave_in_order()
+words = [sys.executable, "-m", "benchmarks.peers.leash", str(os.getpid()), sys.executable, "-c", {FOREIGN!r}]
+leash = subprocess.Popen(words)
+try:
+    leash.wait()
+finally:
+    leash.terminate()
+    leash.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_foreign_server_and_its_children_end_with_the_benchmark(number: signal.Signals) -> None:
+    process = subprocess.Popen([sys.executable, "-c", BENCHMARK], stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+    assert len(pids) == 2
+    process.send_signal(number)
+    process.wait(60)
+    deadline = time.monotonic() + 60
+    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in pids)
+    process.stdout.close()
+
+
+def test_a_row_that_gives_nothing_is_a_row_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quick, "ENTRIES", (quick.Entry("3.9", "benchmarks.nothing_of_that_name", 60),))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert quick.main([]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    row = json.loads(capfd.readouterr().out)
+    assert (row["row"], row["holds"]) == ("3.9", False)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

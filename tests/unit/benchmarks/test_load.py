@@ -1,0 +1,198 @@
+"""The load generator's bookkeeping: what counts, from when, and what is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load import plots, prompts, report
+from benchmarks.load.answer import UNKNOWN, Answer, Piece, Speculation
+from benchmarks.load.prometheus import read, total
+from benchmarks.load.prompts import Question
+from benchmarks.load.run import CUT, Outcome, Plan, run
+from benchmarks.load.summary import quantile, summarise
+from dspark.errors import InvalidRequest, Overloaded
+
+QUESTION = Question((1, 2, 3))
+
+
+class Server:
+    """Answers with `messages` after a pause; one at a time if `serial`."""
+
+    name = "arithmetic"
+
+    def __init__(self, messages: list[Piece], *, pause_s: float = 0.0, serial: bool = False) -> None:
+        self._messages = messages
+        self._pause_s = pause_s
+        self._gate = asyncio.Semaphore(1 if serial else 1_000_000)
+        self.running = self.most = self.asked = 0
+
+    async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+        self.asked += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            for message in self._messages:
+                async with self._gate:
+                    await asyncio.sleep(self._pause_s)
+                yield message
+        finally:
+            self.running -= 1
+
+    async def counters(self) -> dict[str, float]:
+        return {"bytes_features": 100.0 * self.asked}
+
+    async def close(self) -> None:
+        pass
+
+
+def measure(server: Server, plan: Plan) -> Outcome:
+    return asyncio.run(run(server, itertools.repeat(QUESTION), plan, lambda answers, tokens: None))
+
+
+def test_gaps_are_per_token_and_not_per_message() -> None:
+    answer = Answer(QUESTION, intended=0.0)
+    for when, count in ((1.0, 1), (1.4, 4), (1.5, 1)):
+        answer.take(Piece(count, 10), when)
+    assert answer.token_gaps() == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.1])
+    assert answer.gaps() == pytest.approx([0.4, 0.1])
+    assert answer.rate == pytest.approx(5 / 0.5)
+    assert (answer.tokens, answer.size) == (6, 30)
+
+
+def test_a_total_given_at_the_end_is_spread_over_the_messages_of_unknown_length() -> None:
+    answer = Answer(QUESTION, intended=0.0)
+    for when in (1.0, 2.0, 3.0):
+        answer.take(Piece(UNKNOWN, 10), when)
+    assert answer.tokens == 0
+    answer.take(Piece(0, 10, spread=7), 3.5)
+    assert sum(answer.counts) == answer.tokens == 7
+    assert max(answer.counts) - min(answer.counts) <= 1
+
+
+def test_a_closed_loop_keeps_its_users_busy_and_leaves_the_warm_up_out() -> None:
+    server = Server([Piece(1, 8), Piece(2, 8)])
+    outcome = measure(server, Plan(concurrency=3, requests=10, warmup=4))
+    assert (server.asked, server.most) == (14, 3)
+    assert len(outcome.measured) == 10
+    assert outcome.counters == {"bytes_features": 1000.0}
+    point = summarise(outcome, series="x")
+    assert (point["answers"], point["tokens"], point["errors"]) == (10, 30, {})
+    assert point["bytes_per_token"] == {"client": round(16 / 3, 2), "features": round(1000 / 30, 2)}
+
+
+def test_an_open_loop_charges_waiting_to_the_server_it_waits_for() -> None:
+    server = Server([Piece(1, 8)], pause_s=0.02, serial=True)
+    outcome = measure(server, Plan(rate=2000.0, requests=12, outstanding=1))
+    waits = [answer.latency_s for answer in outcome.measured]
+    # All were meant to start within milliseconds; the n-th was served after n others, and its latency says so.
+    assert waits == sorted(waits)
+    assert waits[-1] >= 12 * 0.02 - 0.02
+    assert outcome.measured[-1].sent - outcome.measured[-1].intended >= 10 * 0.02
+    gaps = [b.intended - a.intended for a, b in itertools.pairwise(outcome.measured)]
+    assert len({round(gap, 9) for gap in gaps}) > 6  # drawn, not even
+
+
+def test_when_its_time_is_over_a_run_cuts_what_is_under_way_and_counts_its_tokens_alone() -> None:
+    server = Server([Piece(1, 8)] * 1000, pause_s=0.005)
+    outcome = measure(server, Plan(concurrency=2, duration_s=0.2))
+    assert server.running == 0
+    assert [answer.error for answer in outcome.measured] == [CUT, CUT]
+    point = summarise(outcome, series="x")
+    assert (point["answers"], point["cut"], point["errors"], point["itl_ms"]) == (0, 2, {}, None)
+    assert point["tokens"] == sum(answer.tokens for answer in outcome.answers) > 0
+
+
+def test_refusals_are_counted_by_kind_and_a_wrong_request_ends_the_run() -> None:
+    class Full(Server):
+        async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+            if number % 2:
+                raise Overloaded("full", 1.0)
+            yield Piece(1, 8)
+
+    assert summarise(measure(Full([]), Plan(concurrency=1, requests=6)), series="x")["errors"] == {"Overloaded": 3}
+
+    class Picky(Server):
+        async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+            raise InvalidRequest("max_tokens", "too many")
+            yield Piece(1, 8)
+
+    for plan in (Plan(concurrency=2, requests=6, warmup=2), Plan(rate=500.0, duration_s=0.1)):
+        with pytest.raises(InvalidRequest, match="too many"):
+            measure(Picky([]), plan)
+
+
+def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
+    outcome = Outcome(Plan(concurrency=1, requests=2), opened=0.0, closed=2.0)
+    for rounds, committed, verified in ((2, 8.0, 10), (6, 8.0, 6)):
+        answer = Answer(QUESTION, intended=0.5)
+        answer.take(Piece(8, 10), 1.0)
+        answer.take(Piece(0, 10, (), Speculation(rounds, committed, verified, 0)), 1.1)
+        outcome.answers.append(answer)
+    point = summarise(outcome, series="x")
+    assert (point["tau"], point["budget"], point["verified_per_token"]) == (2.0, 2.0, 1.0)
+    assert (point["tok_s"], point["tau_over"]) == (8.0, "all rounds")
+    for answer in outcome.answers:
+        answer.speculation = None
+    outcome.counters = {"drafts": 10.0, "draft_tokens": 40.0, "accepted_tokens": 5.0, "generation_tokens": 16.0}
+    point = summarise(outcome, series="x")
+    assert (point["tau"], point["budget"], point["tau_over"]) == (1.5, 4.0, "rounds with a draft")
+
+
+@pytest.mark.parametrize("wrong", [{"requests": 1}, {"concurrency": 1}, {"concurrency": 1, "rate": 1.0, "requests": 1}])
+def test_a_plan_that_says_too_little_or_too_much_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest):
+        Plan(**wrong)  # type: ignore[arg-type]
+
+
+def test_prompts_come_from_files_by_name_of_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt_token_ids": [1, 2], "max_tokens": 3, "domain": "d"}\n')
+    assert prompts.from_file(path) == [Question("a"), Question((1, 2), "d", 3)]
+    for line in ("[]", "{", '{"prompt": 1}', '{"prompt_token_ids": [-1]}', '{"prompt": "a", "max_tokens": 0}'):
+        path.write_text(line)
+        with pytest.raises(InvalidRequest, match=r"prompts: .*:1"):
+            prompts.from_file(path)
+
+
+def test_built_in_prompts_take_domains_in_turns_and_orders_repeat_by_seed() -> None:
+    questions = prompts.built_in()
+    assert [question.domain for question in questions[:4]] == ["code", "prose", "math", "code"]
+    one, two, other = (prompts.cycle(questions, seed) for seed in (1, 1, 2))
+    drawn = [next(one) for _ in range(300)]
+    assert drawn == [next(two) for _ in range(300)]
+    assert drawn != [next(other) for _ in range(300)]
+    assert set(drawn[: len(questions)]) == set(questions)
+
+
+def test_metrics_pages_are_summed_by_name_and_label() -> None:
+    samples = read('# HELP x\nx_total{kind="a",d="s"} 2\nx_total{kind="b",d="s"} 3.5\nx 7\nbroken\n')
+    assert total(samples, "x_total") == 5.5
+    assert total(samples, "x_total", 'kind="a"') == 2.0
+
+
+def test_quantiles_lie_between_neighbours() -> None:
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
+    assert quantile([7.0], 0.99) == 7.0
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
+    server = Server([Piece(1, 8), Piece(2, 8, (), Speculation(1, 2.0, 3, 1))], pause_s=0.001)
+    points = [summarise(measure(server, Plan(concurrency=n, requests=4)), series="x") for n in (1, 2)]
+    saved = tmp_path / "saved.json"
+    saved.write_text(json.dumps({"points": points}))
+    assert report.load(saved) == points
+    plots.draw(points, tmp_path / f"p.{kind}")
+    assert (tmp_path / f"p.{kind}").stat().st_size > 1000
+    assert "2 users" in report.table(points)
+    with pytest.raises(InvalidRequest, match="plot"):
+        plots.check(tmp_path / "p.jpg")
+    saved.write_text("[]")
+    with pytest.raises(InvalidRequest, match="no saved run"):
+        report.load(saved)

@@ -1,0 +1,125 @@
+"""The OpenAI-style client against a real HTTP server on loopback, in the dialects such servers speak."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks.load.answer import Answer
+from benchmarks.load.openai_endpoint import OpenAiEndpoint, OpenAiOptions
+from benchmarks.load.prompts import Question
+from dspark.errors import Denied, InvalidRequest, Overloaded, Unavailable
+
+QUESTION = Question((1, 2, 3))
+Reply = Callable[[dict[str, Any]], bytes]
+
+
+def ask(reply: Reply) -> tuple[Answer, OpenAiEndpoint, dict[str, Any]]:
+    """One question to a server that answers with the bytes `reply` makes of the request."""
+
+    async def talk() -> tuple[Answer, OpenAiEndpoint, dict[str, Any]]:
+        seen: dict[str, Any] = {}
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = int(next(line.split(":")[1] for line in head.splitlines() if line.startswith("Content-Length")))
+            seen.update(json.loads(await reader.readexactly(length)), head=head)
+            writer.write(reply(seen))
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        endpoint = OpenAiEndpoint(OpenAiOptions(f"http://127.0.0.1:{port}/v1", "m", max_tokens=9, api_key="k"))
+        answer = Answer(QUESTION, intended=0.0)
+        async with server:
+            async for piece in endpoint.stream(QUESTION, 0):
+                answer.take(piece, asyncio.get_running_loop().time())
+        return answer, endpoint, seen
+
+    return asyncio.run(talk())
+
+
+def events(*messages: dict[str, Any] | str, chunked: bool = True) -> bytes:
+    body = b"".join(b"data: %s\n\n" % (m if isinstance(m, str) else json.dumps(m)).encode() for m in messages)
+    if not chunked:
+        return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + body
+    # Pieces that end in the middle of lines, as on a real network.
+    parts = [body[start : start + 37] for start in range(0, len(body), 37)]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+def choice(**more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": "x", "finish_reason": None, **more}]}
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_ids_are_taken_where_the_server_sends_them(chunked: bool) -> None:
+    messages = (choice(token_ids=[5]), choice(token_ids=[6, 7], finish_reason="length"), "[DONE]")
+    answer, endpoint, seen = ask(lambda seen: events(*messages, chunked=chunked))
+    assert (answer.token_ids, answer.counts, endpoint.counted_by) == ([5, 6, 7], [1, 2], "ids")
+    assert (seen["prompt"], seen["max_tokens"], seen["stream"]) == ([1, 2, 3], 9, True)
+    assert "Authorization: Bearer k" in seen["head"]
+
+
+def test_running_usage_is_next_best() -> None:
+    messages = [choice() | {"usage": {"completion_tokens": count}} for count in (1, 4)]
+    answer, endpoint, _ = ask(lambda seen: events(*messages, "[DONE]"))
+    assert (answer.counts, endpoint.counted_by) == ([1, 3], "usage")
+
+
+def test_log_probabilities_count_too() -> None:
+    answer, endpoint, _ = ask(lambda seen: events(choice(logprobs={"tokens": ["a", "b"]}), "[DONE]"))
+    assert (answer.counts, endpoint.counted_by) == ([2], "logprobs")
+
+
+def test_a_server_that_only_gives_a_total_has_it_spread_over_its_messages() -> None:
+    messages = (choice(), choice(finish_reason="stop"), {"choices": [], "usage": {"completion_tokens": 6}})
+    answer, endpoint, _ = ask(lambda seen: events(*messages, "[DONE]"))
+    assert (answer.counts, endpoint.counted_by) == ([3, 3], "total")
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        ("429 Too Many Requests\r\nRetry-After: 7", Overloaded),
+        ("400 Bad Request", InvalidRequest),
+        ("401 Unauthorized", Denied),
+        ("503 Service Unavailable", Unavailable),
+    ],
+)
+def test_statuses_become_the_errors_of_this_project(head: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="said why"):
+        ask(lambda seen: f"HTTP/1.1 {head}\r\nContent-Length: 8\r\n\r\nsaid why".encode())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"220 smtp.example ESMTP\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+        events(choice(token_ids=[1])),
+        events("{"),
+        events({"error": {"message": "no"}}),
+    ],
+)
+def test_a_reply_that_breaks_off_or_makes_no_sense_is_no_answer(reply: bytes) -> None:
+    with pytest.raises(Unavailable):
+        ask(lambda seen: reply)
+
+
+def test_addresses_are_checked() -> None:
+    async def talk(url: str) -> None:
+        async for _ in OpenAiEndpoint(OpenAiOptions(url, "m")).stream(QUESTION, 0):
+            pass
+
+    with pytest.raises(InvalidRequest, match="url"):
+        asyncio.run(talk("ftp://x/v1"))
+    with pytest.raises(Unavailable, match="reached"):
+        asyncio.run(talk("http://127.0.0.1:9/v1"))
