@@ -1,7 +1,7 @@
 """Blocks of synthetic drafts: ids, confidences and the sparse distributions the ids were drawn from.
 
 Every slot's q is one Zipf law over `entries` neighbouring ids; the drafted id stands at a rank drawn by that very law,
-so q is what the id was drawn from. Greedy sequences send one entry.
+so q is what the id was drawn from. Greedy sequences send one entry, coupled ones none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dspark.synthetic.law import Ints, Purpose, SyntheticLaw, keyed, uniform
-from dspark.types import Block, Cursor, Law, SparseQ
+from dspark.types import NO_Q, Block, Cursor, Law, Rule, SparseQ
 
 
 class BlockMaker:
@@ -49,13 +49,15 @@ class BlockMaker:
         blocks = []
         for row, (cursor, one, watermark) in enumerate(zip(cursors, laws, watermarks, strict=True)):
             wanted = min(slots[row] or size, size)
-            q = self._q(drafted[row, :wanted], ranks[row, :wanted], one.greedy)
+            q = self._q(drafted[row, :wanted], ranks[row, :wanted], one)
             ids, sure = drafted[row, :wanted].tolist(), confidences[row, :wanted].tolist()
             blocks.append(Block(cursor, tuple(ids), tuple(sure), q, watermark=watermark))
         return blocks
 
-    def _q(self, ids: Ints, ranks: Ints, greedy: bool) -> SparseQ:
-        if greedy:
+    def _q(self, ids: Ints, ranks: Ints, law: Law) -> SparseQ:
+        if law.rule is Rule.COUPLED:
+            return NO_Q
+        if law.greedy:
             return SparseQ(1, ids.astype("<u4").tobytes(), b"\0\0\x80?" * len(ids))
         span = (ids - ranks)[:, None] + np.arange(self._entries)
         entries = (span % self._law.spec.vocabulary).astype("<u4")

@@ -60,10 +60,12 @@ async def cell(pair: str) -> AsyncIterator[tuple[CoordinatorProcess, AsyncClient
         await verifier.stop(0.0)
 
 
-async def answers(client: AsyncClient, policy: str, temperature: float, count: int = 6) -> list[Completion]:
+async def answers(
+    client: AsyncClient, policy: str, temperature: float, count: int = 6, rule: str = "block"
+) -> list[Completion]:
     return await asyncio.gather(
         *(
-            client.complete([n, 5, 6, 7], max_tokens=60, seed=n, policy=policy, temperature=temperature)
+            client.complete([n, 5, 6, 7], max_tokens=60, seed=n, policy=policy, temperature=temperature, rule=rule)
             for n in range(count)
         )
     )
@@ -72,9 +74,16 @@ async def answers(client: AsyncClient, policy: str, temperature: float, count: i
 async def test_an_answer_is_the_same_under_every_policy(pair: str) -> None:
     async with cell(pair) as (_, client):
         plain = await answers(client, "off", 1.0)
-        for policy, temperature in (("fixed:4", 1.0), ("greedy", 1.0), ("greedy", 0.0), ("threshold:0.5", 1.0)):
-            drafted = await answers(client, policy, temperature)
-            assert [one.token_ids for one in drafted] == [one.token_ids for one in plain], policy
+        cases = [
+            ("fixed:4", 1.0, "block"),
+            ("greedy", 1.0, "token"),
+            ("greedy", 0.0, "block"),
+            ("async", 1.0, "coupled"),
+        ]
+        for policy, temperature, rule in cases:
+            drafted = await answers(client, policy, temperature, rule=rule)
+            assert [one.token_ids for one in drafted] == [one.token_ids for one in plain], (policy, rule)
+            assert sum(one.end.speculation.rounds for one in drafted) < 6 * 50, (policy, rule)
 
 
 async def test_the_lane_knows_the_cost_curves_of_the_file(pair: str) -> None:

@@ -11,7 +11,7 @@ from dspark.synthetic.blocks import BlockMaker
 from dspark.synthetic.law import Keys, SyntheticLaw, beta_quantiles, mix, mix_one
 from dspark.synthetic.rows import SyntheticRows, first_token, read_rows
 from dspark.synthetic.spec import SyntheticSpec, read_spec
-from dspark.types import Cursor, Law
+from dspark.types import NO_Q, Cursor, Law, Rule
 
 ACCEPT = {"easy": [0.9, 0.8, 0.7], "hard": [0.5, 0.3, 0.2]}
 MANY = 60_000
@@ -108,6 +108,15 @@ def test_blocks_carry_what_their_ids_were_drawn_from() -> None:
         assert block.q.entries == (1 if one.greedy else 64)
         assert len(block.token_ids) == len(block.confidence) == (2 if one.temperature else 3)
         assert validate_q(ids.astype(np.int64), probs, block.token_ids, 1000) is None
+
+
+def test_coupled_blocks_carry_no_distributions() -> None:
+    laws = [Law(rule=Rule.COUPLED), Law(rule=Rule.COUPLED, temperature=0.0)]
+    cursors = [Cursor(n, 1, 1, 40) for n in range(2)]
+    made = BlockMaker(SyntheticLaw(spec()), 64).make(
+        cursors=cursors, laws=laws, first_tokens=[0, 1], slots=[0, 0], watermarks=[39, 39]
+    )
+    assert [block.q for block in made] == [NO_Q, NO_Q]
 
 
 def test_rows_tell_the_first_token_and_nothing_malformed_passes() -> None:

@@ -1,0 +1,90 @@
+"""Real services around synthetic engines, and one measured point of load on them: the same requests the simulator
+makes, number for number, so that the same blocks are drafted and the same tokens committed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.load import run as loop
+from benchmarks.load.grpc_endpoint import GrpcEndpoint
+from benchmarks.load.prompts import Question
+from coordinator.simulation.load import shape
+from coordinator.simulation.scenario import Scenario
+from deploy.processes import LocalCell
+from dspark.client.request import Sampling
+
+HERE = Path(__file__).resolve().parent
+FILES = HERE / "synthetic"
+POOL_TOKENS = 1 << 21  # token slots of a synthetic worker: never what a measurement waits for
+
+
+def cell(file: Path, *, verifiers: int = 1, drafters: int = 1) -> LocalCell:
+    """A coordinator and synthetic workers as processes; start it with `with`."""
+    synthetic = {"engine": "synthetic", "synthetic": file}
+    return LocalCell(
+        "",
+        "",
+        verifiers=verifiers,
+        drafters=drafters,
+        coordinator={"max_running": 4096},
+        verify={**synthetic, "kv_tokens": POOL_TOKENS, "max_sequences": 8192, "max_batch_tokens": 65536},
+        draft={**synthetic, "context_tokens": POOL_TOKENS, "max_sequences": 8192},
+    )
+
+
+@dataclass(frozen=True)
+class Point:
+    """What clients got inside the window."""
+
+    tok_s: float
+    tau: float
+    budget: float  # drafted tokens verified a round and sequence
+    answers: int
+
+
+async def measure(endpoint: str, scenario: Scenario) -> Point:
+    """The load of a scenario, for as many real seconds, on real services."""
+    options = Sampling(policy=scenario.policy, temperature=scenario.temperature, seed=scenario.seed, rule="block")
+    plan = loop.Plan(
+        concurrency=scenario.concurrency,
+        rate=scenario.rate,
+        duration_s=scenario.warmup_s + scenario.window_s,
+        seed=scenario.seed,
+    )
+    outcome = await loop.run(GrpcEndpoint(endpoint, options), questions(scenario), plan, lambda *_: None)
+    opens = outcome.opened + scenario.warmup_s
+    closes = opens + scenario.window_s
+    tokens = sum(
+        count
+        for answer in outcome.answers
+        for when, count in zip(answer.times, answer.counts, strict=True)
+        if opens <= when < closes
+    )
+    failed = [answer.error for answer in outcome.answers if answer.error not in ("", loop.CUT)]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
+    told = [answer.speculation for answer in outcome.answers if answer.speculation is not None]
+    rounds = sum(one.rounds for one in told)
+    return Point(
+        tokens / scenario.window_s,
+        sum(one.committed_by_rounds for one in told) / max(rounds, 1),
+        sum(one.verified for one in told) / max(rounds, 1),
+        len(told),
+    )
+
+
+def questions(scenario: Scenario) -> Iterator[Question]:
+    """Requests 0, 1, 2, ... of the scenario."""
+    for number in itertools.count():
+        wanted = shape(
+            number,
+            domains=min(len(scenario.spec.domains), scenario.spec.vocabulary),
+            prompt=scenario.prompt_tokens,
+            answer=scenario.answer_tokens,
+            seed=scenario.seed,
+        )
+        yield Question(wanted.prompt, max_tokens=wanted.answer_tokens)
