@@ -1,13 +1,13 @@
 """Who asks, when and for what: keyed by the scenario's seed, so that a run repeats.
 
 Request n has the first token n modulo the number of domains and the seed `scenario.seed + n`, as `benchmarks.load`
-sends them: the same requests to real services get the same drafts and verdicts.
+sends them, at the moments of its schedule: the same requests to real services get the same drafts and verdicts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+import random
 from dataclasses import dataclass
 
 from coordinator.admission import Admission
@@ -66,9 +66,9 @@ class Load:
                 self._ask()
             await asyncio.sleep(self._recorder.closes - self._loop.time())
             return
+        arrivals = random.Random(f"arrivals/{scenario.seed}")
         while self._loop.time() < self._recorder.closes:
-            share = _draw(self._asked, 2, scenario.seed)
-            await asyncio.sleep(-math.log1p(-share) / scenario.rate)
+            await asyncio.sleep(arrivals.expovariate(scenario.rate))
             self._ask()
 
     def _ask(self) -> None:

@@ -83,7 +83,7 @@ async def test_an_answer_is_the_same_under_every_policy(pair: str) -> None:
         for policy, temperature, rule in cases:
             drafted = await answers(client, policy, temperature, rule=rule)
             assert [one.token_ids for one in drafted] == [one.token_ids for one in plain], (policy, rule)
-            assert sum(one.end.speculation.rounds for one in drafted) < 6 * 50, (policy, rule)
+            assert sum(one.end.speculation.accepted_tokens for one in drafted) > 0, (policy, rule)
 
 
 async def test_the_lane_knows_the_cost_curves_of_the_file(pair: str) -> None:
