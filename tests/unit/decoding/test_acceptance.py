@@ -22,6 +22,7 @@ from dspark.decoding.acceptance import (
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.race import times, winners
+from dspark.decoding.ratio import slots_of
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
 from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
 
@@ -108,6 +109,18 @@ def test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept(p_of_it: f
         accepted, token = token_rule(probs, [0], q_of({1: 0.5, 2: 0.5}), [0.0], float(u))
         assert accepted == 0
         assert token == int(draw(probs[:1], torch.tensor([float(u)], dtype=torch.float64)))
+
+
+def test_the_very_numbers_that_were_sent_are_weighed() -> None:
+    rng = np.random.default_rng(3)
+    sent = rng.random((2, 3, 5)).astype(np.float32)
+    ids = np.array([rng.permutation(9)[:5] for _ in range(6)], np.uint32).reshape(2, 3, 5)
+    drafts = ids[:, :, 0].tolist()
+    cases = [Case(Cursor(k, 1, 1, 9), Law(), 4 * k, drafts[k], SparseQ.of(ids[k], sent[k])) for k in range(2)]
+    slots = slots_of(cases)
+    exact = sent.astype(np.float64) / sent.astype(np.float64).sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(slots.probs, exact.ravel(), rtol=1e-15)
+    np.testing.assert_allclose(slots.of_drafted(), exact[:, :, 0].ravel(), rtol=1e-15)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------

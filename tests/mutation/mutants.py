@@ -1,0 +1,333 @@
+"""Bugs to put into the source, one at a time, and the tests that have to notice.
+
+Most of them happened to somebody: shared or position-keyed noise, thresholds and residuals of the block rule, q that is
+not what was sampled, searches that peek, penalties that ignore drafted tokens. A mutant replaces one piece of source
+text that occurs exactly once; its tests are pytest node ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+D, C = "tests/unit/decoding/", "tests/unit/coordinator/"
+LAW = f"{D}test_exact_law.py::test_output_distribution_equals_target"
+TOKEN = (f"{LAW}[greedy-token-logits]", f"{LAW}[fixed-token-zeros]", f"{LAW}[threshold-token-ties]")
+BLOCK = (f"{LAW}[greedy-block-logits]", f"{LAW}[async-block-zeros]", f"{LAW}[threshold-block-ties]")
+COINS_TOKEN = (f"{D}test_forced_coins.py::test_the_rule_induces_its_law_on_every_table",)
+COINS_BLOCK = (f"{D}test_forced_coins.py::test_the_block_rule_decides_as_the_paper_says_on_every_table",)
+REAL = (f"{D}test_real_draws.py",)
+ONCE = (f"{D}test_reference.py::test_no_draw_of_a_ratio_rule_is_ever_used_twice",)
+PLACE = (f"{D}test_reference.py::test_coupled_noise_is_named_by_seed_choice_and_position_alone",)
+PACKED = (f"{D}test_acceptance.py::test_a_packed_pass_judges_every_sequence_as_if_it_were_alone",)
+NUMBERS = (f"{D}test_acceptance.py::test_the_very_numbers_that_were_sent_are_weighed",)
+FIRST = (f"{D}test_acceptance.py::test_a_coupled_first_token_is_the_one_a_round_would_have_added",)
+LIES = (f"{D}test_acceptance.py::test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept",)
+PAPER = ("tests/paper",)
+SCHEDULER = (f"{C}test_prefix_scheduler.py", *PAPER)
+WALK = ("tests/unit/draft_service/test_walk.py",)
+SHAPES = (
+    f"{D}test_shaping.py::test_several_rounds_follow_the_penalised_law_exactly",
+    f"{D}test_shaping.py::test_what_transformers_means_by_repetition_least_length_and_bias",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One bug."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+
+
+def _in(file: str, *bugs: tuple[str, str, str, tuple[str, ...]]) -> list[Mutant]:
+    return [Mutant(name, file, right, wrong, tests) for name, right, wrong, tests in bugs]
+
+
+MUTANTS = [
+    *_in(
+        "dspark/decoding/ratio.py",
+        ("the correction is drawn from p", "rest = (p - q).clamp_(min=0.0)", "rest = p.clone()", TOKEN),
+        ("the correction is drawn from q", "rest = (p - q).clamp_(min=0.0)", "rest = (q - p).clamp_(min=0.0)", BLOCK),
+        ("the residual is not clipped", "(p - q).clamp_(min=0.0)", "(p - q).abs_()", TOKEN),
+        ("draft and acceptance share noise", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,", (*REAL, *ONCE)),
+        ("acceptance and emission share noise", "coins(Purpose.EMIT,", "coins(Purpose.ACCEPT,", (*ONCE, *PACKED)),
+        (
+            "all emissions of an anchor share a draw's name",
+            "np.array(accepted) + 1",
+            "np.array(accepted) * 0 + 1",
+            PACKED,
+        ),
+        (
+            "a token that its q cannot produce counts",
+            "(k for k in range(length) if not possible[start + k])",
+            "(k for k in range(0) if not possible[start + k])",
+            LIES,
+        ),
+        ("q is that of the slot before", 'np.frombuffer(case.q.probs, "<f4")', "_late(case)", PACKED),
+        ("q is read as the verifier rounds it", 'np.frombuffer(case.q.probs, "<f4")', "_rough(case)", NUMBERS),
+    ),
+    *_in(
+        "dspark/decoding/token_rule.py",
+        (
+            "coins that equal the ratio accept",
+            "(accept_u < accept_probability",
+            "(accept_u <= accept_probability",
+            COINS_TOKEN,
+        ),
+        (
+            "the ratio is upside down",
+            "np.divide(p, q, out=kept, where=q > p)",
+            "np.divide(q, p, out=kept, where=p > q)",
+            TOKEN,
+        ),
+        ("the ratio is relaxed by 1 %", "np.divide(p, q, out", "np.divide(np.minimum(1.01 * p, q), q, out", TOKEN),
+        ("q is clamped in the ratio", "np.divide(p, q, out", "np.divide(p, np.maximum(q, 0.02), out", TOKEN),
+        (
+            "a kept token after a rejected one counts",
+            "slot < end and kept[slot]",
+            "slot < end and any(kept[slot:end])",
+            COINS_TOKEN,
+        ),
+        (
+            "the bonus is drawn like a correction",
+            "rejected.append(slot if slot < end else None)",
+            "rejected.append(min(slot, end - 1) if end > start else None)",
+            COINS_TOKEN,
+        ),
+        (
+            "the added token comes from the row before",
+            "emit(target_probs[kept]",
+            "emit(target_probs[[max(kept[0] - 1, 0)]]",
+            COINS_TOKEN,
+        ),
+        (
+            "the packed pass adds from the row before",
+            "list(zip(cases, kept, strict=True))",
+            "[(c, max(k - 1, 0)) for c, k in zip(cases, kept)]",
+            PACKED,
+        ),
+    ),
+    *_in(
+        "dspark/decoding/block_rule.py",
+        (
+            "coins that equal the chance accept",
+            "(accept_u < made.candidate)",
+            "(accept_u <= made.candidate)",
+            COINS_BLOCK,
+        ),
+        (
+            "the threshold forgets what was lost",
+            "np.divide(rest, rest + lost,",
+            "np.divide(rest, rest + 0 * lost,",
+            BLOCK,
+        ),
+        ("the threshold is the chance to be alive", "candidate[inner] =", "_ =", BLOCK),
+        (
+            "the residual forgets the chance to be alive",
+            "return last * torch.from_numpy(alive)",
+            "return last * torch.ones_like(torch.from_numpy(alive))",
+            BLOCK,
+        ),
+        (
+            "the packed pass forgets the chance to be alive",
+            "emit(scaled(last, alive), slots, rejected, coins",
+            "emit(last, slots, rejected, coins",
+            PACKED,
+        ),
+        (
+            "the first candidate that fails ends the block",
+            "for k in range(counting, 0, -1) if heads[start + k - 1]), 0)",
+            "for k in range(counting + 1) if k == counting or not heads[start + k]), 0)",
+            COINS_BLOCK,
+        ),
+        (
+            "the chance to be alive is not capped",
+            "alive = min(1.0, alive * ratio[slot])",
+            "alive = alive * ratio[slot]",
+            BLOCK,
+        ),
+        (
+            "the chance to be alive forgets earlier slots",
+            "alive = min(1.0, alive * ratio[slot])",
+            "alive = min(1.0, ratio[slot])",
+            BLOCK,
+        ),
+        ("the last slot sent is weighed like an inner one", "& ~last)", ")[:-1]", BLOCK),
+    ),
+    *_in(
+        "dspark/decoding/slots.py",
+        (
+            "q is not divided by its sum",
+            "probs=weights / np.bincount(slot, weights, minlength=total)[slot]",
+            "probs=weights",
+            COINS_TOKEN,
+        ),
+    ),
+    *_in(
+        "dspark/decoding/case.py",
+        (
+            "rows of a neighbour are read",
+            "[case.first_row + slot for case, slot in spots]",
+            "[max(case.first_row - 1, 0) + slot for case, slot in spots]",
+            PACKED,
+        ),
+    ),
+    *_in(
+        "dspark/decoding/philox.py",
+        (
+            "a handed-over sequence draws again",
+            'epochs = _word("epoch", epoch, 32)',
+            'epochs = _word("epoch", 0, 32)',
+            ONCE,
+        ),
+        ("rules share their streams", ' | _word("rule", rule, 8) << 24', "", (f"{D}test_philox.py",)),
+        ("slots share their draws", '_word("slots", slots, 16) |', '_word("slots", slots, 16) * 0 |', ONCE),
+        ("choices share their draws", '_word("choice", choice, 32))', '_word("choice", 0, 32))', ONCE),
+    ),
+    *_in(
+        "dspark/decoding/sampling.py",
+        (
+            "drafts of a ratio rule are keyed by position",
+            "uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position, np.arange(1, slots + 1))",
+            "uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position + np.arange(1, slots + 1, dtype='u8'), 0)",
+            (*REAL, *ONCE),
+        ),
+        (
+            "the temperature is ignored",
+            "copy=True).div_(laws.temperature)",
+            "copy=True)",
+            (f"{D}test_sampling.py", *REAL),
+        ),
+        (
+            "the draft is drawn at another temperature",
+            "draw(probs.double(), u)",
+            "draw(probs.double() ** 1.1, u)",
+            REAL,
+        ),
+        (
+            "q is not renormalised after the cut",
+            "probs = probs / probs.sum(dim=-1, keepdim=True)\n    if laws.any_top_p:",
+            "pass\n    if laws.any_top_p:",
+            (f"{D}test_sampling.py",),
+        ),
+    ),
+    *_in(
+        "dspark/decoding/race.py",
+        (
+            "slow tokens win the race",
+            "pace = probs.double() / e",
+            "pace = probs.double() * e",
+            (f"{D}test_race.py", *REAL),
+        ),
+        (
+            "noise forgets the choice",
+            "(law.seed, law.choice, position)",
+            "(law.seed, 0, position)",
+            (f"{D}test_race.py",),
+        ),
+        (
+            "noise forgets the position",
+            "(law.seed, law.choice, position)",
+            "(law.seed, law.choice, 9)",
+            (*PLACE, *REAL),
+        ),
+        (
+            "four neighbours share their noise",
+            "wide[lane] + wide[(lane + 1) % _LANES]",
+            "wide[0] + wide[1]",
+            (f"{D}test_race.py", *REAL),
+        ),
+    ),
+    *_in(
+        "dspark/decoding/coupled_rule.py",
+        (
+            "the verifier races one position early",
+            "case.cursor.anchor_position + 1 + slot",
+            "case.cursor.anchor_position + slot",
+            FIRST,
+        ),
+        ("drafts that differ are kept", "and token == case.draft_ids[slot]", "", PACKED),
+        (
+            "noise follows the round",
+            "case.cursor.anchor_position + 1 + slot",
+            "case.cursor.anchor_position + 1 + slot + case.cursor.round",
+            PACKED,
+        ),
+        (
+            "a prefill races at its last token",
+            "[cursor.anchor_position + 1]",
+            "[cursor.anchor_position]",
+            FIRST,
+        ),
+    ),
+    *_in(
+        "dspark/decoding/drafting.py",
+        (
+            "the drafter races at other positions",
+            "[cursors[row].anchor_position + 1 for row in raced]",
+            "[cursors[row].anchor_position for row in raced]",
+            (f"{D}test_race.py",),
+        ),
+    ),
+    *_in(
+        "draft_service/walk.py",
+        (
+            "q is rounded after sampling",
+            "torch.stack(probs, dim=1).cpu()",
+            "torch.stack(probs, dim=1).bfloat16().float().cpu()",
+            WALK,
+        ),
+        (
+            "a confidence knows its own token",
+            "hidden, torch.stack(previous[:-1], dim=1), laws)",
+            "hidden, torch.stack(previous[1:], dim=1), laws)",
+            WALK,
+        ),
+    ),
+    *_in(
+        "coordinator/prefix_scheduler.py",
+        (
+            "the scheduler searches all lengths",
+            "return int(worse.argmax()) if worse.any() else len(ranks)",
+            "return int(rate.argmax())",
+            SCHEDULER,
+        ),
+        ("an equal rate is an improvement", "worse = rate[1:] <= rate[:-1]", "worse = rate[1:] < rate[:-1]", SCHEDULER),
+        ("survival is not a running product", "own[:, slot] *= own[:, slot - 1]", "pass", SCHEDULER),
+        (
+            "ties go to later slots",
+            "np.flatnonzero((gain == least).T)[:",
+            "np.flatnonzero((gain == least).T)[::-1][:",
+            SCHEDULER,
+        ),
+    ),
+    *_in(
+        "dspark/decoding/shaping.py",
+        (
+            "penalties ignore drafted tokens",
+            "for k, column in enumerate(drafts, start=1):",
+            "for k, column in enumerate(drafts[:0], start=1):",
+            SHAPES,
+        ),
+        (
+            "penalties know the token they judge",
+            "for k, column in enumerate(drafts, start=1):",
+            "for k, column in enumerate(drafts, start=0):",
+            SHAPES,
+        ),
+    ),
+]
+# What two of them put in the place of q: the numbers one slot late, and the numbers in half precision.
+HELPERS = """
+
+def _late(case):
+    rows = np.frombuffer(case.q.probs, "<f4").reshape(-1, max(case.q.entries, 1))
+    return np.roll(rows, 1, axis=0).ravel()
+
+
+def _rough(case):
+    return np.frombuffer(case.q.probs, "<f4").astype(np.float16).astype(np.float32)
+"""

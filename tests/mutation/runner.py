@@ -1,0 +1,138 @@
+"""Runs each mutant's tests in a process of its own, forked after the slow imports, with the source changed on import.
+
+The files on disk are never touched. A mutant is caught when its tests fail; tests that cannot be collected or that do
+not end are no catch. The tests are first run once on the real source, where they must pass.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import CodeType
+
+from mutants import HELPERS, MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 90.0  # for one mutant
+PASSED, FAILED = 0, 1  # pytest's exit codes
+JOBS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one mutant."""
+
+    name: str
+    caught: bool
+    seconds: float
+    why: str  # empty when caught
+
+
+class _Changed(importlib.machinery.SourceFileLoader):
+    """Loads the mutated text in place of the file."""
+
+    text = ""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.text, self.path, "exec", dont_inherit=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self._name = mutant.file.removesuffix(".py").replace("/", ".")
+        self._path = ROOT / mutant.file
+        self._text = changed(mutant)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name:
+            return None
+        loader = _Changed(name, str(self._path))
+        loader.text = self._text
+        return importlib.machinery.ModuleSpec(name, loader, origin=str(self._path))
+
+
+def changed(mutant: Mutant) -> str:
+    """The mutated source; raises ValueError when the text to replace is not there exactly once."""
+    source = (ROOT / mutant.file).read_text(encoding="utf-8")
+    if source.count(mutant.right) != 1:
+        raise ValueError(f"{mutant.name}: {source.count(mutant.right)} places in {mutant.file} hold {mutant.right!r}")
+    return source.replace(mutant.right, mutant.wrong) + (HELPERS if mutant.file.endswith("ratio.py") else "")
+
+
+def run(mutants: Sequence[Mutant] = MUTANTS, jobs: int = JOBS) -> list[Outcome]:
+    """Every mutant's outcome, in order; raises RuntimeError when the tests fail without any bug."""
+    _import_the_slow()
+    context = multiprocessing.get_context("fork")
+
+    def tested(mutant: Mutant | None, tests: Sequence[str]) -> tuple[int | None, str]:
+        with tempfile.NamedTemporaryFile("w+", encoding="utf-8") as said:
+            code = _finish(context.Process(target=_child, args=(mutant, tests, said.name)))
+            return code, said.read()
+
+    def outcome(mutant: Mutant) -> Outcome:
+        began = time.monotonic()
+        code, _ = tested(mutant, mutant.tests)
+        why = {FAILED: "", PASSED: "its tests pass", None: "its tests do not end"}.get(
+            code, f"pytest ended with {code}"
+        )
+        return Outcome(mutant.name, code == FAILED, round(time.monotonic() - began, 2), why)
+
+    every = sorted({test for mutant in mutants for test in mutant.tests})
+    halves = [every[part::jobs] for part in range(min(jobs, len(every)))]
+    with ThreadPoolExecutor(jobs) as pool:
+        for code, said in pool.map(lambda tests: tested(None, tests), halves):
+            if code != PASSED:
+                raise RuntimeError(f"the tests fail on the real source:\n{said[-3000:]}")
+        return list(pool.map(outcome, mutants))
+
+
+def _finish(child: BaseProcess) -> int | None:
+    child.start()
+    child.join(LIMIT_S)
+    if child.is_alive():
+        child.kill()
+        child.join()
+        return None
+    return child.exitcode
+
+
+def _import_the_slow() -> None:
+    """What every child needs and no mutant changes."""
+    import grpc.aio
+    import numpy
+    import pytest
+    import torch
+    import transformers
+
+    for module in (grpc.aio, numpy, pytest, transformers):
+        assert module
+    torch.set_num_threads(1)
+    touched = [name for name in sys.modules if name.startswith(("dspark.decoding", "coordinator", "draft_service"))]
+    if touched:
+        raise RuntimeError(f"{touched[0]} is imported already, so a bug in it could not be put in")
+
+
+def _child(mutant: Mutant | None, tests: Sequence[str], output: str) -> None:
+    import pytest
+
+    if mutant is not None:
+        sys.meta_path.insert(0, _Finder(mutant))
+    os.chdir(ROOT)
+    with open(output, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        calm = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+        warnings = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins came with the slow imports
+        code = int(pytest.main([*calm, *warnings, *tests]))
+        sys.stdout.flush()
+    os._exit(code)

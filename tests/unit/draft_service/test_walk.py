@@ -1,0 +1,66 @@
+"""What leaves the walk is what was drawn from, and no confidence knows its own token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draft_service.config import DraftConfig
+from draft_service.engine import DraftEngine, DraftItem
+from dspark.decoding.drafting import DraftNoise
+from dspark.decoding.race import times_of, winners
+from dspark.types import NO_Q, Block, Cursor, Law, Rule
+
+ROWS = 30
+CURSOR = Cursor(1, 1, 1, ROWS + 1)
+
+
+@pytest.fixture
+def engine(golden_drafter: Path) -> DraftEngine:
+    engine = DraftEngine.load(DraftConfig(drafter=str(golden_drafter), context_tokens=4096))
+    engine.open(Cursor(1, 1, 0, ROWS), 200)
+    engine.ingest(1, 1, 0, [0] * ROWS, torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(1)))
+    return engine
+
+
+def blocks(engine: DraftEngine, *laws: Law) -> list[Block]:
+    return [engine.draft([DraftItem(CURSOR, 7, ROWS, law)])[0] for law in laws]
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_tokens_are_those_that_the_numbers_sent_give(engine: DraftEngine, rule: Rule) -> None:
+    for law in (Law(1.5, seed=seed, rule=rule) for seed in range(20)):
+        (block,) = blocks(engine, law)
+        ids, probs = (
+            torch.from_numpy(part.astype(kind)) for part, kind in zip(block.q.arrays(), ("i8", "f4"), strict=True)
+        )
+        noise = DraftNoise([law], [CURSOR], len(block.token_ids), 128)
+        drawn = [int(noise.pick(k, ids[k : k + 1], probs[k : k + 1])) for k in range(len(block.token_ids))]
+        assert tuple(drawn) == block.token_ids
+        # Rounded after drawing, they would miss a sum of 1 by more than float32 does.
+        assert np.abs(probs.double().sum(-1).numpy() - 1.0).max() < 1e-5
+
+
+def test_a_coupled_block_repeats_by_position_and_carries_no_q(engine: DraftEngine) -> None:
+    law = Law(1.5, seed=3, rule=Rule.COUPLED)
+    coupled, again, token = blocks(engine, law, law, Law(1.5, seed=3))
+    assert coupled.q == NO_Q
+    assert coupled.token_ids == again.token_ids
+    ids, probs = (
+        torch.from_numpy(part[:1].astype(kind)) for part, kind in zip(token.q.arrays(), ("i8", "f4"), strict=True)
+    )
+    first = ids[0, winners(probs, times_of([law], [CURSOR.committed_len], ids))[0]]
+    assert coupled.token_ids[0] == first, "slot 1 races over the distribution that a ratio rule draws from"
+
+
+def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(engine: DraftEngine) -> None:
+    made = blocks(engine, *(Law(3.0, seed=seed) for seed in range(12)))
+    differed = set()
+    for other in made[1:]:
+        same = next(k for k in range(7) if other.token_ids[k] != made[0].token_ids[k])
+        np.testing.assert_allclose(other.confidence[: same + 1], made[0].confidence[: same + 1], rtol=1e-6)
+        differed.add(other.confidence[same + 1 :] != made[0].confidence[same + 1 :])
+    assert True in differed, "later confidences do depend on it"
