@@ -28,7 +28,13 @@ class VerifyConfig:
     threads: int = field(default=1, metadata={"doc": "Torch threads of the device thread."})
     kv_tokens: int = field(default=65536, metadata={"doc": "Token slots of the key-value pool."})
     page_size: int = field(default=16, metadata={"doc": "Token slots of one page."})
-    prefill_chunk: int = field(default=256, metadata={"doc": "Prompt tokens per pass; rounds go between chunks."})
+    prefill_chunk: int = field(default=256, metadata={"doc": "Prompt tokens per pass while no round is running."})
+    step_prefill_tokens: int = field(
+        default=0, metadata={"doc": "Prompt tokens that ride in one round; 0 leaves it to the device."}
+    )
+    prefix_cache: bool = field(
+        default=True, metadata={"doc": "Keep full pages of ended sequences for prompts that begin alike."}
+    )
     max_batch_tokens: int = field(default=4096, metadata={"doc": "Tokens of one packed pass; larger cohorts split."})
     max_sequences: int = field(default=1024, metadata={"doc": "Sequences with state at one time."})
     attention: str = field(default="auto", metadata={"doc": "auto (packed if the self-test passes) or per_request."})

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2
+from verify_service.page_pool import Slots
 
 ROW_DTYPE = torch.bfloat16  # precision of features cannot change the law of the output
 
@@ -41,14 +42,14 @@ class FeatureStore:
         self.width = width
         self._rows = torch.empty(num_slots, width, dtype=ROW_DTYPE)
 
-    def put(self, slots: Sequence[int], rows: Tensor) -> None:
+    def put(self, slots: Slots | Sequence[int], rows: Tensor) -> None:
         """Stores rows [n, H] at n slots."""
         self._rows[_index(slots)] = rows
 
-    def get(self, slots: Sequence[int]) -> Tensor:
+    def get(self, slots: Slots | Sequence[int]) -> Tensor:
         """A copy of the rows at these slots, [n, H]."""
         return self._rows[_index(slots)].clone()
 
 
-def _index(slots: Sequence[int]) -> slice | Tensor:
-    return slice(slots.start, slots.stop) if isinstance(slots, range) else torch.tensor(slots, dtype=torch.int64)
+def _index(slots: Slots | Sequence[int]) -> slice | Tensor:
+    return slice(slots.start, slots.stop) if isinstance(slots, range) else torch.as_tensor(slots, dtype=torch.int64)

@@ -35,6 +35,27 @@ class FeatureRun(Protocol):
         """Rows first .. last - 1 as they travel."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefill:
+    """One prompt on its way in."""
+
+    sequence: int
+    epoch: int
+    token_ids: Sequence[int]
+    wants_rows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one chunk of a prompt brought."""
+
+    prefill: Prefill
+    rows: FeatureRun | None
+    tokens: int
+    done: bool  # all of the prompt has run
+    problem: Refusal | None = None  # set when it cannot go on
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """Outcomes in the order of the items; features of the rows that were committed, for those that were judged."""
@@ -42,8 +63,10 @@ class Judged:
     outcomes: list[Verdict | Refusal]
     features: Sequence[FeatureRun | None]
     replayed: int  # outcomes that repeat an earlier verdict
-    tokens: int  # tokens in the packed passes
+    tokens: int  # of the items, in the packed passes
     forward_ns: int
+    prefill_tokens: int = 0  # of prompts that rode along
+    progress: Sequence[Progress] = ()  # what came of them
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
 
 
@@ -115,11 +138,17 @@ class Engine(Protocol):
         *,
         owner: int = 0,
         token_ids: Sequence[int] | None = None,
+        salt: str = "",
     ) -> Refusal | None: ...
 
-    def timed_chunk(
-        self, sequence: int, token_ids: Sequence[int], epoch: int, wants_rows: bool
-    ) -> tuple[FeatureRun | Refusal | None, int]: ...
+    def spared(self, sequence: int, epoch: int, *, rows: bool) -> tuple[int, FeatureRun | None]:
+        """Leading tokens of the prompt that need no pass, and their feature rows if they are wanted."""
+
+    def line_up(self, prefill: Prefill) -> None:
+        """The rest of an opened sequence's prompt will run, in rounds or between them."""
+
+    def prefill_next(self, *, short: bool = False) -> Progress | None:
+        """A chunk of the first prompt in line, by itself; a short one when a round may come. None: nobody waits."""
 
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal: ...
 

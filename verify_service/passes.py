@@ -16,6 +16,7 @@ from dspark.errors import CheckpointError
 from dspark.model.target import TargetTaps
 from verify_service import paged_attention
 from verify_service.lean_model import Lean, make_lean
+from verify_service.page_pool import Slots
 from verify_service.paged_attention import KeyValuePool
 from verify_service.plan import Segment, build_plan
 
@@ -39,7 +40,7 @@ class Runner(Protocol):
     def release(self, key: int) -> None:
         """Forgets a sequence."""
 
-    def fill(self, key: int, slots: Sequence[int], length: int) -> None:
+    def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
         """Pretends that `length` tokens of a sequence were run, for timing only."""
 
     def reset(self) -> None:
@@ -80,8 +81,8 @@ class PackedRunner:
         pass
 
     @torch.inference_mode()
-    def fill(self, key: int, slots: Sequence[int], length: int) -> None:
-        self._pool.fill(torch.tensor(slots[:length], device=self.device))
+    def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
+        self._pool.fill(torch.as_tensor(slots[:length], device=self.device))
 
     def reset(self) -> None:
         self._pool.reset()
@@ -128,7 +129,7 @@ class PerRequestRunner:
         self._caches.pop(key, None)
 
     @torch.inference_mode()
-    def fill(self, key: int, slots: Sequence[int], length: int) -> None:
+    def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
         if (missing := length - self._length(key)) > 0:
             self.run([Segment(key, self._length(key), [0] * missing, range(length))], [])
 

@@ -11,8 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from verify_service.page_pool import Slots
+
+Indices = npt.NDArray[np.int64]
 
 _TRIANGLE_UP_TO = 16  # queries of a lone member up to which masks are kept
 ALONE_FROM = 192  # on a CPU, from this context length a sliced view beats a share of a padded gather
@@ -25,7 +31,7 @@ class Segment:
     key: int
     start: int
     token_ids: Sequence[int]
-    slots: Sequence[int]  # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive
+    slots: Slots | Sequence[int]  # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive
 
     @property
     def length(self) -> int:
@@ -109,32 +115,23 @@ class Plan:
 
 def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:
     """Who attends to what in one pass over `segments`, in their order."""
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    first_rows: list[int] = []
-    for segment in segments:
-        first_rows.append(len(ids))
-        ids.extend(segment.token_ids)
-        positions.extend(range(segment.start, segment.length))
-        slots.extend(segment.slots[segment.start : segment.length])
+    counts = np.array([len(segment.token_ids) for segment in segments], np.int64)
+    starts = np.array([segment.start for segment in segments], np.int64)
+    first_rows = np.cumsum(counts) - counts
+    packed = np.empty((3, int(counts.sum())), np.int64)
+    packed[0] = [token for segment in segments for token in segment.token_ids]
+    packed[1] = np.arange(packed.shape[1]) + np.repeat(starts - first_rows, counts)
+    for segment, first, count in zip(segments, first_rows.tolist(), counts.tolist(), strict=True):
+        packed[2, first : first + count] = segment.slots[segment.start : segment.length]
     groups = [
-        _group([segments[i] for i in chosen], [first_rows[i] for i in chosen], whole=len(chosen) == len(segments))
+        _group([segments[i] for i in chosen], first_rows[chosen], device, whole=len(chosen) == len(segments))
         for chosen in _choose_groups(segments, device)
     ]
-    packed = torch.tensor([ids, positions, slots], dtype=torch.int64)
-    if device.type != "cpu":
-        packed = packed.to(device)
-    for group in groups:
-        group.device = device
-        group.gather, group.rows, group.kept = (
-            None if index is None else index.to(device) for index in (group.gather, group.rows, group.kept)
-        )
     run = None
     if len(segments) == 1 and isinstance(segments[0].slots, range):
-        first = segments[0].slots[segments[0].start]
-        run = slice(first, first + len(ids))
-    return Plan(packed[0:1], packed[1:2], packed[2], run, groups)
+        run = slice(int(packed[2, 0]), int(packed[2, 0]) + packed.shape[1])
+    moved = torch.from_numpy(packed).to(device)
+    return Plan(moved[0:1], moved[1:2], moved[2], run, groups)
 
 
 def _choose_groups(segments: Sequence[Segment], device: torch.device) -> list[list[int]]:
@@ -146,29 +143,28 @@ def _choose_groups(segments: Sequence[Segment], device: torch.device) -> list[li
         return [[0]]
     alone_from = ALONE_FROM if device.type == "cpu" else 1 << 62
     groups: list[list[int]] = []
-    shared: list[int] = []
+    shared: list[tuple[int, int, int]] = []
     for index, segment in enumerate(segments):
         if isinstance(segment.slots, range) and segment.length >= alone_from:
             groups.append([index])
         else:
-            shared.append(index)
-    shared.sort(key=lambda i: (segments[i].length, len(segments[i].token_ids)))
+            shared.append((segment.length, len(segment.token_ids), index))
+    shared.sort()
     current: list[int] = []
-    for index in shared:
-        members = [segments[i] for i in (*current, index)]
-        longest, most = max(s.length for s in members), max(len(s.token_ids) for s in members)
-        padded = len(members) * longest * most
-        useful = sum(s.length * len(s.token_ids) for s in members)
-        if current and padded > 2 * useful + 4096:
+    most = useful = 0
+    for length, count, index in shared:  # lengths ascend
+        padded = (len(current) + 1) * length * max(most, count)
+        if current and padded > 2 * (useful + length * count) + 4096:
             groups.append(sorted(current))
-            current = []
+            current, most, useful = [], 0, 0
         current.append(index)
+        most, useful = max(most, count), useful + length * count
     if current:
         groups.append(sorted(current))
     return groups
 
 
-def _group(members: list[Segment], first_rows: list[int], *, whole: bool) -> Group:
+def _group(members: list[Segment], first_rows: Indices, device: torch.device, *, whole: bool) -> Group:
     lengths = [segment.length for segment in members]
     counts = [len(segment.token_ids) for segment in members]
     longest, most = max(lengths), max(counts)
@@ -177,16 +173,15 @@ def _group(members: list[Segment], first_rows: list[int], *, whole: bool) -> Gro
     if len(members) == 1 and isinstance(members[0].slots, range):
         view = slice(members[0].slots[0], members[0].slots[0] + longest)
     else:
-        table: list[int] = []
-        for segment, length in zip(members, lengths, strict=True):
-            table.extend(segment.slots[:length])
-            table.extend([segment.slots[0]] * (longest - length))
-        gather = torch.tensor(table)
+        table = np.empty((len(members), longest), np.int64)
+        for row, segment, length in zip(table, members, lengths, strict=True):
+            row[:length] = segment.slots[:length]
+            row[length:] = segment.slots[0]
+        gather = torch.from_numpy(table.ravel()).to(device)
     rows, kept = None, None
     if not (whole and even):
-        rows = torch.tensor(
-            [first + min(j, count - 1) for first, count in zip(first_rows, counts, strict=True) for j in range(most)]
-        )
-    if not even:
-        kept = torch.tensor([i * most + j for i, count in enumerate(counts) for j in range(count)])
-    return Group(lengths, counts, torch.device("cpu"), view, gather, rows, kept)
+        column, has = np.arange(most), np.array(counts)[:, None]
+        rows = torch.from_numpy((first_rows[:, None] + np.minimum(column, has - 1)).ravel()).to(device)
+        if not even:
+            kept = torch.from_numpy(np.flatnonzero(column < has)).to(device)
+    return Group(lengths, counts, device, view, gather, rows, kept)

@@ -41,8 +41,10 @@ class SequenceState:
     owner: int  # the session that opened it
     law: Law
     prompt_len: int  # tokens the prefill has to run
-    capacity: int  # token slots reserved
+    capacity: int  # tokens it was announced to reach, in whole pages
     keep_features: bool
+    salt: str | None = None  # of prefixes kept for others; None: none are kept
+    spared: int = 0  # prompt tokens that were found computed
     token_ids: list[int] = field(default_factory=list)  # committed, the anchor last
     cached: int = 0  # tokens whose keys and values are there
     anchored: bool = False  # whether the first anchor has been drawn
@@ -114,7 +116,7 @@ def _check_draft(state: SequenceState, item: VerifyItem, vocab_size: int) -> Ref
     if count and not 0 <= min(item.draft_ids) <= max(item.draft_ids) < vocab_size:
         return invalid(f"draft_ids: an id is not below the vocabulary size {vocab_size}")
     if state.committed_len + count > state.capacity:
-        return invalid(f"draft_ids: {state.committed_len + count} tokens exceed the reserved {state.capacity}")
+        return invalid(f"draft_ids: {state.committed_len + count} tokens exceed the announced {state.capacity}")
     size = count * item.q.entries * 4
     if (len(item.q.ids), len(item.q.probs)) != (size, size):
         return invalid(f"q: {len(item.q.ids)} and {len(item.q.probs)} bytes, expected {size} each")

@@ -16,6 +16,7 @@ from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.config import VerifyConfig
 from verify_service.feature_push import FeaturePush
+from verify_service.intake import Intake
 from verify_service.interface import Engine
 from verify_service.session import VerifySession
 
@@ -42,6 +43,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         self._incarnation = incarnation
         self._cost = cost
         self._draining = asyncio.Event()
+        self._intake = Intake(engine, device, metrics)
         self.metrics_port = 0  # known once it listens
 
     def drain(self) -> None:
@@ -90,6 +92,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             metrics=self._metrics,
             incarnation=self._incarnation,
             draining=self._draining,
+            intake=self._intake,
         )
         async with contextlib.aclosing(session.run(request_iterator)) as events:
             async for event in events:

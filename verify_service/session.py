@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -24,7 +25,8 @@ from dspark.wire.v1 import types_pb2, verify_pb2
 from verify_service import commands
 from verify_service.commands import cursor_of, read_item, read_law, read_sink, refuse_all, write_outcome
 from verify_service.feature_push import FeaturePush
-from verify_service.interface import Engine, FeatureRun
+from verify_service.intake import Intake
+from verify_service.interface import Engine, FeatureRun, Prefill
 from verify_service.sequences import VerifyItem, invalid
 
 log = structlog.get_logger("dspark.verify")
@@ -44,6 +46,7 @@ class VerifySession:
         metrics: Metrics,
         incarnation: int,
         draining: asyncio.Event,
+        intake: Intake,
     ) -> None:
         self._engine = engine
         self._device = device
@@ -51,6 +54,7 @@ class VerifySession:
         self._metrics = metrics
         self._incarnation = incarnation
         self._draining = draining
+        self._intake = intake
         self._owner = next(_owners)
 
     async def run(
@@ -108,7 +112,12 @@ class VerifySession:
         messages = list(cohort.items)
         read = [read_item(message) for message in messages]
         fit = [(index, item) for index, item in enumerate(read) if isinstance(item, VerifyItem)]
-        judged = await self._device.run(self._engine.judge_cohort, [item for _, item in fit], urgent=True)
+        self._intake.round_begins()
+        try:
+            judged = await self._device.run(self._engine.judge_cohort, [item for _, item in fit], urgent=True)
+        finally:
+            self._intake.round_ends()
+        self._intake.deliver(judged.progress)
         outcomes: list[Any] = list(read)
         travelling: dict[tuple[str, int], list[FeatureRun]] = {}
         for (index, _), outcome, features in zip(fit, judged.outcomes, judged.features, strict=True):
@@ -131,6 +140,7 @@ class VerifySession:
             items=[write_outcome(message, outcome) for message, outcome in zip(messages, outcomes, strict=True)],
             forward_ns=judged.forward_ns,
             tokens=judged.tokens,
+            prefill_tokens=judged.prefill_tokens,
         )
 
     async def _prefill(self, command: verify_pb2.Prefill) -> verify_pb2.Prefilled:
@@ -141,31 +151,40 @@ class VerifySession:
         if isinstance(law, Refusal):
             return self._not_taken(command, law)
         ids = list(command.token_ids)
-        refusal = await self._device.run(
-            lambda: self._engine.open(
-                cursor, law, command.reserve_tokens, command.keep_features, owner=self._owner, token_ids=ids
-            ),
-            urgent=True,
-        )
+        wants_rows = command.HasField("sink")
+
+        def open_it() -> tuple[Refusal | None, int, FeatureRun | None]:
+            refusal = self._engine.open(
+                cursor,
+                law,
+                command.reserve_tokens,
+                command.keep_features,
+                owner=self._owner,
+                token_ids=ids,
+                salt=command.cache_salt,
+            )
+            if refusal is not None:
+                return refusal, 0, None
+            return None, *self._engine.spared(cursor.sequence, cursor.epoch, rows=wants_rows)
+
+        def take_rows(rows: FeatureRun) -> None:
+            if wants_rows:
+                self._send(command.sink, [rows], bulk=True)
+
+        began = time.perf_counter_ns()
+        refusal, spared, rows = await self._device.run(open_it, urgent=True)
         if refusal is not None:
             return self._not_taken(command, refusal)
         self._note_load()
-        spent_ns = 0
-        size = self._engine.config.prefill_chunk
-        for first in range(0, len(ids), size):
-            made, nanoseconds = await self._device.run(
-                self._engine.timed_chunk,
-                cursor.sequence,
-                ids[first : first + size],
-                cursor.epoch,
-                command.HasField("sink"),
-            )
-            spent_ns += nanoseconds
-            self._metrics.forward_seconds.labels(kind="prefill").observe(nanoseconds * 1e-9)
-            if isinstance(made, Refusal):
-                return self._not_taken(command, made)
-            if made is not None and command.HasField("sink"):
-                self._send(command.sink, [made], bulk=True)
+        if rows is not None:  # kept from before: the drafter gets them as if they had just been computed
+            take_rows(rows)
+        problem = await self._intake.run(Prefill(cursor.sequence, cursor.epoch, ids, wants_rows), take_rows)
+        if problem is not None:
+            await self._device.run(self._engine.release, cursor.sequence, cursor.epoch, urgent=True)
+            return self._not_taken(command, problem)
+        self._metrics.prefix_cache_hits.inc(spared)
+        self._metrics.prefix_cache_queries.inc(len(ids))
+        spent_ns = time.perf_counter_ns() - began
         anchor = await self._device.run(
             lambda: self._engine.first_token(cursor.sequence, epoch=cursor.epoch), urgent=True
         )
@@ -173,12 +192,13 @@ class VerifySession:
             await self._device.run(self._engine.release, cursor.sequence, cursor.epoch, urgent=True)
             return self._not_taken(command, anchor)
         told = self._engine.anchor_logprobs(cursor.sequence) if law.logprobs is not None else ()
-        log.info("sequence.prefilled", sequence=cursor.sequence, epoch=cursor.epoch, tokens=len(ids))
+        log.info("sequence.prefilled", sequence=cursor.sequence, epoch=cursor.epoch, tokens=len(ids), spared=spared)
         return verify_pb2.Prefilled(
             cursor=command.cursor,
             anchor=anchor,
             features_through=len(ids) if self._engine.feature_width else 0,
             forward_ns=spent_ns,
+            cached_tokens=spared,
             logprobs=next(iter(codec.write_logprobs(told)), None),
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ from dspark.synthetic.rows import SyntheticRows
 from dspark.synthetic.spec import SyntheticSpec, load_spec
 from dspark.types import Cursor, Law, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
-from verify_service.interface import Held, Judged
+from verify_service.interface import Held, Judged, Prefill, Progress
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
 
 
@@ -69,6 +70,7 @@ class SyntheticVerifyEngine:
         self._pace = Pace(spec.jitter, spec.seed)
         self._pages = PageTable(config.kv_tokens // config.page_size, config.page_size)
         self._sequences: dict[int, _Held] = {}
+        self._line: deque[Prefill] = deque()
 
     @staticmethod
     def load(config: VerifyConfig) -> SyntheticVerifyEngine:
@@ -95,6 +97,7 @@ class SyntheticVerifyEngine:
         *,
         owner: int = 0,
         token_ids: Sequence[int] | None = None,
+        salt: str = "",
     ) -> Refusal | None:
         held = self._sequences.get(cursor.sequence)
         if held is not None and cursor.epoch <= held.state.epoch:
@@ -123,22 +126,32 @@ class SyntheticVerifyEngine:
         self._sequences[cursor.sequence] = _Held(state, self._law.key(first, law.seed, law.choice), first)
         return None
 
-    def timed_chunk(
-        self, sequence: int, token_ids: Sequence[int], epoch: int, wants_rows: bool
-    ) -> tuple[SyntheticRows | Refusal | None, int]:
+    def spared(self, sequence: int, epoch: int, *, rows: bool) -> tuple[int, SyntheticRows | None]:
+        return 0, None  # no prefix is kept: every prompt takes its time
+
+    def line_up(self, prefill: Prefill) -> None:
+        self._line.append(prefill)
+
+    def prefill_next(self, *, short: bool = False) -> Progress | None:
         """A chunk of prompt takes the step time of its tokens."""
         began = time.perf_counter_ns()
-        held = self._sequences.get(sequence)
-        if held is None or held.state.epoch != epoch:
-            return unknown(Cursor(sequence, epoch, 0, 0)), 0
-        state = held.state
-        start, stop = state.cached, state.cached + len(token_ids)
-        if stop > state.prompt_len or not len(token_ids):
-            return invalid(f"token_ids: {len(token_ids)} tokens after {start} of {state.prompt_len}"), 0
-        state.cached = stop
-        state.token_ids.extend(token_ids)
-        rows = self._rows(held, start, stop) if state.keep_features or wants_rows else None
-        return rows, self._sleep(began, self.spec.prefill_seconds(len(token_ids), stop))
+        if not self._line:
+            return None
+        prefill = self._line[0]
+        held = self._sequences.get(prefill.sequence)
+        if held is None or held.state.epoch != prefill.epoch:
+            self._line.popleft()
+            return Progress(prefill, None, 0, False, unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0)))
+        state, start = held.state, held.state.cached
+        ids = prefill.token_ids[start : start + self.config.prefill_chunk]
+        state.cached += len(ids)
+        state.token_ids.extend(ids)
+        done = state.cached == state.prompt_len
+        if done:
+            self._line.popleft()
+        rows = self._rows(held, start, state.cached) if state.keep_features or prefill.wants_rows else None
+        self._sleep(began, self.spec.prefill_seconds(len(ids), state.cached))
+        return Progress(prefill, rows, len(ids), done)
 
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal:
         held = self._sequences.get(sequence)

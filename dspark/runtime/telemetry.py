@@ -123,6 +123,11 @@ class Metrics:
         self.draft_rpc = self._histogram("draft_rpc_seconds", "Round trip of a Draft cohort.", _SECONDS)
         self.verify_rpc = self._histogram("verify_rpc_seconds", "Round trip of a Verify cohort.", _SECONDS)
         self.prefills = self._counter("prefills", "Prefills commanded, by reason.", "reason")
+        self.num_preemptions = self._counter("num_preemptions", "Sequences taken out to free pages, to begin again.")
+        self.prefix_cache_queries = self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        )
+        self.prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens whose prefill it spared.")
         self.resends = self._counter("resends", "Feature resends commanded, by reason.", "reason")
         self.pool_replicas = self._gauge("pool_replicas", "Known workers.", "pool", "state")
         self.worker_losses = self._counter("worker_losses", "Workers lost.", "pool")

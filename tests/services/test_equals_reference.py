@@ -45,7 +45,7 @@ def _record(cell: Cell, engine: Any) -> None:
     inner = engine.judge_cohort
 
     def judge_cohort(items: Any) -> Any:
-        seeds = {item.cursor.sequence: engine._sequences[item.cursor.sequence].law.seed for item in items}
+        seeds = {item.cursor.sequence: engine._holdings.states[item.cursor.sequence].law.seed for item in items}
         judged = inner(items)
         for item, outcome in zip(items, judged.outcomes, strict=True):
             assert isinstance(outcome, Verdict), outcome

@@ -48,7 +48,7 @@ class Cell:
         inner = engine.judge_cohort
 
         def judge_cohort(items: Any) -> Any:
-            laws = {item.cursor.sequence: engine._sequences[item.cursor.sequence].law for item in items}
+            laws = {item.cursor.sequence: engine._holdings.states[item.cursor.sequence].law for item in items}
             judged = inner(items)
             for item, outcome in zip(items, judged.outcomes, strict=True):
                 assert isinstance(outcome, Verdict), outcome

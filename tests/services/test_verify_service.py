@@ -94,7 +94,7 @@ async def test_malformed_rows_are_refused_by_field_and_their_neighbours_judged_a
             assert verdict.refusal.message.startswith(field), verdict.refusal.message
         assert verdicts.items[11].refusal.reason == RefusalReason.INVALID
         for verdict in (verdicts.items[0], verdicts.items[9], verdicts.items[10]):
-            assert (verdict.accepted, verdict.next_token) == (3, expected[4])
+            assert (verdict.accepted, verdict.next_token) == (3, expected[4]), verdict.refusal
         # A refused row stands where it stood.
         after = (await stream.verify(verify_item(at(3), anchor, draft))).items[0]
         assert (after.accepted, after.next_token) == (3, expected[4])
@@ -117,12 +117,13 @@ async def test_prefills_that_cannot_be_are_refused_before_anything_is_held(golde
         assert await reason(fit, [1, 2, 3], Law(temperature=float("nan"))) == RefusalReason.INVALID
         assert await reason(fit, [1, 2, 3], Law(temperature=1.0, top_p=0.0)) == RefusalReason.INVALID
         assert v.engine.held.pages_held == 0
-        assert await reason(fit, [1, 2, 3], reserve=33) == 0
-        assert v.engine.held.pages_held == 3
-        assert await reason(Cursor(2, 1, 0, 3), [1, 2, 3]) == RefusalReason.NO_PAGES
+        long = list(range(40))
+        assert await reason(Cursor(1, 1, 0, 40), long, reserve=60) == 0
+        assert v.engine.held.pages_held == 3, "pages of the prompt, not of the whole life"
+        assert await reason(Cursor(2, 1, 0, 3), [1, 2, 3]) == RefusalReason.NO_PAGES, "the first may need one more"
         assert await reason(Cursor(1, 1, 0, 3), [1, 2, 3]) == RefusalReason.STALE_CURSOR
         # A hand-over: a higher epoch takes the place of the lower one, with the tokens it brings.
-        assert await reason(Cursor(1, 2, 0, 4), [1, 2, 3, 4], reserve=40) == 0
+        assert await reason(Cursor(1, 2, 0, 41), [*long, 4], reserve=60) == 0
         assert (v.engine.held.sequences, v.engine.held.pages_held) == (1, 3)
         assert await stream.release(1, 1) == 0, "an older epoch frees nothing"
         assert await stream.release(1, 2) == 1

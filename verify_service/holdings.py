@@ -1,0 +1,120 @@
+"""Everything a verifier holds for its sequences: states, pages, feature rows beside them, and prefixes kept for later.
+
+Invariant: a sequence has pages for every token that is cached; what it is given for the tokens of a step it asked for
+before the step began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from dspark.types import Cursor, Law, Refusal, RefusalReason
+from verify_service.feature_store import FeatureRows, FeatureStore
+from verify_service.interface import Held
+from verify_service.page_pool import PagePool, Slots
+from verify_service.prefix_cache import PrefixCache
+from verify_service.sequences import SequenceState
+
+
+class Holdings:
+    """The memory of one engine."""
+
+    def __init__(
+        self, *, pages: int, page_size: int, most: int, store: FeatureStore | None, keep_prefixes: bool
+    ) -> None:
+        self.states: dict[int, SequenceState] = {}
+        self.last_logits: dict[int, Tensor] = {}  # of prefilled sequences whose anchor is not drawn yet
+        self.store = store
+        self._most = most
+        self.pool = PagePool(pages, page_size)
+        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes)
+
+    @property
+    def held(self) -> Held:
+        used = self.pool.total - self.pool.free - self.prefixes.idle
+        return Held(len(self.states), used, self.pool.total)
+
+    def admit(
+        self,
+        cursor: Cursor,
+        law: Law,
+        longest: int,
+        *,
+        keep_features: bool,
+        owner: int,
+        token_ids: Sequence[int] | None,
+        salt: str,
+    ) -> SequenceState | Refusal:
+        """Pages for the prompt, as far as they are not kept from before; one more page stays free per sequence."""
+        if len(self.states) >= self._most:
+            return Refusal(RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit")
+        keep_features = keep_features and self.store is not None
+        shared = self.prefixes.match(token_ids, salt, needs_rows=keep_features) if token_ids is not None else []
+        for page in shared:  # ours before anything is given back to make room
+            self.pool.retain(page)
+        wanted = self.pool.pages_for(cursor.committed_len) - len(shared)
+        opened = self._make_free(wanted + len(self.states)) and self.pool.open(
+            cursor.sequence, cursor.committed_len, longest, shared
+        )
+        for page in shared:
+            self.pool.let_go(page)
+        if not opened:
+            free = self.pool.free + self.prefixes.idle
+            return Refusal(
+                RefusalReason.NO_PAGES, f"{wanted} pages are needed beside {len(self.states)} to grow; {free} are free"
+            )
+        state = SequenceState(
+            sequence=cursor.sequence,
+            epoch=cursor.epoch,
+            owner=owner,
+            law=law,
+            prompt_len=cursor.committed_len,
+            capacity=self.pool.pages_for(longest) * self.pool.page_size,
+            keep_features=keep_features,
+            salt=salt if token_ids is not None else None,
+        )
+        state.cached = state.spared = len(shared) * self.pool.page_size
+        state.token_ids.extend(token_ids[: state.cached] if token_ids is not None else ())
+        self.states[cursor.sequence] = state
+        return state
+
+    def grow(self, state: SequenceState, tokens: int) -> bool:
+        """Room for so many tokens in all, or nothing changes."""
+        missing = self.pool.missing(state.sequence, tokens)
+        return not missing or (self._make_free(missing) and self.pool.grow(state.sequence, tokens))
+
+    def slots(self, state: SequenceState, start: int, stop: int) -> Slots:
+        return self.pool.slots(state.sequence, start, stop)
+
+    def keep_prefix(self, state: SequenceState) -> None:
+        """Its full pages can be found by others from now on."""
+        if state.salt is not None:
+            rows = state.keep_features
+            self.prefixes.enter(state.token_ids[: state.cached], state.salt, self.pool.pages(state.sequence), rows=rows)
+
+    def drop(self, state: SequenceState) -> None:
+        """Lets go of all of it; what is worth keeping stays with the prefixes."""
+        self.states.pop(state.sequence, None)
+        self.last_logits.pop(state.sequence, None)
+        if state.sequence in self.pool:
+            self.keep_prefix(state)
+            self.pool.release(state.sequence)
+
+    def put_rows(self, state: SequenceState, start: int, rows: Tensor) -> None:
+        """Keeps feature rows [n, H] of positions from `start` on."""
+        if state.keep_features and self.store is not None:
+            self.store.put(self.slots(state, start, start + len(rows)), rows)
+
+    def rows(self, state: SequenceState, start: int, stop: int) -> FeatureRows:
+        """Kept rows of positions start .. stop - 1."""
+        assert self.store is not None
+        kept = self.store.get(self.slots(state, start, stop))
+        return FeatureRows(state.sequence, state.epoch, start, state.token_ids[start:stop], kept)
+
+    def _make_free(self, pages: int) -> bool:
+        """Whether so many pages are free, after kept prefixes have given way."""
+        if pages > self.pool.free:
+            self.prefixes.reclaim(pages - self.pool.free)
+        return pages <= self.pool.free

@@ -1,0 +1,158 @@
+"""One packed pass: the prefixes of a cohort, and perhaps a chunk of a prompt behind them; then rule and projection.
+
+Everybody in it has been checked and has pages. Invariant 3, q sent is q sampled: the rule gets q as it came.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dspark.decoding.acceptance import Case
+from dspark.model.context import ContextProjection
+from dspark.types import Refusal, Verdict
+from verify_service.feature_store import ROW_DTYPE, FeatureRows
+from verify_service.forced import Forced
+from verify_service.holdings import Holdings
+from verify_service.judging import judge_each, shaper_of, told
+from verify_service.passes import Pass, Runner
+from verify_service.plan import Segment
+from verify_service.sequences import SequenceState, VerifyItem
+
+
+class Chunk(NamedTuple):
+    """The next tokens of a prompt."""
+
+    state: SequenceState
+    token_ids: Sequence[int]
+    wants_rows: bool
+
+
+class _Committed(NamedTuple):
+    """Rows of the pass that belong to committed tokens of one sequence."""
+
+    state: SequenceState
+    start: int  # first position
+    token_ids: list[int]
+    row: int  # first row of the pass
+
+
+class Stepped(NamedTuple):
+    """What became of each item, the rows that were committed, and those of the chunk."""
+
+    outcomes: list[Verdict | Refusal]
+    features: list[FeatureRows | None]
+    chunk_rows: FeatureRows | None
+    tokens: int  # of the items
+
+
+class PackedStep:
+    """How one engine runs passes."""
+
+    def __init__(
+        self, runner: Runner, holdings: Holdings, projection: ContextProjection | None, forced: Forced | None
+    ) -> None:
+        self._runner, self._holdings, self._projection, self._forced = runner, holdings, projection, forced
+        self._near_ties: Counter[int] = Counter()
+
+    def take_near_ties(self) -> int:
+        """Near-ties of coupled sequences since the last call."""
+        count, self._near_ties = self._near_ties.total(), Counter()
+        return count
+
+    def run(self, items: Sequence[VerifyItem], chunk: Chunk | None) -> Stepped:
+        """Runs, judges, commits."""
+        if not items and chunk is None:
+            return Stepped([], [], None, 0)
+        holdings = self._holdings
+        segments: list[Segment] = []
+        cases: list[Case] = []
+        row = 0
+        for item in items:
+            state = holdings.states[item.cursor.sequence]
+            ids = [item.anchor, *item.draft_ids]
+            slots = holdings.slots(state, 0, state.cached + len(ids))
+            segments.append(Segment(state.sequence, state.cached, ids, slots))
+            cases.append(Case(item.cursor, state.law, row, item.draft_ids, item.q, shaper_of(state)))
+            row += len(ids)
+        logit_rows: list[int] | None = None
+        if chunk is not None:
+            state, stop = chunk.state, chunk.state.cached + len(chunk.token_ids)
+            segments.append(Segment(state.sequence, state.cached, chunk.token_ids, holdings.slots(state, 0, stop)))
+            last = stop == state.prompt_len
+            # Only the last token of a prompt is followed by a draw.
+            logit_rows = list(range(row)) + ([row + len(chunk.token_ids) - 1] if last else [])
+        result = self._runner.run(segments, logit_rows)
+        outcomes, wanted = self._judge(items, cases, result) if items else ([], [])
+        taken = None if chunk is None else self._take_in(chunk, result, row)
+        committed = [each for each in (*wanted, taken) if each is not None]
+        rows = iter(self._project(committed, result))
+        features = [None if each is None else next(rows) for each in wanted]
+        return Stepped(outcomes, features, None if taken is None else next(rows), row)
+
+    def _judge(
+        self, items: Sequence[VerifyItem], cases: list[Case], result: Pass
+    ) -> tuple[list[Verdict | Refusal], list[_Committed | None]]:
+        outcomes: list[Verdict | Refusal] = []
+        wanted: list[_Committed | None] = []
+        decisions = judge_each(result.logits, cases, self._near_ties)
+        if self._forced is not None:
+            decisions = self._forced.apply(result.logits, cases, decisions)
+        for item, case, decided in zip(items, cases, decisions, strict=True):
+            if isinstance(decided, Refusal):
+                outcomes.append(decided)
+                wanted.append(None)
+                continue
+            accepted, next_token = decided
+            state = self._holdings.states[item.cursor.sequence]
+            start, kept = state.cached, [item.anchor, *item.draft_ids[:accepted]]
+            state.token_ids.extend(item.draft_ids[:accepted])
+            state.token_ids.append(next_token)
+            state.cached += len(kept)
+            through = state.cached if self._projection is not None else 0
+            logprobs = told(state.law, result.logits[case.first_row :], [*item.draft_ids[:accepted], next_token])
+            state.last = Verdict(item.cursor, accepted, next_token, through, logprobs)
+            outcomes.append(state.last)
+            # Plain decoding pays for no projection.
+            pays = state.keep_features or item.wants_rows
+            wanted.append(_Committed(state, start, kept, case.first_row) if pays else None)
+        return outcomes, wanted
+
+    def _take_in(self, chunk: Chunk, result: Pass, row: int) -> _Committed | None:
+        state, start = chunk.state, chunk.state.cached
+        state.cached += len(chunk.token_ids)
+        state.token_ids.extend(chunk.token_ids)
+        if state.cached == state.prompt_len:
+            self._holdings.last_logits[state.sequence] = result.logits[-1]
+            self._holdings.keep_prefix(state)
+        if not (state.keep_features or chunk.wants_rows):
+            return None
+        return _Committed(state, start, list(chunk.token_ids), row)
+
+    @torch.inference_mode()
+    def _project(self, committed: Sequence[_Committed], result: Pass) -> list[FeatureRows | None]:
+        """Projects the rows of committed tokens and keeps them."""
+        if self._projection is None or result.taps is None or not committed:
+            return [None] * len(committed)
+        rows = self._projection.project(_picked(result.taps, committed)).to("cpu", ROW_DTYPE)
+        made: list[FeatureRows | None] = []
+        at = 0
+        for each in committed:
+            mine = rows[at : at + len(each.token_ids)]
+            at += len(each.token_ids)
+            self._holdings.put_rows(each.state, each.start, mine)
+            made.append(FeatureRows(each.state.sequence, each.state.epoch, each.start, each.token_ids, mine))
+        return made
+
+
+def _picked(taps: Tensor, committed: Sequence[_Committed]) -> Tensor:
+    """Their rows of taps [T, m*H], in their order."""
+    if len(committed) == 1:
+        first = committed[0].row
+        return taps[first : first + len(committed[0].token_ids)]
+    index = [each.row + j for each in committed for j in range(len(each.token_ids))]
+    return taps.index_select(0, torch.tensor(index, device=taps.device))

@@ -1,0 +1,179 @@
+"""Pages of token slots, handed out as sequences grow: ask for all that a step needs, then act.
+
+Pure bookkeeping over page numbers. A page may have several holders (sequences that share a prefix, the prefix cache);
+it is free when it has none. A sequence that is opened with a wish for its whole life is placed where that would lie in
+a row and keeps the row to itself while memory is plentiful, because a row of slots can be viewed where scattered pages
+must be gathered. The wish is no reservation: whoever finds nothing else takes from it, from its far end.
+
+Invariant: `free` counts the pages without a holder; nobody writes to a page that has more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Slots = range | npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Table:
+    """Pages of one sequence, in order."""
+
+    pages: list[int] = field(default_factory=list)
+    in_row: bool = True
+    wish: tuple[int, int] = (0, 0)  # pages first .. last - 1 it would like to grow into
+    slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class PagePool:
+    """Who holds which pages. Slot ids are page * page_size + offset."""
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        if pages < 1 or page_size < 1:
+            raise ValueError(f"a pool of {pages} pages of {page_size} slots is none")
+        self.total = self.free = pages
+        self.page_size = page_size
+        self._holders = np.zeros(pages, np.int32)
+        self._wished = np.zeros(pages, np.bool_)
+        self._tables: dict[Hashable, _Table] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._tables
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` slots need."""
+        return -(-tokens // self.page_size)
+
+    def missing(self, key: Hashable, tokens: int) -> int:
+        """Pages the sequence would have to be given to hold so many tokens."""
+        return max(self.pages_for(tokens) - len(self._tables[key].pages), 0)
+
+    def holders(self, page: int) -> int:
+        return int(self._holders[page])
+
+    def pages(self, key: Hashable) -> Sequence[int]:
+        """Pages of a sequence, in the order of its tokens."""
+        return self._tables[key].pages
+
+    def open(self, key: Hashable, tokens: int, longest: int, shared: Sequence[int] = ()) -> bool:
+        """Room for `tokens` under a new key, behind pages it shares with others; all of it or nothing."""
+        if key in self._tables:
+            raise ValueError("the key already holds pages")
+        if self.pages_for(tokens) - len(shared) > self.free:
+            return False
+        table = self._tables[key] = _Table()
+        self._give(table, shared)
+        for page in shared:
+            self._holders[page] += 1
+        goes_on = bool(shared) and self._is_open(shared[-1] + 1)
+        wanted = self.pages_for(longest) - len(shared)
+        if not goes_on and (home := self._home(wanted)) is not None:
+            table.wish = (home, home + wanted)
+            self._wished[home : home + wanted] = True
+        return self.grow(key, tokens)
+
+    def grow(self, key: Hashable, tokens: int) -> bool:
+        """Room for `tokens` in all; all of it or nothing."""
+        table = self._tables[key]
+        need = self.pages_for(tokens) - len(table.pages)
+        if need <= 0:
+            return True
+        if need > self.free:
+            return False
+        taken: list[int] = []
+        page = table.pages[-1] + 1 if table.pages else table.wish[0]
+        first, last = table.wish
+        while len(taken) < need and ((first <= page < last and self._holders[page] == 0) or self._is_open(page)):
+            taken.append(page)
+            page += 1
+        self._holders[taken] = 1
+        if len(taken) < need:
+            more = self._elsewhere(need - len(taken))
+            self._holders[more] = 1
+            taken += more
+        self._give(table, taken)
+        self.free -= len(taken)
+        return True
+
+    def slots(self, key: Hashable, start: int, stop: int) -> Slots:
+        """Slot ids of tokens start .. stop - 1: a range where they lie in a row, else a view that must not be kept."""
+        table = self._tables[key]
+        if not 0 <= start <= stop <= len(table.pages) * self.page_size:
+            raise ValueError(f"tokens {start}..{stop} are outside {len(table.pages)} pages")
+        if table.in_row:
+            first = table.pages[0] * self.page_size if table.pages else 0
+            return range(first + start, first + stop)
+        return table.slots[start:stop]
+
+    def release(self, key: Hashable) -> int:
+        """Lets go of a sequence's pages; returns how many became free. An unknown key holds none."""
+        table = self._tables.pop(key, None)
+        if table is None:
+            return 0
+        self._wished[table.wish[0] : table.wish[1]] = False
+        return sum(self.let_go(page) for page in table.pages)
+
+    def retain(self, page: int) -> None:
+        """One more holder of a page that has one."""
+        if self._holders[page] < 1:
+            raise ValueError(f"nobody holds page {page}")
+        self._holders[page] += 1
+
+    def let_go(self, page: int) -> bool:
+        """One holder less; whether the page is free now."""
+        if self._holders[page] < 1:
+            raise ValueError(f"nobody holds page {page}")
+        self._holders[page] -= 1
+        empty = bool(self._holders[page] == 0)
+        self.free += empty
+        return empty
+
+    def _is_open(self, page: int) -> bool:
+        """Whether it exists, has no holder and nobody wishes for it."""
+        return page < self.total and self._holders[page] == 0 and not self._wished[page]
+
+    def _home(self, wanted: int) -> int | None:
+        """First page of the shortest open run that holds a whole life."""
+        runs = _runs((self._holders == 0) & ~self._wished)
+        fitting = runs[runs[:, 1] >= wanted]
+        return int(fitting[fitting[:, 1].argmin(), 0]) if len(fitting) else None
+
+    def _elsewhere(self, need: int) -> list[int]:
+        """Free pages anywhere: whole open runs if they do, then what others wish for, from the far end."""
+        taken: list[int] = []
+        runs = _runs((self._holders == 0) & ~self._wished)
+        fitting = runs[runs[:, 1] >= need]
+        chosen = fitting[[fitting[:, 1].argmin()]] if len(fitting) else runs[np.argsort(-runs[:, 1], kind="stable")]
+        for first, count in chosen.tolist():
+            taken += range(first, first + min(count, need - len(taken)))
+        while len(taken) < need:
+            free = (self._holders == 0) & self._wished
+            free[taken] = False
+            runs = _runs(free)
+            first, count = runs[runs[:, 1].argmax()].tolist()
+            cut = min(-(-count // 2), need - len(taken))
+            taken += range(first + count - cut, first + count)
+        return taken
+
+    def _give(self, table: _Table, pages: Sequence[int]) -> None:
+        before = len(table.pages)
+        for page in pages:
+            table.in_row &= not table.pages or page == table.pages[-1] + 1
+            table.pages.append(page)
+        have = len(table.pages) * self.page_size
+        if len(table.slots) < have:
+            grown = np.empty(max(have, 2 * len(table.slots)), np.int64)
+            grown[: before * self.page_size] = table.slots[: before * self.page_size]
+            table.slots = grown
+        new = np.asarray(table.pages[before:], np.int64)[:, None] * self.page_size + np.arange(self.page_size)
+        table.slots[before * self.page_size : have] = new.ravel()
+
+
+def _runs(free: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """[runs, (first, count)] of consecutive true entries."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], free, [False])).astype(np.int8)))
+    return np.stack((edges[::2], edges[1::2] - edges[::2]), axis=1)

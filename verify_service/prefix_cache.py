@@ -1,0 +1,98 @@
+"""Full pages kept after their sequence is gone, found again by what they hold: the same tokens behind the same tokens.
+
+A page's name is a hash over its own token ids, the name of the page before it, and a salt: sequences with another salt
+(another tenant) never meet. Feature rows lie at the same slots, so a hit spares the prefill and the drafter's context
+alike; a page without rows serves only those who need none. Only pages wholly below `committed_len - 1` enter: nothing
+writes to them any more. The least recently used page that no sequence holds goes first, the end of a chain before its
+beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from verify_service.page_pool import PagePool
+
+
+class _Kept(NamedTuple):
+    page: int
+    rows: bool  # whether feature rows lie beside the keys and values
+
+
+class PrefixCache:
+    """One holder of pages among others."""
+
+    def __init__(self, pool: PagePool, *, enabled: bool = True) -> None:
+        self._pool, self._enabled = pool, enabled
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
+        self.evicted = 0  # pages, in all
+
+    @property
+    def idle(self) -> int:
+        """Pages that only the cache holds."""
+        return sum(self._pool.holders(kept.page) == 1 for kept in self._kept.values())
+
+    def match(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> list[int]:
+        """Pages of the longest kept prefix; at least one token is left over, for whose logits a pass is needed."""
+        found: list[tuple[bytes, int]] = []
+        for name in self._names(token_ids[: len(token_ids) - 1], salt):
+            kept = self._kept.get(name)
+            if kept is None or (needs_rows and not kept.rows):
+                break
+            found.append((name, kept.page))
+        self._touch([name for name, _ in found])
+        return [page for _, page in found]
+
+    def enter(self, token_ids: Sequence[int], salt: str, pages: Sequence[int], *, rows: bool) -> None:
+        """Keeps the full pages of a sequence whose keys and values for `token_ids` are there."""
+        names = list(self._names(token_ids, salt))
+        for name, page in zip(names, pages, strict=False):
+            kept = self._kept.get(name)
+            if kept is not None and (kept.rows or not rows):
+                continue
+            self._pool.retain(page)
+            self._kept[name] = _Kept(page, rows)
+            if kept is not None:
+                self._pool.let_go(kept.page)
+        self._touch(names)
+
+    def reclaim(self, pages: int) -> int:
+        """Gives back up to so many pages that nobody else holds; returns how many."""
+        freed = 0
+        if pages > 0:
+            for name, kept in list(self._kept.items()):
+                if self._pool.holders(kept.page) == 1:
+                    del self._kept[name]
+                    self._pool.let_go(kept.page)
+                    freed += 1
+                    if freed == pages:
+                        break
+        self.evicted += freed
+        return freed
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        for kept in self._kept.values():
+            self._pool.let_go(kept.page)
+        self._kept.clear()
+
+    def _names(self, token_ids: Sequence[int], salt: str) -> Iterator[bytes]:
+        """Of the full pages of these tokens, in order."""
+        if not self._enabled:
+            return
+        size = self._pool.page_size
+        ids = np.asarray(token_ids, "<u4")
+        name = hashlib.blake2b(salt.encode(), digest_size=16).digest()
+        for first in range(0, len(ids) - size + 1, size):
+            name = hashlib.blake2b(name + ids[first : first + size].tobytes(), digest_size=16).digest()
+            yield name
+
+    def _touch(self, names: Sequence[bytes]) -> None:
+        for name in reversed(names):  # the beginning of a chain outlives its end
+            if name in self._kept:
+                self._kept.move_to_end(name)
