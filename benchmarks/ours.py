@@ -20,7 +20,9 @@ from dspark.client import Client, Completion
 ROLES = ("coordinator", "verify", "draft")
 TIMEOUT_S = 300.0
 
-Settings = Mapping[str, Mapping[str, str]]
+BOOLEANS = {"true": True, "false": False}
+
+Settings = Mapping[str, Mapping[str, str | bool]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def settings(args: argparse.Namespace) -> Settings:
     """What --set says, by role; float32 on both sides of a comparison unless it says otherwise."""
-    found: dict[str, dict[str, str]] = {"coordinator": {}, "verify": {"dtype": "float32"}, "draft": {}}
+    found: dict[str, dict[str, str | bool]] = {"coordinator": {}, "verify": {"dtype": "float32"}, "draft": {}}
     for word in args.set:
         place, given, value = word.partition("=")
         role, dot, key = place.partition(".")
         if not given or not dot or role not in ROLES or not key:
             raise SystemExit(f"--set: {word!r} is not ROLE.KEY=VALUE with a ROLE of {', '.join(ROLES)}")
-        found[role][key.replace("-", "_")] = value
+        found[role][key.replace("-", "_")] = BOOLEANS.get(value, value)
     return found
 
 

@@ -139,7 +139,7 @@ class LocalCell:
             self._temporary.cleanup()
 
     def _begin(self, role: str, index: int, flags: Flags) -> Child:
-        words = [f"--{key.replace('_', '-')}={value}" for key, value in flags.items() if value not in (None, "")]
+        words = [_option(key, value) for key, value in flags.items() if value not in (None, "")]
         name = f"{role}/{index}"
         start = [sys.executable, "-m", "dspark.cli.main", "serve", role, f"--name={name}", "--ready-json"]
         start.append(f"--parent-pid={os.getpid()}")
@@ -183,6 +183,14 @@ class LocalCell:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _option(key: str, value: object) -> str:
+    """A setting as `dspark serve` reads it."""
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"
 
 
 def _read_line(pipe: IO[bytes], timeout_s: float) -> bytes:

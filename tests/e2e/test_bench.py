@@ -1,0 +1,89 @@
+"""`dspark bench` against three processes: what it reports is what was served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pair import Pair
+from benchmarks.twin import build
+from deploy.processes import LocalCell
+from dspark.cli.main import main
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def cell(golden_target: Path, golden_drafter: Path) -> Iterator[LocalCell]:
+    with LocalCell(golden_target, golden_drafter, verify={"measure_cost": False}) as running:
+        yield running
+
+
+def bench(cell: LocalCell, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+    asked = ["bench", "--endpoint", cell.endpoint, "--input-len", "12", "--output-len", "10", "--json", *words]
+    code = main(asked)
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    content: dict[str, object] = json.loads(out.out)
+    return content
+
+
+def test_a_sweep_over_users_and_policies(cell: LocalCell, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot, saved = tmp_path / "sweep.svg", tmp_path / "sweep.json"
+    more = ("--policy", "off,fixed:3", "--plot", str(plot), "--save", str(saved))
+    found = bench(cell, capsys, "--concurrency", "1,3", "--requests", "6", *more)
+    points = found["points"]
+    assert isinstance(points, list)
+    assert [(p["series"], p["concurrency"]) for p in points] == [
+        (series, users) for users in (1, 3) for series in ("dspark off", "dspark fixed:3")
+    ]
+    for point in points:
+        assert (point["answers"], point["tokens"], point["errors"], point["counted_by"]) == (6, 60, {}, "ids")
+        assert point["bytes_per_token"]["client"] > 0
+        drafts = point["series"] != "dspark off"
+        assert (point["budget"] > 0) == (point["verified_per_token"] > 0) == drafts
+        assert point["tau"] >= 1
+        # Nobody drafts for plain answers: no row of features is worth sending.
+        assert point["bytes_per_token"].get("features", 0) > 0 or not drafts
+    assert plot.stat().st_size > 1000
+    assert json.loads(saved.read_text(encoding="utf-8")) == found
+
+
+def test_an_open_loop(cell: LocalCell, capsys: pytest.CaptureFixture[str]) -> None:
+    (point,) = bench(cell, capsys, "--rate", "40", "--requests", "8", "--warmup", "2")["points"]  # type: ignore[misc]
+    assert (point["loop"], point["rate"], point["answers"]) == ("open", 40.0, 8)
+
+
+def test_what_cannot_be_asked_is_said_by_name(cell: LocalCell, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, name in (
+        (["--input-len", "8", "--output-len", "100000"], "max_tokens"),
+        (["--input-len", "8", "--output-len", "0"], "output-len"),
+        (["--domains", "poems"], "domains"),
+        ([], "input-len"),  # text is no use to a target without a tokenizer
+        (["--openai", "http://127.0.0.1:9/v1"], "model"),
+        (["--plot", "x.jpg"], "plot"),
+        (["--with", "x.json"], "with"),
+    ):
+        assert main(["bench", "--endpoint", cell.endpoint, "--requests", "1", *words]) == 1
+        assert name in capsys.readouterr().err
+
+
+def test_the_twin_is_served_with_the_ids_of_its_target(
+    cell: LocalCell, golden_target: Path, golden_drafter: Path, tmp_path: Path
+) -> None:
+    twin = build(Pair(golden_target, golden_drafter), times=3, out=tmp_path).pair
+    prompt, options = [3, 1, 4, 1, 5, 9], {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+    with (
+        LocalCell(twin.target, twin.drafter, verify={"measure_cost": False}) as deep,
+        cell.client() as client,
+        deep.client() as deep_client,
+    ):
+        for policy in ("off", "fixed:7"):
+            ours = client.complete(prompt, policy=policy, **options)  # type: ignore[arg-type]
+            theirs = deep_client.complete(prompt, policy=policy, **options)  # type: ignore[arg-type]
+            assert theirs.token_ids == ours.token_ids
+            # The drafter saw the same features: the same drafts were kept.
+            assert theirs.end.speculation.acceptance_histogram == ours.end.speculation.acceptance_histogram
