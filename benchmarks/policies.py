@@ -79,7 +79,7 @@ async def _synthetic(args: argparse.Namespace) -> Row:
             return float(simulate(wanted)["tok_s"])
 
         value = await _compare(simulated, loads, 1, args.quick)
-        return Row("3.1", "adaptive against fixed lengths, SIMULATED", value, bar, None)
+        return Row("3.3 synthetic", "adaptive against fixed lengths, SIMULATED", value, bar, None)
     with cell(args.file) as running:
 
         async def measured(policy: str, concurrency: int) -> float:
@@ -89,7 +89,7 @@ async def _synthetic(args: argparse.Namespace) -> Row:
         value = await _compare(measured, loads, 1 if args.quick else args.turns, args.quick)
     ratios = [point["ratio"] for point in value.values()]
     holds = min(ratios) >= LEAST and max(ratios) > SOMEWHERE
-    return Row("3.1", "adaptive against fixed lengths, synthetic workers, tok/s", value, bar, holds)
+    return Row("3.3 synthetic", "adaptive against fixed lengths, synthetic workers, tok/s", value, bar, holds)
 
 
 # -- the demo pair --------------------------------------------------------------------------
@@ -117,7 +117,7 @@ async def _pair(args: argparse.Namespace) -> Row:
         loads = (1, 8) if args.quick else PAIR_LOADS
         value = await _compare(measured, loads, 1 if args.quick else args.turns, args.quick)
     ratios = [point["ratio"] for point in value.values()]
-    return Row("3.2", "adaptive against fixed lengths, demo pair, tok/s", value, bar, min(ratios) >= PAIR_LEAST)
+    return Row("3.3 pair", "adaptive against fixed lengths, demo pair, tok/s", value, bar, min(ratios) >= PAIR_LEAST)
 
 
 def _mixed() -> Iterator[Question]:

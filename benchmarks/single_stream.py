@@ -121,7 +121,7 @@ def _row(name: str, value: dict[str, Any], args: argparse.Namespace) -> Row:
         holds = None  # nothing failed, but a peer is missing
     what = "demo pair" if name == "demo" else f"deepened twin of the demo pair, {args.times} times as deep"
     bar = ", ".join(f"{peer} >= {least:g}x" for peer, least in bars.items())
-    return Row("3.1", f"one stream, {what}", value | {"reached": reached}, f"mean of domains: {bar}", holds)
+    return Row(f"3.1 {name}", f"one stream, {what}", value | {"reached": reached}, f"mean of domains: {bar}", holds)
 
 
 if __name__ == "__main__":
