@@ -1,7 +1,7 @@
 """Who is taken in, in which order, by which lane; and what becomes of sequences that lose their place.
 
-The queue is bounded and fair: first come, first served, and whoever lost a place through no fault of their own stands
-in front. The owner of every request from `submit` to its end; ends are idempotent.
+The queue is bounded and fair: first come, first served, and whoever lost a place through no fault of their own gets
+back before everybody younger. The owner of every request from `submit` to its end; ends are idempotent.
 """
 
 from __future__ import annotations
@@ -163,13 +163,36 @@ class Admission:
         lane = self._homes.pop(track)
         self._full.add(lane)
         self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
-        self._queue.appendleft(track)
+        self._line_up(track)
         self._soon()
+
+    def preempted(self, track: Track) -> None:
+        """Waits in the order of arrival, before everybody younger, until there is room for all it has said."""
+        self._homes.pop(track, None)
+        track.drafted = None
+        self._line_up(track)
+        self._metrics.num_preemptions.inc()
+        log.info(
+            "sequence.preempted",
+            request=track.request.id,
+            sequence=track.sequence.number,
+            epoch=track.sequence.epoch,
+            offset=track.answer.log.answered,
+        )
+        self._soon()
+
+    def _line_up(self, track: Track) -> None:
+        """Back into the queue, behind those who came earlier."""
+        place = next(
+            (at for at, each in enumerate(self._queue) if each.sequence.number > track.sequence.number),
+            len(self._queue),
+        )
+        self._queue.insert(place, track)
 
     def orphaned(self, track: Track) -> None:
         """Its verifier is gone or lost it: prompt and committed tokens go to another one, a bounded number of times."""
         self._homes.pop(track, None)
-        self._queue.appendleft(track)
+        self._line_up(track)
         track.handovers += 1
         track.drafted = None
         log.warning(

@@ -120,13 +120,17 @@ class VerifierClient:
             reserve_tokens=order.reserve_tokens,
             sink=_sink(order.sink),
             keep_features=order.keep_features,
+            cache_salt=order.cache_salt,
         )
 
         def read(event: verify_pb2.VerifyEvent) -> Prefilled | Declined:
             prefilled: verify_pb2.Prefilled = _part(event, "prefilled")
             declined = _declined(order.cursor, prefilled)
             told = codec.read_logprobs([prefilled.logprobs]) if prefilled.HasField("logprobs") else ()
-            return declined or Prefilled(order.cursor, prefilled.anchor, prefilled.forward_ns / 1e9, told)
+            if declined is not None:
+                return declined
+            spared = min(prefilled.cached_tokens, order.cursor.committed_len)
+            return Prefilled(order.cursor, prefilled.anchor, prefilled.forward_ns / 1e9, told, spared)
 
         return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, prefill=message), read)
 
@@ -138,7 +142,8 @@ class VerifierClient:
             if len(verdicts.items) != len(orders):
                 raise PeerError(f"verdicts: {len(verdicts.items)} for {len(orders)} items")
             read_verdicts = tuple(map(_read_verdict, verdicts.items))
-            return Judged(read_verdicts, verdicts.forward_ns / 1e9, verdicts.tokens)
+            ridden = verdicts.prefill_tokens
+            return Judged(read_verdicts, verdicts.forward_ns / 1e9, verdicts.tokens + ridden, ridden)
 
         return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, verify=message), read)
 

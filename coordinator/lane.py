@@ -7,13 +7,13 @@ and hands its sequences back.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
+from coordinator import paging
 from coordinator.answer import Started
 from coordinator.clock import Clock, settled
 from coordinator.drafting import Drafting, DraftWaits, result_of
@@ -62,7 +62,7 @@ class Lane:
         self._owner, self._waits, self._clock, self._metrics = owner, waits, clock, metrics
         self._feeding = Feeding(verifier, load, clock, metrics)
         self._drafting = drafting = Drafting(self._feeding, waits.draft, clock, metrics)
-        self._settling = Settling(owner, self._orphan, verifier.facts.vocab_size, metrics)
+        self._settling = Settling(owner, self._orphan, self._make_room, verifier.facts.vocab_size, metrics)
         self._tracks: dict[int, Track] = {}
         self._intakes: set[asyncio.Task[None]] = set()
         self._prefill_room = asyncio.Semaphore(waits.prefills)
@@ -114,16 +114,18 @@ class Lane:
         return self._feeding.drafters
 
     def can_take(self, track: Track) -> bool:
-        """Whether the page pool, as far as this coordinator filled it, has room for the whole life of a sequence."""
-        total = self.verifier.facts.pages_total
-        if self._closed or not total:
+        """Whether the page pool, as far as this coordinator filled it, has room for one more, see `paging`."""
+        facts = self.verifier.facts
+        if self._closed or not facts.pages_total:
             return not self._closed
-        return sum(self._pages(each) for each in (*self._tracks.values(), track)) <= total
+        return paging.fits(track, self._tracks.values(), page_size=facts.page_size, pages_total=facts.pages_total)
 
     def could_take(self, track: Track) -> bool:
         """Whether the sequence would fit if the pool were empty."""
         total = self.verifier.facts.pages_total
-        return not self._closed and (not total or self._pages(track) <= total)
+        return not self._closed and (
+            not total or paging.pages(track.request.longest, self.verifier.facts.page_size) <= total
+        )
 
     def take(self, track: Track) -> None:
         """Opens and prefills beside the rounds; the sequence joins them when its anchor is there."""
@@ -221,7 +223,7 @@ class Lane:
         started = None
         if track.tally.first is None:
             track.tally.first = self._clock.time()
-            started = Started(track.tally.queue_s())
+            started = Started(track.tally.queue_s(), prefilled.cached_tokens)
         self._settling.show(track, track.answer.take((prefilled.anchor,), prefilled.logprobs, started=started))
         self._loop.kick()
 
@@ -243,8 +245,13 @@ class Lane:
         track.sequence.apply(Event.ORPHANED)
         self._owner.orphaned(track)
 
-    def _pages(self, track: Track) -> int:
-        return math.ceil(track.request.longest / self.verifier.facts.page_size)
+    def _make_room(self) -> None:
+        """A sequence found no page: the youngest begins again later."""
+        victim = paging.youngest(self._tracks.values())
+        if victim is not None:
+            self.forget(victim)
+            victim.sequence.apply(Event.PREEMPTED)
+            self._owner.preempted(victim)
 
     def _lose_verifier(self, why: str) -> None:
         self.verifier.close(why)

@@ -107,6 +107,7 @@ class PrefillOrder:
     reserve_tokens: int
     sink: Sink | None
     keep_features: bool
+    cache_salt: str = ""  # prefixes are shared among equals
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class Prefilled:
     anchor: int
     forward_s: float
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the anchor, where the law asks for them
+    cached_tokens: int = 0  # leading tokens that needed no pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ class VerifyOrder:
 class Judged:
     verdicts: tuple[Verdict | Declined, ...]  # in the order asked
     forward_s: float
-    tokens: int
+    tokens: int  # in the packed pass
+    prefill_tokens: int = 0  # of them those of prompts that rode along
 
 
 class DrafterPort(Protocol):

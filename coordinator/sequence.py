@@ -29,7 +29,8 @@ class Event(enum.Enum):
     GATHERED = "gathered"  # a round begins with it
     SCHEDULED = "scheduled"  # its block, empty or not, is cut to a prefix
     JUDGED = "judged"
-    DECLINED = "declined"  # its draft was refused: the same anchor goes again without one
+    DECLINED = "declined"  # its draft was refused, or no page was left: the same anchor goes again without one
+    PREEMPTED = "preempted"  # another one needs its pages: it begins again with what it has said
     ORPHANED = "orphaned"  # its verifier is gone or does not know it
     ENDED = "ended"  # by a stop, a limit, its client or a failure
 
@@ -49,6 +50,10 @@ NEXT: dict[tuple[State, Event], tuple[State, tuple[Effect, ...]]] = {
     (State.DRAFTING, Event.SCHEDULED): (State.VERIFYING, ()),  # an empty block is a block
     (State.VERIFYING, Event.JUDGED): (State.READY, (Effect.COMMIT,)),
     (State.VERIFYING, Event.DECLINED): (State.READY, ()),
+    (State.PREFILLING, Event.PREEMPTED): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
+    (State.READY, Event.PREEMPTED): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
+    (State.DRAFTING, Event.PREEMPTED): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
+    (State.VERIFYING, Event.PREEMPTED): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
     (State.PREFILLING, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
     (State.READY, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
     (State.DRAFTING, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
@@ -84,7 +89,7 @@ class Sequence:
             raise UnlistedEvent(f"sequence {self.number} is {self.state.value} and was {event.value}") from None
         if event in (Event.PREFILLED, Event.JUDGED):
             self.round += 1
-        elif event is Event.ORPHANED:
+        elif event in (Event.ORPHANED, Event.PREEMPTED):
             self.epoch += 1
             self.round = 0
         return effects

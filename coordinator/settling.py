@@ -33,6 +33,9 @@ class Owner(Protocol):
     def turned_away(self, track: Track) -> None:
         """The verifier has no pages for it now."""
 
+    def preempted(self, track: Track) -> None:
+        """It gave its pages to an older one and begins again."""
+
     def orphaned(self, track: Track) -> None:
         """It needs a verifier that takes it in anew."""
 
@@ -44,10 +47,11 @@ class Settling:
         self,
         owner: Owner,
         orphan: Callable[[Track], None],
+        make_room: Callable[[], None],
         vocab_size: int,
         metrics: Metrics,
     ) -> None:
-        self._owner, self._orphan = owner, orphan
+        self._owner, self._orphan, self._make_room = owner, orphan, make_room
         self._vocab_size, self._metrics = vocab_size, metrics
 
     def settle(self, turns: Sequence[Turn], verdicts: Sequence[Verdict | Declined]) -> int:
@@ -68,6 +72,8 @@ class Settling:
                 self._owner.ended(track, PeerError("the verifier sent a verdict without its log-probabilities"))
             else:
                 committed += self._guarded(turn, verdict)
+        if any(isinstance(each, Declined) and each.why is RefusalReason.OUT_OF_PAGES for each in verdicts):
+            self._make_room()  # one leaves, whatever the number refused: it held many pages, and each wants one
         return committed
 
     def show(self, track: Track, piece: Piece) -> None:
@@ -111,6 +117,8 @@ class Settling:
         self._metrics.draft_wasted_tokens.labels(reason="declined").inc(len(turn.block.token_ids))
         if declined.why is RefusalReason.INVALID and turn.prefix:
             turn.track.sequence.apply(Event.DECLINED)  # a bad draft; the anchor goes again without one
+        elif declined.why is RefusalReason.OUT_OF_PAGES:
+            turn.track.sequence.apply(Event.DECLINED)  # it stands where it stood; somebody makes room
         elif declined.why is RefusalReason.INVALID:
             self._owner.ended(turn.track, PeerError(f"the verifier refused a sequence: {declined.message}"))
         else:
