@@ -82,11 +82,11 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
             Piece(
                 tuple(tokens[start:stop]),
                 0,
-                ends.pop((call, index)) if ends and last.get((call, index)) == at and (call, index) in ends else None,
+                ends.pop((call, index), None) if last.get((call, index)) == at else None,
                 index,
                 logprobs.get(at, ()),
                 Round(drafted, verified, accepted) if judged else None,
-                started.get((call, index)) if started else None,
+                started.pop((call, index), None) if started else None,
             ),
         )
         start = stop

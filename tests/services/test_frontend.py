@@ -1,0 +1,518 @@
+"""Front ends of their own before one coordinator: the same answers, and what happens when either side goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from coordinator import process as coordinator_process
+from coordinator.cell import Order
+from coordinator.config import CoordinatorConfig
+from coordinator.frontend import process as frontend_process
+from coordinator.frontend.config import FrontendConfig
+from coordinator.frontend.process import FrontendProcess
+from coordinator.outlet import Outlet
+from coordinator.policy import Off
+from coordinator.request import Request
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.client import AsyncClient, Chunk, Completion
+from dspark.client.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
+from dspark.errors import ConfigError
+from dspark.errors import Overloaded as CutAsSlow
+from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.types import Law
+from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+pytestmark = pytest.mark.services
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+async def until(holds: Callable[[], Any], longest_s: float = 10.0) -> None:
+    for _ in range(int(longest_s / 0.01)):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never held")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> str:
+    """Steps short enough for tests and long enough to be in the middle of."""
+    document = {
+        "verify": {"tokens": [1], "ms": [2.0]},
+        "draft": {"sequences": [1], "ms": [0.2]},
+        "domains": {"easy": {"accept": [0.9, 0.9, 0.8], "concentration": 1.0}},
+        "vocabulary": 256,
+    }
+    (tmp_path / "pair.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    return str(tmp_path / "pair.yaml")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    """A folder with a tokenizer of one token per byte, so that most characters take several."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    folder = tmp_path / "target"
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+class Stage:
+    """Workers, a coordinator, front ends and clients, all stopped at the end."""
+
+    def __init__(self, pair: str, target: str | None) -> None:
+        self._pair, self._target = pair, target
+        self._ends: list[Callable[[], Awaitable[Any]]] = []
+        self.coordinator: Any = None
+
+    async def set(self, **settings: Any) -> None:
+        engine = {"engine": "synthetic", "synthetic": self._pair, "metrics_port": None}
+        self.verifier = await verify_process.start(VerifyConfig(**engine, max_sequences=8192))
+        self.drafter = await draft_process.start(DraftConfig(**engine))
+        self._ends += [lambda: self.verifier.stop(0.0), lambda: self.drafter.stop(0.0)]
+        config = CoordinatorConfig(**self.of_coordinator(), **settings)
+        self.coordinator = await coordinator_process.start(config)
+        self._ends.append(lambda: self.coordinator.stop(0.0))
+
+    def of_coordinator(self) -> dict[str, Any]:
+        workers = {"verify": (self.verifier.endpoint,), "draft": (self.drafter.endpoint,)}
+        return {**workers, "target": self._target, "metrics_port": None}
+
+    async def frontend(self, coordinator: str = "", name: str = "frontend/0", **settings: Any) -> FrontendProcess:
+        given = {"target": self._target, "metrics_port": None, **settings}
+        config = FrontendConfig(coordinator=coordinator or self.coordinator.endpoint, **given)
+        process = await frontend_process.start(config, name=name)
+        self._ends.append(lambda: process.stop(0.0))
+        return process
+
+    def client(self, process: Any, **options: Any) -> AsyncClient:
+        client = AsyncClient(process.endpoint, **options)
+        self._ends.append(client.close)
+        return client
+
+    @property
+    def running(self) -> int:
+        return int(self.coordinator.admission.running + self.coordinator.admission.queued)
+
+    async def freed(self) -> None:
+        """Until neither the coordinator nor a pool holds anything."""
+        await until(lambda: not self.running)
+        await until(lambda: not self.verifier.engine.held.sequences and not self.drafter.engine.held.sequences)
+        assert self.verifier.engine.held.pages_held == 0
+
+    async def close(self) -> None:
+        for end in reversed(self._ends):
+            await end()
+
+
+@asynccontextmanager
+async def stage(pair: str, target: str | None = None, **settings: Any) -> AsyncIterator[Stage]:
+    made = Stage(pair, target)
+    try:
+        await made.set(**settings)
+        yield made
+    finally:
+        await made.close()
+
+
+def same(one: Completion, other: Completion) -> bool:
+    return (one.text, one.token_ids, one.end.finish_reason, one.end.matched_stop, one.end.usage) == (
+        other.text,
+        other.token_ids,
+        other.end.finish_reason,
+        other.end.matched_stop,
+        other.end.usage,
+    ) and [(c.index, c.text, c.token_ids, c.finish_reason, c.matched_stop) for c in one.choices] == [
+        (c.index, c.text, c.token_ids, c.finish_reason, c.matched_stop) for c in other.choices
+    ]
+
+
+async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, target: str) -> None:
+    async with stage(pair, target) as cell:
+        near, far = cell.client(cell.coordinator), cell.client(await cell.frontend())
+        assert await near.model_info() == await far.model_info()
+        asked: list[dict[str, Any]] = [
+            {"seed": 6, "temperature": 0.0},
+            {"seed": 7},
+            {"seed": 8, "n": 3},
+            {"seed": 9, "policy": "off", "top_p": 0.9, "presence_penalty": 0.5},
+            {"seed": 10, "temperature": 0.0, "stop_token_ids": list(range(64, 96))},
+        ]
+        for options in asked:
+            one = await near.complete("Grüße, ", max_tokens=40, **options)
+            other = await far.complete("Grüße, ", max_tokens=40, **options)
+            assert same(one, other), options
+            assert other.end.speculation.rounds > 0
+            assert other.end.timings.total_ms >= other.end.timings.ttft_ms >= other.end.timings.queue_ms >= 0
+        await cell.freed()
+
+
+async def test_log_probabilities_and_several_answers_travel(golden_target: Path, golden_drafter: Path) -> None:
+    verifier = await verify_process.start(
+        VerifyConfig(target=str(golden_target), drafter=str(golden_drafter), measure_cost=False, metrics_port=None)
+    )
+    coordinator = await coordinator_process.start(CoordinatorConfig(verify=(verifier.endpoint,), metrics_port=None))
+    frontend = await frontend_process.start(FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None))
+    try:
+        async with AsyncClient(coordinator.endpoint) as near, AsyncClient(frontend.endpoint) as far:
+            options: dict[str, Any] = {"max_tokens": 12, "seed": 3, "n": 2, "logprobs": 2, "min_tokens": 5}
+            one, other = await near.complete([3, 17, 42], **options), await far.complete([3, 17, 42], **options)
+            assert same(one, other)
+            assert [choice.logprobs for choice in one.choices] == [choice.logprobs for choice in other.choices]
+            assert all(len(choice.logprobs) == len(choice.token_ids) > 0 for choice in other.choices)
+    finally:
+        await frontend.stop(0.0)
+        await coordinator.stop(0.0)
+        await verifier.stop(0.0)
+
+
+async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(pair: str, target: str) -> None:
+    async with stage(pair, target) as cell:
+        frontend = await cell.frontend()
+        near, far = cell.client(cell.coordinator), cell.client(frontend)
+        whole = await near.complete("abc", max_tokens=60, seed=5)
+        stop = whole.text[20:24]
+        for client in (near, far):
+            cut = await client.complete("abc", max_tokens=10_000, seed=5, stop=[stop])
+            assert cut.text == whole.text[: whole.text.index(stop)]
+            assert (cut.end.finish_reason, cut.end.matched_stop) == ("stop", stop)
+            assert cut.end.usage.completion_tokens == len(cut.token_ids)
+            assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+            assert 1 + cut.end.speculation.accepted_tokens + cut.end.speculation.rounds >= len(cut.token_ids)
+            await cell.freed()
+
+
+async def test_a_client_that_goes_frees_its_sequences(pair: str) -> None:
+    async with stage(pair) as cell:
+        frontend = await cell.frontend()
+        async with cell.client(frontend).generate([1, 2], max_tokens=5000, n=2) as stream:
+            async for event in stream:
+                assert isinstance(event, Chunk)
+                assert cell.running == 2
+                break
+        await cell.freed()
+        assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 2
+        assert frontend.metrics.value("client_streams") == 0
+
+
+async def test_a_deadline_travels(pair: str) -> None:
+    async with stage(pair) as cell:
+        with pytest.raises(DeadlineExceeded):
+            await cell.client(await cell.frontend()).complete([1, 2], max_tokens=9000, timeout=0.3)
+        await cell.freed()
+
+
+async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
+    async with stage(pair, max_running=1, max_queued=1) as cell:
+        frontend = await cell.frontend()
+        near, far = cell.client(cell.coordinator), cell.client(frontend)
+        held = [
+            asyncio.create_task(far.complete([1, 2], max_tokens=9000, request_id=f"held-{number}"))
+            for number in range(2)
+        ]
+        await until(lambda: cell.running == 2)
+        for client in (near, far):
+            with pytest.raises(Overloaded, match="wait already") as refused:
+                await client.complete([1, 2], max_tokens=4)
+            assert refused.value.retry_after_s > 0
+        assert set(await far.abort(["held-0", "held-1", "unknown"])) == {"held-0", "held-1"}
+        assert [(await one).end.finish_reason for one in held] == ["abort", "abort"]
+        for client in (near, far):
+            with pytest.raises(InvalidRequest) as invalid:
+                await client.complete([1, 999], max_tokens=4)
+            assert invalid.value.field == "tokenized.input_ids"
+        await cell.freed()
+
+
+async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(pair: str) -> None:
+    async with stage(pair) as cell:
+        first, second = await cell.frontend(), await cell.frontend(name="frontend/1")
+        one, other = cell.client(first), cell.client(second)
+        running = asyncio.create_task(one.complete([1, 2], max_tokens=9000, request_id="mine"))
+        await until(lambda: cell.running)
+        with pytest.raises(InvalidRequest, match="running request has this id"):
+            await other.complete([1, 2], max_tokens=4, request_id="mine")
+        names = [process.name for process in (await cell.client(cell.coordinator).status()).processes]
+        assert {"frontend/0", "frontend/1"} <= set(names)
+        await asyncio.sleep(0.1)
+        assert await other.abort(["mine"]) == ("mine",)
+        answer = await running
+        assert answer.end.finish_reason == "abort"
+        assert answer.end.usage.completion_tokens == len(answer.token_ids) > 0
+        await cell.freed()
+
+
+async def start_process(*words: str) -> tuple[asyncio.subprocess.Process, str]:
+    """A hand-started process and its endpoint."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "dspark.cli.main",
+        "serve",
+        *words,
+        "--ready-json",
+        "--log-format",
+        "json",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), 60)
+    return process, json.loads(line)["endpoint"]
+
+
+async def test_a_front_end_that_is_killed_leaves_nothing_behind(pair: str) -> None:
+    async with stage(pair) as cell:
+        process, endpoint = await start_process("frontend", "--coordinator", cell.coordinator.endpoint)
+        survivor = cell.client(await cell.frontend(name="frontend/1"))
+        try:
+            async with AsyncClient(endpoint) as client:
+                tasks = [asyncio.create_task(client.complete([n, 2], max_tokens=9000)) for n in range(8)]
+                kept = asyncio.create_task(survivor.complete([1, 2], max_tokens=100))
+                await until(lambda: cell.running == 9)
+                process.send_signal(signal.SIGKILL)
+                await kept
+                ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(end, Unavailable) for end in ends)
+            await cell.freed()
+        finally:
+            await process.wait()
+
+
+async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_one_is_found(pair: str) -> None:
+    async with stage(pair) as cell:
+        await cell.coordinator.stop(0.0)
+        words = ["--verify", cell.verifier.endpoint, "--draft", cell.drafter.endpoint, "--metrics-port", "none"]
+        process, endpoint = await start_process("coordinator", *words)
+        try:
+            frontend = await cell.frontend(endpoint)
+            client = cell.client(frontend)
+            tokens = 0
+            with pytest.raises(Unavailable) as ended:  # noqa: PT012
+                async with client.generate([1, 2], max_tokens=9000) as stream:
+                    async for event in stream:
+                        tokens += len(event.token_ids) if isinstance(event, Chunk) else 0
+                        if tokens > 20 and process.returncode is None:
+                            process.send_signal(signal.SIGKILL)
+                            await process.wait()
+            assert f"offset {tokens}" in str(ended.value)
+            with pytest.raises(Unavailable, match="not attached"):
+                await client.complete([1, 2], max_tokens=4)
+            assert await health(frontend) == health_pb2.HealthCheckResponse.NOT_SERVING
+            process, _ = await start_process("coordinator", *words, "--bind", endpoint)
+            await until(lambda: frontend.cell._terms is not None)
+            assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
+            assert await health(frontend) == health_pb2.HealthCheckResponse.SERVING
+        finally:
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+
+
+async def health(process: FrontendProcess) -> int:
+    async with open_channel(process.endpoint) as channel:
+        request = health_pb2.HealthCheckRequest(service="dspark.wire.v1.Generation")
+        return int((await health_pb2_grpc.HealthStub(channel).Check(request)).status)
+
+
+async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair: str) -> None:
+    async with stage(pair) as cell:
+        frontend = await cell.frontend()
+        neighbour = asyncio.create_task(cell.client(frontend).complete([5, 6], max_tokens=200))
+        message = generate_pb2.GenerateRequest(request_id="slow")
+        request = Request("slow", (1, 2), Law(), 256, Off())
+        outlet = Outlet(4)
+        frontend.cell.submit(Order(message, request, asyncio.get_running_loop().time(), 30.0), outlet)
+        await until(lambda: frontend.metrics.value("slow_readers_cut_total"))
+        taken = await outlet.take()
+        assert taken is not None
+        assert len(taken) == 4
+        with pytest.raises(CutAsSlow, match="reads too slowly"):
+            await outlet.take()
+        assert len((await neighbour).token_ids) == 200
+        await cell.freed()
+        assert cell.coordinator.metrics.value("requests_total", outcome="slow_reader") == 1
+
+
+async def test_a_full_front_end_says_so(pair: str) -> None:
+    async with stage(pair) as cell:
+        frontend = await cell.frontend(max_streams=1)
+        client = cell.client(frontend)
+        async with client.generate([1, 2], max_tokens=9000) as stream:
+            await anext(aiter(stream))
+            with pytest.raises(Overloaded, match="open at this front end"):
+                await client.complete([1, 2], max_tokens=4)
+        await cell.freed()
+
+
+async def test_a_front_end_that_stops_lets_its_streams_finish(pair: str) -> None:
+    async with stage(pair) as cell:
+        frontend = await cell.frontend()
+        client = cell.client(frontend)
+        running = asyncio.create_task(client.complete([1, 2], max_tokens=100))
+        await until(lambda: cell.running)
+        await frontend.stop(20.0)
+        assert len((await running).token_ids) == 100
+        await cell.freed()
+
+
+async def test_a_coordinator_that_drains_is_known_in_front(pair: str) -> None:
+    async with stage(pair) as cell:
+        frontend = await cell.frontend()
+        client = cell.client(frontend)
+        running = asyncio.create_task(client.complete([1, 2], max_tokens=9000))
+        await until(lambda: cell.running)
+        await cell.coordinator.stop(0.5)
+        with pytest.raises(Unavailable, match="offset"):
+            await running
+        with pytest.raises(Unavailable):
+            await client.complete([1, 2], max_tokens=4)
+
+
+async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("0123456789abcdef0123", encoding="ascii")
+    engine = {"engine": "synthetic", "synthetic": pair, "metrics_port": None, "token_file": str(secret)}
+    verifier = await verify_process.start(VerifyConfig(**engine))  # type: ignore[arg-type]
+    coordinator = await coordinator_process.start(
+        CoordinatorConfig(verify=(verifier.endpoint,), token_file=str(secret), metrics_port=None)
+    )
+    stranger = await frontend_process.start(
+        FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None, attach_wait_s=0.5)
+    )
+    friend = await frontend_process.start(
+        FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None, token_file=str(secret))
+    )
+    try:
+        async with AsyncClient(stranger.endpoint) as client:
+            with pytest.raises(Unavailable, match="unauthenticated"):
+                await client.complete([1, 2], max_tokens=4)
+        async with AsyncClient(friend.endpoint) as client:  # loopback: clients need no token
+            assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
+    finally:
+        for process in (stranger, friend, coordinator, verifier):
+            await process.stop(0.0)
+
+
+class Wire:
+    """The coordinator's side of a front end, spoken by hand."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
+        self.call = stub.Attach(metadata=auth_metadata(None))
+
+    async def say(self, **parts: Any) -> None:
+        await self.call.write(frontend_pb2.FrontendBatch(**parts))
+
+    async def hear(self, part: str) -> Any:
+        while not (found := getattr(await self.call.read(), part)):
+            pass
+        return found
+
+
+HELLO = frontend_pb2.FrontendHello(name="by hand")
+
+
+def submit(number: int, **fields: Any) -> frontend_pb2.Submit:
+    request = generate_pb2.GenerateRequest(
+        request_id=f"r{number}",
+        tokenized=generate_pb2.TokenizedInput(input_ids=[1, 2]),
+        sampling_params=generate_pb2.SamplingParams(max_tokens=3, **fields),
+    )
+    return frontend_pb2.Submit(call=number, request=request, deadline_us=10_000_000)
+
+
+async def test_what_a_front_end_says_is_checked_one_request_at_a_time(pair: str) -> None:
+    async with stage(pair) as cell, open_channel(cell.coordinator.endpoint) as channel:
+        wire = Wire(channel)
+        await wire.say(hello=HELLO)
+        bad_text = submit(3)
+        bad_text.request.text = "words"
+        nameless = submit(4)
+        nameless.request.request_id = ""
+        late = frontend_pb2.Finish(call=99, index=0, tokens=1)
+        await wire.say(
+            submits=[submit(1), submit(2, top_p=7.0), bad_text, nameless, submit(5, stop=["x"])], finishes=[late]
+        )
+        failed: dict[int, frontend_pb2.Failed] = {}
+        tokens: list[int] = []
+        ended = False
+        while len(failed) < 4 or not ended:
+            batch = await wire.call.read()
+            failed |= {one.call: one for one in batch.failed}
+            assert set(batch.calls) <= {1}
+            tokens += batch.token_ids
+            ended = ended or any(one.call == 1 for one in batch.ended)
+        assert {number: one.field for number, one in failed.items()} == {
+            2: "sampling_params.top_p",
+            3: "text",
+            4: "request_id",
+            5: "sampling_params.stop",
+        }
+        assert len(tokens) == 3
+        wire.call.cancel()
+        await cell.freed()
+        assert cell.coordinator.metrics.value("dropped_total", kind="finish", reason="late") == 1
+
+
+@pytest.mark.parametrize("first", [{}, {"submits": [submit(1)]}])
+async def test_a_stream_without_a_hello_is_refused(pair: str, first: dict[str, Any]) -> None:
+    async with stage(pair) as cell, open_channel(cell.coordinator.endpoint) as channel:
+        wire = Wire(channel)
+        await wire.say(**first)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await wire.hear("calls")
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await cell.freed()
+
+
+async def test_a_front_end_that_uses_a_number_twice_is_let_go(pair: str) -> None:
+    async with stage(pair) as cell, open_channel(cell.coordinator.endpoint) as channel:
+        wire = Wire(channel)
+        twice = [submit(1), submit(1)]
+        for one in twice:
+            one.request.sampling_params.max_tokens = 5000
+        await wire.say(hello=HELLO)
+        await wire.say(submits=twice)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:  # noqa: PT012
+            while await wire.call.read() is not grpc.aio.EOF:
+                pass
+        assert ended.value.code() is grpc.StatusCode.INTERNAL
+        await cell.freed()
+
+
+async def test_a_start_without_a_coordinator_is_refused_or_waits() -> None:
+    with pytest.raises(ConfigError, match=r"frontend\.coordinator"):
+        await frontend_process.start(FrontendConfig())
+    with pytest.raises(ConfigError, match=r"frontend\.max_streams"):
+        await frontend_process.start(FrontendConfig(coordinator="127.0.0.1:1", max_streams=0))
+    waiting = await frontend_process.start(
+        FrontendConfig(coordinator="127.0.0.1:1", metrics_port=None, attach_wait_s=0.2)
+    )
+    async with AsyncClient(waiting.endpoint) as client:
+        with pytest.raises(Unavailable, match="not attached"):
+            await client.complete([1], max_tokens=2)
+    await waiting.stop(0.0)

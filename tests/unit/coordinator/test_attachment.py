@@ -1,0 +1,108 @@
+"""What the coordinator holds of one front end, with a cell made of arithmetic behind it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator import attachment as room
+from coordinator.attachment import Attachment
+from coordinator.local_cell import LocalCell, Offer
+from coordinator.policy import parse_policy
+from dspark.errors import Overloaded
+from dspark.wire.v1 import frontend_pb2, generate_pb2
+from tests.fakes import ToyCell, answer_of, calm
+
+
+async def attached(cell: ToyCell) -> Attachment:
+    await calm(20)
+    members: Any = SimpleNamespace(verifiers=[cell.verifier.facts], drafters=[])
+    local = LocalCell(cell.admission, members, Offer(parse_policy("off")))
+    return Attachment(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
+
+
+def submit(number: int, tokens: int, **params: Any) -> frontend_pb2.FrontendBatch:
+    request = generate_pb2.GenerateRequest(
+        request_id=f"r{number}",
+        tokenized=generate_pb2.TokenizedInput(input_ids=[5, 6]),
+        sampling_params=generate_pb2.SamplingParams(temperature=0, max_tokens=tokens, **params),
+    )
+    return frontend_pb2.FrontendBatch(
+        submits=[frontend_pb2.Submit(call=number, request=request, deadline_us=5_000_000)]
+    )
+
+
+async def heard(attachment: Attachment, call: int) -> tuple[list[int], int]:
+    """(tokens of a call until it ends, messages they came in)."""
+    tokens: list[int] = []
+    batches = 0
+    while (batch := await attachment.next()) is not None:
+        batches += 1
+        at = 0
+        for number, length in zip(batch.calls, batch.lengths, strict=True):
+            tokens += batch.token_ids[at : at + length] if number == call else []
+            at += length
+        if any(one.call == call for one in batch.ended):
+            break
+    return tokens, batches
+
+
+async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
+    cell = ToyCell()
+    attachment = await attached(cell)
+    attachment.heard(submit(1, 12))
+    await cell.finish(*[track for tracks in cell.admission._requests.values() for track in tracks])
+    tokens, batches = await heard(attachment, 1)
+    assert tokens == answer_of([5, 6], 12)
+    assert batches == 1
+    attachment.close()
+    await cell.close()
+
+
+async def test_a_front_end_that_goes_takes_its_sequences_along() -> None:
+    cell = ToyCell()
+    attachment = await attached(cell)
+    for number in range(3):
+        attachment.heard(submit(number, 90, n=2))
+    assert attachment.requests == 3
+    attachment.close()
+    await calm(50)
+    assert cell.admission.running == cell.admission.queued == attachment.requests == 0
+    assert cell.clean()
+    await cell.close()
+
+
+async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_UNSENT", 5)
+    cell = ToyCell()
+    attachment = await attached(cell)
+    attachment.heard(submit(1, 90))
+    for _ in range(100):
+        await calm(20)
+        await cell.clock.advance(0.001)
+        if not attachment.requests:
+            break
+    assert not cell.admission.running
+    assert cell.metrics.value("dropped_total", kind="commit", reason="not_read") == 6
+    with pytest.raises(Overloaded, match="does not read"):
+        await attachment.next()
+    attachment.heard(submit(2, 4))  # too late for anything
+    assert not cell.admission.running
+    await cell.close()
+
+
+async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() -> None:
+    cell = ToyCell()
+    attachment = await attached(cell)
+    attachment.heard(submit(1, 90))
+    await calm(200)
+    attachment.heard(frontend_pb2.FrontendBatch(finishes=[frontend_pb2.Finish(call=1, index=0, tokens=2)]))
+    await calm(50)
+    assert attachment.requests == cell.admission.running == 0
+    assert cell.metrics.value("requests_total", outcome="stop") == 1
+    batch = await attachment.next()
+    assert batch is not None
+    assert not batch.ended
+    assert not batch.failed
+    attachment.close()
+    await cell.close()

@@ -1,0 +1,99 @@
+"""What travels between a coordinator and a front end comes out as it went in."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator import cell_wire
+from coordinator.answer import Piece, Round, Started
+from coordinator.cell import Terms
+from coordinator.commit_log import End, Reason
+from coordinator.policy import parse_policy
+from coordinator.validation import Limits
+from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
+from dspark.types import Rule, TokenLogprobs
+from dspark.wire.v1 import frontend_pb2
+
+ids = st.integers(0, 2**32 - 1)
+rounds = st.none() | st.builds(Round, st.integers(0, 64), st.integers(0, 64), st.integers(0, 64))
+lists = st.lists(ids, min_size=1, max_size=5)
+
+
+def there_and_back(said: list[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
+    batch = frontend_pb2.CellBatch()
+    cell_wire.write_commits(batch, said)
+    return list(cell_wire.read_commits(frontend_pb2.CellBatch.FromString(batch.SerializeToString())))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2), lists, rounds), max_size=20))
+def test_commits_keep_their_order_and_their_rounds(drawn: list[tuple[int, int, list[int], Round | None]]) -> None:
+    said = [(call, Piece(tuple(tokens), 0, None, index, (), made)) for call, index, tokens, made in drawn]
+    assert there_and_back(said) == said
+
+
+def test_an_end_stays_with_its_last_commit_and_a_start_with_its_first() -> None:
+    stop = End(Reason.STOP, token_id=0)
+    said = [
+        (1, Piece((5,), 0, None, started=Started(0.25, 32))),
+        (2, Piece((6, 7), 0, None, 1, started=Started(0.5))),
+        (1, Piece((8,), 0, None, round=Round(7, 3, 0))),
+        (2, Piece((0,), 0, stop, 1, round=Round(7, 3, 0))),
+        (1, Piece((9,), 0, End(Reason.LENGTH), round=Round(0, 0, 0))),
+    ]
+    assert there_and_back(said) == said
+
+
+def test_an_end_without_a_commit_comes_last() -> None:
+    abort = Piece((), 0, End(Reason.ABORT), 1)
+    assert there_and_back([(3, abort), (3, Piece((5,), 0, None))]) == [(3, Piece((5,), 0, None)), (3, abort)]
+
+
+def test_log_probabilities_stay_with_their_commit() -> None:
+    told = (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.5)), TokenLogprobs(-2.0))
+    said = [(1, Piece((5,), 0, None)), (1, Piece((6, 7), 0, None, logprobs=told)), (2, Piece((8,), 0, None))]
+    assert there_and_back(said) == said
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"calls": [1], "lengths": [2], "token_ids": [5], "rounds": [0], "drafted": [0]},
+        {"calls": [1, 2], "lengths": [1], "token_ids": [5]},
+        {"calls": [1], "lengths": [1], "token_ids": [5, 6], "rounds": [0]},
+        {"token_ids": [5]},
+        {"ended": [frontend_pb2.Ended(call=1)]},
+    ],
+)
+def test_columns_that_do_not_fit_break_the_protocol(fields: dict[str, list[int]]) -> None:
+    with pytest.raises(PeerError):
+        list(cell_wire.read_commits(frontend_pb2.CellBatch(**fields)))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequest("sampling_params.top_p", "must be in (0, 1], got 7.0"),
+        Unsupported("logprobs", "not with this engine"),
+        Overloaded("9 requests wait already", 1.25),
+        Unavailable("no verifier is connected"),
+        Expired("no answer within 3 s"),
+        PeerError("a commit failed"),
+    ],
+)
+def test_errors_keep_whose_fault_they_are(error: Exception) -> None:
+    back = cell_wire.read_failure(cell_wire.write_failure(7, error))
+    assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
+
+
+def test_why_a_request_was_dropped_is_kept() -> None:
+    for error in (Cancelled("x"), Expired("x"), Overloaded("x", 1.0), PeerError("x")):
+        assert type(cell_wire.read_why(cell_wire.write_why(error))) is type(error)
+
+
+def test_terms_are_kept() -> None:
+    limits = Limits(256, 4096, 65536, (0, 2), False, parse_policy("fixed:3"), Rule.BLOCK)
+    terms = Terms("target", "drafter", 7, limits)
+    assert cell_wire.read_terms(cell_wire.write_terms(terms)) == terms
+    with pytest.raises(PeerError, match="policy"):
+        cell_wire.read_terms(frontend_pb2.Terms(policy="??", rule=1))
