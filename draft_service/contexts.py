@@ -111,14 +111,13 @@ class ContextStore:
         fresh: list[tuple[Context, Rows]] = []
         slots: list[int] = []
         positions: list[int] = []
+        token_ids: list[int] = []
         for chunk, context in zip(chunks, admitted, strict=True):
             stop = chunk.start + len(chunk.rows)
             if isinstance(context, Context) and context.epoch == chunk.epoch and not context.covers(chunk.start, stop):
                 fresh.append((context, chunk))
-                its = self.pages.slots(chunk.sequence, chunk.start, stop)
-                if len(chunk.token_ids) == len(its):
-                    self._token_ids[its] = chunk.token_ids
-                slots.extend(its)
+                slots.extend(self.pages.slots(chunk.sequence, chunk.start, stop))
+                token_ids.extend(chunk.token_ids or [0] * len(chunk.rows))
                 positions.extend(range(chunk.start, stop))
         if fresh:
             rows = fresh[0][1].rows if len(fresh) == 1 else torch.cat([chunk.rows for _, chunk in fresh])
@@ -126,6 +125,7 @@ class ContextStore:
             keys, values = self._drafter.context_kv(rows.to(self._device, self._dtype), where[0])
             self._keys.index_copy_(1, where[1], keys)
             self._values.index_copy_(1, where[1], values)
+            self._token_ids[slots] = token_ids
         for context, chunk in fresh:  # only now: a watermark never claims rows that were not written
             context.add(chunk.start, chunk.start + len(chunk.rows))
         return [one.watermark if isinstance(one, Context) else one for one in admitted]

@@ -59,7 +59,7 @@ class LawColumns:
             any_top_k=any(law.top_k > 0 for law in laws if not law.greedy),
             any_top_p=any(law.top_p < 1.0 for law in laws if not law.greedy),
             min_p=column([0.0 if law.greedy else law.min_p for law in laws], torch.float64)
-            if any(law.min_p > 0.0 for law in laws if not law.greedy)
+            if any(law.min_p for law in laws)
             else None,
         )
 
