@@ -1,0 +1,258 @@
+"""Seeded answers do not depend on anything but their seed: 500 requests under everything that may vary, against `off`.
+
+Random laws, policies, lengths and arrivals over two verifiers with small page pools and three drafters: a good one, one
+whose weights are noise-perturbed and one that is noise. A drafter and a verifier are killed on the way and come back.
+The same requests run once in calm, without drafts. Every answer is also decoded by transformers and the coupled rule
+alone, which tells where two tokens are led by less than 1e-4 nats: only there an id may differ, and only behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import re
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
+from benchmarks.row import Row, note
+from deploy.head import free_ports
+from deploy.processes import Child, Flags, LocalCell
+from dspark.client import AsyncClient
+from dspark.decoding.race import NEAR_TIE, times, winners
+from dspark.decoding.sampling import LawColumns, distribution
+from dspark.decoding.shaping import Shaper, shaped
+from dspark.errors import DsparkError
+from dspark.model.checkpoint import load_target
+from dspark.types import Law, Rule
+
+REQUESTS, QUICK = 500, 100
+CONCURRENCY = 24
+KV_TOKENS = 1536  # of each verifier: about a dozen of these sequences, so the others wait or are preempted
+POLICIES = ("off", "greedy", "async", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3", "threshold:0.7")
+NOISE = {1: 0.6, 2: 20.0}  # by drafter: noise on its weights, in their own standard deviations
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, and what varies around it."""
+
+    prompt: list[int]
+    options: dict[str, Any]
+    policy: str
+    gap_s: float  # after the arrival before it
+
+    @property
+    def law(self) -> Law:
+        """As the workers read it: request fields travel as float32."""
+        given: dict[str, Any] = {
+            name: float(torch.tensor(value)) if isinstance(value, float) else value
+            for name, value in self.options.items()
+            if name != "max_tokens"
+        }
+        return Law(**given, rule=Rule.COUPLED, prompt_len=len(self.prompt))
+
+
+class Mixed(LocalCell):
+    """Drafters of several qualities."""
+
+    def __init__(self, pair: Pair, folder: Path, **more: Any) -> None:
+        super().__init__(pair.target, pair.drafter, **more)
+        self._worse = {
+            number: _perturbed(pair.drafter, folder / f"drafter-{number}", by) for number, by in NOISE.items()
+        }
+
+    def _begin(self, role: str, index: int, flags: Flags) -> Child:
+        if role == "draft" and index in self._worse:
+            flags = {**flags, "drafter": str(self._worse[index])}
+        return super()._begin(role, index, flags)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coupled_stress", description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} requests")
+    parser.add_argument("--seed", type=int, default=8, help="of everything that is random here")
+    args = parser.parse_args(argv)
+    pair = chosen(args)
+    asks = requests(pair, QUICK if args.quick else REQUESTS, random.Random(args.seed))
+    note(f"{len(asks)} requests, calm, without drafts")
+    calm, _ = _run(asks, LocalCell(pair.target, pair.drafter), disturb=False)
+    note("the same with drafts, small pools and kills")
+    with tempfile.TemporaryDirectory(prefix="dspark-stress-") as folder:
+        ports = free_ports(1)
+        cell = Mixed(
+            pair,
+            Path(folder),
+            verifiers=2,
+            drafters=3,
+            verify={"kv_tokens": KV_TOKENS},
+            coordinator={"metrics_port": ports[0], "max_handovers": 100},
+        )
+        hurt, counted = _run(asks, cell, disturb=True, metrics_port=ports[0])
+    note("every answer by transformers and the rule alone")
+    judged = [_compare(load, ask, a, b) for load in [_plain(pair)] for ask, a, b in zip(asks, calm, hurt, strict=True)]
+    lost = sum(a is None or b is None for a, b in zip(calm, hurt, strict=True))
+    value = {
+        "requests": len(asks),
+        "tokens": sum(len(a) for a in calm if a is not None),
+        "lost": lost,
+        "differing": sum(each.differs for each in judged),
+        "differing_behind_a_near_tie": sum(each.differs and each.excused for each in judged),
+        "near_ties": sum(each.near_ties for each in judged),
+        **counted,
+    }
+    wrong = value["differing"] - value["differing_behind_a_near_tie"]
+    bar = f"no answer lost, no id differs but behind a lead under {NEAR_TIE:g} nats"
+    return Row("3.8", "seeded answers repeat", value, bar, wrong == 0 and lost == 0).show(as_json=args.json)
+
+
+def requests(pair: Pair, count: int, rng: random.Random) -> list[Ask]:
+    """Prompts cut to random lengths, random laws; every one with its own seed."""
+    whole = [pair.token_ids(prompt) for domain in DOMAINS for prompt in pair.prompts(domain, 12)]
+    asks = []
+    for _ in range(count):
+        ids = rng.choice(whole)
+        options: dict[str, Any] = {
+            "temperature": rng.choice([0.6, 1.0, 1.4]),
+            "top_k": rng.choice([0, 0, 20]),
+            "top_p": rng.choice([1.0, 1.0, 0.9]),
+            "seed": rng.getrandbits(64),
+            "max_tokens": rng.randrange(8, 49),
+        }
+        if rng.random() < 0.2:
+            options |= {"repetition_penalty": 1.2, "presence_penalty": 0.4}
+        asks.append(Ask(ids[: rng.randrange(4, 80)], options, rng.choice(POLICIES), rng.expovariate(60.0)))
+    return asks
+
+
+Answers = list[list[int] | None]
+
+
+def _run(
+    asks: Sequence[Ask], cell: LocalCell, *, disturb: bool, metrics_port: int = 0
+) -> tuple[Answers, dict[str, int]]:
+    with cell:
+        answers = asyncio.run(_serve(asks, cell, disturb=disturb))
+        counted = (
+            {}
+            if not metrics_port
+            else {
+                name: _counter(metrics_port, name)
+                for name in ("prefills", "handovers", "num_preemptions", "spec_decode_num_drafts")
+            }
+        )
+        return answers, counted
+
+
+async def _serve(asks: Sequence[Ask], cell: LocalCell, *, disturb: bool) -> Answers:
+    answers: Answers = [None] * len(asks)
+    room = asyncio.Semaphore(CONCURRENCY)
+    done, finished = 0, asyncio.Event()
+
+    async def one(client: AsyncClient, number: int) -> None:
+        nonlocal done
+        ask = asks[number]
+        policy = ask.policy if disturb else "off"
+        async with room:
+            try:
+                answer = await client.complete(ask.prompt, timeout=300, ignore_eos=True, policy=policy, **ask.options)
+                answers[number] = list(answer.token_ids)
+            except DsparkError as error:
+                note(f"request {number} was lost: {error}")
+            done += 1
+            finished.set()
+
+    async def trouble() -> None:
+        for share, name in ((0.2, "draft/0"), (0.5, "verify/1"), (0.75, "draft/1")):
+            while done < share * len(asks):
+                finished.clear()
+                await finished.wait()
+            cell.kill(name)
+            note(f"killed {name} after {done} answers")
+            began = time.monotonic()
+            await asyncio.to_thread(cell.restart, name)
+            note(f"{name} is back after {time.monotonic() - began:.1f} s")
+
+    async with AsyncClient(cell.endpoint) as client:
+        troubles = asyncio.create_task(trouble()) if disturb else None
+        running = []
+        for number, ask in enumerate(asks):
+            await asyncio.sleep(ask.gap_s)
+            running.append(asyncio.create_task(one(client, number)))
+        await asyncio.gather(*running)
+        if troubles is not None:
+            await troubles
+    return answers
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One request's two answers, beside what the rule alone says."""
+
+    differs: bool
+    excused: bool  # the first difference stands at or behind a near-tie
+    near_ties: int
+
+
+def _plain(pair: Pair) -> Any:
+    return load_target(pair.target).model.eval()
+
+
+@torch.inference_mode()
+def _compare(model: Any, ask: Ask, calm: list[int] | None, hurt: list[int] | None) -> Compared:
+    if calm is None or hurt is None:
+        return Compared(False, False, 0)
+    ids = [*ask.prompt, *calm]
+    logits = model(torch.tensor([ids])).logits[0, len(ask.prompt) - 1 : -1].float()
+    law = ask.law
+    rows = shaped(logits, [(0, calm[:-1], Shaper.of(law, ask.prompt))])
+    noise = times([law] * len(calm), range(len(ask.prompt), len(ids)), logits.shape[-1])
+    own, leads = winners(distribution(rows, LawColumns.of([law])), noise)
+    near = [place for place, lead in enumerate(leads.tolist()) if lead < NEAR_TIE]
+    apart = [
+        place
+        for place, (token, one, other) in enumerate(zip(own.tolist(), calm, hurt, strict=False))
+        if not token == one == other
+    ]
+    if not apart:
+        return Compared(calm != hurt, False, len(near))
+    return Compared(True, bool(near) and near[0] <= apart[0], len(near))
+
+
+def _perturbed(drafter: Path, folder: Path, by: float) -> Path:
+    """A copy whose weights are off; the context projection stays, as it runs on the verifier."""
+    folder.mkdir()
+    for file in drafter.iterdir():
+        if file.is_file() and file.suffix == ".json":
+            (folder / file.name).write_bytes(file.read_bytes())
+    weights = load_file(drafter / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name, weight in weights.items():
+        if not name.startswith(("fc.", "hidden_norm.", "confidence_head.")):
+            spread = weight.float().std() if weight.numel() > 1 else torch.tensor(0.0)
+            noise = torch.randn(weight.shape, generator=generator) * spread * by
+            weights[name] = (weight.float() + noise).to(weight.dtype).contiguous()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def _counter(port: int, name: str) -> int:
+    """Sum of a counter of the coordinator over its labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+        lines = reply.read().decode().splitlines()
+    return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"dspark_{name}_total[ {{]", line)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
