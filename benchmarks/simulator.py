@@ -22,7 +22,7 @@ from benchmarks.row import Row, note
 from coordinator.simulation import plot
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
-from coordinator.simulation.workers import Hops
+from coordinator.simulation.world import Hops
 from dspark.synthetic.spec import load_spec
 
 BAR = 0.05

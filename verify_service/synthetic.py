@@ -25,6 +25,8 @@ from verify_service.config import VerifyConfig
 from verify_service.interface import Held, Judged, Prefill, Progress
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
 
+STEP_PREFILL = 512  # prompt tokens that ride in a round, where the configuration leaves it to the device
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SyntheticTarget:
@@ -70,7 +72,8 @@ class SyntheticVerifyEngine:
         self._pace = Pace(spec.jitter, spec.seed)
         self._pages = PageTable(config.kv_tokens // config.page_size, config.page_size)
         self._sequences: dict[int, _Held] = {}
-        self._line: deque[Prefill] = deque()
+        self._line: deque[Prefill] = deque()  # prompts on their way in
+        self._step_tokens = config.step_prefill_tokens or STEP_PREFILL
 
     @staticmethod
     def load(config: VerifyConfig) -> SyntheticVerifyEngine:
@@ -109,6 +112,8 @@ class SyntheticVerifyEngine:
             problem = invalid("law.logprobs: a synthetic target has none")
         if problem is not None:
             return problem
+        if law.logprobs is not None:
+            return invalid("law.logprobs: a synthetic engine has no probabilities")
         if held is not None:
             self._drop(cursor.sequence)
         if len(self._sequences) >= self.config.max_sequences:
@@ -133,25 +138,35 @@ class SyntheticVerifyEngine:
         self._line.append(prefill)
 
     def prefill_next(self, *, short: bool = False) -> Progress | None:
-        """A chunk of prompt takes the step time of its tokens."""
+        """A chunk of the first prompt in line, by itself."""
         began = time.perf_counter_ns()
-        if not self._line:
-            return None
-        prefill = self._line[0]
-        held = self._sequences.get(prefill.sequence)
-        if held is None or held.state.epoch != prefill.epoch:
-            self._line.popleft()
-            return Progress(prefill, None, 0, False, unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0)))
-        state, start = held.state, held.state.cached
-        ids = prefill.token_ids[start : start + self.config.prefill_chunk]
-        state.cached += len(ids)
-        state.token_ids.extend(ids)
-        done = state.cached == state.prompt_len
-        if done:
-            self._line.popleft()
-        rows = self._rows(held, start, state.cached) if state.keep_features or prefill.wants_rows else None
-        self._sleep(began, self.spec.prefill_seconds(len(ids), state.cached))
-        return Progress(prefill, rows, len(ids), done)
+        progress, seconds = self._ride(self._step_tokens if short else self.config.prefill_chunk, most=1)
+        self._sleep(began, seconds)
+        return progress[0] if progress else None
+
+    def _ride(self, budget: int, *, most: int) -> tuple[list[Progress], float]:
+        """The next tokens of prompts in line, first come, first served: what came of them, and their seconds."""
+        made: list[Progress] = []
+        seconds = 0.0
+        while self._line and budget > 0 and len(made) < most:
+            prefill = self._line[0]
+            held = self._sequences.get(prefill.sequence)
+            if held is None or held.state.epoch != prefill.epoch:
+                self._line.popleft()
+                made.append(Progress(prefill, None, 0, False, unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))))
+                continue
+            state, start = held.state, held.state.cached
+            ids = prefill.token_ids[start : start + budget]
+            state.cached += len(ids)
+            state.token_ids.extend(ids)
+            budget -= len(ids)
+            seconds += self.spec.prefill_seconds(len(ids), state.cached)
+            done = state.cached == state.prompt_len
+            if done:
+                self._line.popleft()
+            rows = self._rows(held, start, state.cached) if state.keep_features or prefill.wants_rows else None
+            made.append(Progress(prefill, rows, len(ids), done))
+        return made, seconds
 
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal:
         held = self._sequences.get(sequence)
@@ -218,15 +233,24 @@ class SyntheticVerifyEngine:
             if answer is None and held is not None:
                 runnable.append((index, item, held))
         tokens = 0
+        progress: list[Progress] = []
         if runnable:
             tokens = sum(1 + len(item.draft_ids) for _, item, _ in runnable)
             context = sum(held.state.committed_len for _, _, held in runnable) / len(runnable)
             said = self._target_ids(runnable)
             for (index, item, held), ids in zip(runnable, said, strict=True):
                 outcomes[index], features[index] = self._judge(item, held, ids)
-            self._sleep(began, self._seconds(tokens, context))
-        elapsed = time.perf_counter_ns() - began
-        return Judged([each for each in outcomes if each is not None], features, replayed, tokens, elapsed)
+            progress, more = self._ride(self._step_tokens, most=len(self._line))
+            self._sleep(began, self._seconds(tokens, context) + more)
+        return Judged(
+            outcomes=[each for each in outcomes if each is not None],
+            features=features,
+            replayed=replayed,
+            tokens=tokens,
+            forward_ns=time.perf_counter_ns() - began,
+            prefill_tokens=sum(each.tokens for each in progress),
+            progress=progress,
+        )
 
     def _target_ids(self, runnable: Sequence[tuple[int, VerifyItem, _Held]]) -> list[list[int]]:
         """[n][k] what the target says after each cohort member's anchor."""

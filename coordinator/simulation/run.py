@@ -12,11 +12,13 @@ from coordinator.admission import Admission, Bounds
 from coordinator.lane import Lane
 from coordinator.ports import DrafterPort
 from coordinator.simulation.device import Device
+from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.load import Load
 from coordinator.simulation.recorder import Recorder
 from coordinator.simulation.scenario import Scenario
+from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
-from coordinator.simulation.workers import SimulatedDrafter, SimulatedVerifier, World
+from coordinator.simulation.world import World
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.law import SyntheticLaw
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from coordinator.lane import Conduct
 from coordinator.policy import parse_policy
-from coordinator.simulation.workers import Hops
+from coordinator.simulation.world import Hops
 from dspark.errors import InvalidRequest
 from dspark.synthetic.spec import SyntheticSpec
 

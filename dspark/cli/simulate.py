@@ -85,7 +85,7 @@ def _simulate(args: argparse.Namespace) -> int:
     from coordinator.lane import Conduct
     from coordinator.simulation import plot, sweep
     from coordinator.simulation.scenario import Scenario
-    from coordinator.simulation.workers import Hops
+    from coordinator.simulation.world import Hops
     from dspark.synthetic.spec import load_spec
 
     # A line per request is a service's log; here requests are numbers.

@@ -16,7 +16,7 @@ from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.sweep import scenarios, table
 from coordinator.simulation.virtual_loop import Deadlock, run_virtual
-from coordinator.simulation.workers import Hops
+from coordinator.simulation.world import Hops
 from dspark.cli.main import main
 from dspark.errors import InvalidRequest
 from dspark.synthetic.spec import SyntheticSpec, read_spec
