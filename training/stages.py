@@ -124,8 +124,12 @@ def train_drafter(chosen: argparse.Namespace) -> None:
     recipe = drafter.Recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes, block_size=chosen.block)
     recipe = replace(recipe, loss_decay=max(recipe.loss_decay, recipe.loss_decay * chosen.block / 7))
     if chosen.start is not None:  # what is known already is not to be thrown over
-        rates = {"matrix_rate": recipe.matrix_rate / 2, "vector_rate": recipe.vector_rate / 2}
-        recipe = replace(recipe, start=str(chosen.start), **rates)
+        recipe = replace(
+            recipe,
+            start=str(chosen.start),
+            matrix_rate=recipe.matrix_rate / 2,
+            vector_rate=recipe.vector_rate / 2,
+        )
     frozen = load_target(chosen.workdir / "variety" / "model", torch.bfloat16)
     shards = continuations.read(chosen.workdir / "continuations")
     streams = tokens.load(chosen.workdir / "tokens.safetensors")
