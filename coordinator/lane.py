@@ -178,7 +178,8 @@ class Lane:
     async def _prefill(self, track: Track) -> None:
         sequence, cursor = track.sequence, track.sequence.cursor
         keep = track.speculates and bool(self.verifier.facts.projection)
-        self._metrics.prefills.labels(reason="handover" if track.handovers else "new").inc()
+        reason = "new" if not sequence.epoch else "handover" if track.handovers else "preempted"
+        self._metrics.prefills.labels(reason=reason).inc()
         order = PrefillOrder(
             cursor,
             track.answer.log.ids(),
