@@ -1,0 +1,99 @@
+"""Drafts imitate what a law makes of logits, with the history that came along with the rows and the anchor."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from draft_service.config import DraftConfig
+from draft_service.contexts import Rows
+from draft_service.engine import DraftEngine, DraftItem
+from dspark.decoding.acceptance import validate_q
+from dspark.decoding.shaping import Shaper
+from dspark.types import Cursor, Law
+
+HISTORY = [5, 9, 5, 33, 70, 9, 5, 101, 2, 64]
+ANCHOR = 7
+
+
+@pytest.fixture
+def engine(golden_drafter: Path) -> DraftEngine:
+    return DraftEngine.load(DraftConfig(drafter=str(golden_drafter), context_tokens=4096))
+
+
+def fill(engine: DraftEngine, sequence: int = 1, epoch: int = 1) -> Cursor:
+    engine.open(Cursor(sequence, epoch, 0, len(HISTORY)), 200)
+    rows = torch.randn(len(HISTORY), 64, generator=torch.Generator().manual_seed(1))
+    engine.ingest(sequence, epoch, 4, HISTORY[4:], rows[4:])  # the end comes first
+    engine.ingest(sequence, epoch, 0, HISTORY[:4], rows[:4])
+    return Cursor(sequence, epoch, 1, len(HISTORY) + 1)
+
+
+def draft(engine: DraftEngine, cursor: Cursor, *laws: Law):  # type: ignore[no-untyped-def]
+    items = [DraftItem(cursor, ANCHOR, cursor.committed_len - 1, law) for law in laws]
+    return [engine.draft([one])[0] for one in items] if len(items) > 1 else engine.draft(items)[0]
+
+
+def test_bias_and_least_length_decide_what_is_drafted(engine: DraftEngine) -> None:
+    cursor = fill(engine)
+    assert set(draft(engine, cursor, Law(0.0, logit_bias=((77, 100.0),))).token_ids) == {77}
+    plain = draft(engine, cursor, Law(0.0))
+    short = Law(0.0, min_tokens=4, stop_token_ids=tuple(set(plain.token_ids)), prompt_len=len(HISTORY) - 1)
+    # Two tokens are said, the anchor among them: two more may not end the answer, then any may.
+    assert not set(draft(engine, cursor, short).token_ids[:2]) & set(plain.token_ids)
+    long_enough = dataclasses.replace(short, prompt_len=len(HISTORY) - 4)
+    assert draft(engine, cursor, long_enough).token_ids == plain.token_ids
+
+
+def test_drafts_count_rows_the_anchor_and_earlier_slots_as_said(engine: DraftEngine) -> None:
+    cursor = fill(engine)
+    never_again = Law(0.0, repetition_penalty=100.0)
+    block = draft(engine, cursor, never_again)
+    assert not set(block.token_ids) & {*HISTORY, ANCHOR}
+    assert len(set(block.token_ids)) == len(block.token_ids)
+
+
+def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEngine) -> None:
+    cursors = [fill(engine, sequence) for sequence in (1, 2, 3)]
+    laws = [Law(0.0), Law(0.8, seed=3, logit_bias=((77, 5.0),), min_p=0.05), Law(0.8, seed=4)]
+    items = [DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in zip(cursors, laws, strict=True)]
+    together = engine.draft(items)
+    for one, block in zip(items, together, strict=True):
+        assert engine.draft([one])[0].token_ids == block.token_ids
+        ids, probs = block.q.arrays()
+        assert validate_q(ids.astype("i8"), probs, block.token_ids, 128) is None
+
+
+def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: DraftEngine) -> None:
+    law = Law(frequency_penalty=1.0, prompt_len=2)
+    store = engine._contexts
+    cursor = fill(engine)
+
+    def counted(through: int) -> object:
+        made = store.shaper(1, law, through).changes()
+        return dict(zip(made.ids.tolist(), made.minus[-1].tolist(), strict=True))
+
+    def wanted(tokens: list[int]) -> object:
+        made = Shaper(law).follow(tokens).changes()
+        return dict(zip(made.ids.tolist(), made.minus[-1].tolist(), strict=True))
+
+    for through in (6, 10, 8):
+        assert counted(through) == wanted(HISTORY[:through])
+    store.ingest([Rows(1, 2, 0, torch.zeros(3, 64), [1, 2, 3])])  # a hand-over begins anew
+    assert counted(3) == wanted([1, 2, 3])
+    store.ingest([Rows(1, 2, 3, torch.zeros(1, 64), [2**32 - 1])])  # no such token: costs acceptance at most
+    assert counted(4) == wanted([1, 2, 3, 127])
+    assert cursor.epoch == 1
+
+
+def test_only_laws_that_ask_pay_for_it(engine: DraftEngine) -> None:
+    cursor = fill(engine)
+    for temperature, top_k in itertools.product((0.0, 1.0), (0, 5)):
+        draft(engine, cursor, Law(temperature, top_k=top_k, min_p=0.1, logprobs=5))
+    context = engine._contexts.get(1)
+    assert context is not None
+    assert context.shaper is None
