@@ -1,0 +1,121 @@
+"""Pages are given all or none, shared pages are counted, and nobody's slots are anybody else's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from verify_service.page_pool import PagePool
+from verify_service.prefix_cache import PrefixCache
+
+
+def slots(pool: PagePool, key: object, count: int) -> list[int]:
+    return list(pool.slots(key, 0, count))  # type: ignore[arg-type]
+
+
+def test_a_step_gets_all_the_pages_it_asks_for_or_none() -> None:
+    pool = PagePool(4, 8)
+    assert pool.open("a", 16, 64)
+    assert pool.open("b", 1, 64)
+    assert not pool.grow("a", 33)
+    assert (pool.free, len(pool.pages("a"))) == (1, 2)
+    assert not pool.open("c", 9, 9)
+    assert "c" not in pool
+    assert pool.grow("a", 24)
+    assert (pool.free, pool.missing("b", 9)) == (0, 1)
+    assert pool.release("b") == 1
+    assert pool.release("b") == 0
+    assert pool.grow("a", 32)
+
+
+def test_while_memory_is_plentiful_everybody_grows_in_a_row() -> None:
+    pool = PagePool(64, 4)
+    for key in range(4):
+        assert pool.open(key, 5, 60)
+    for tokens in range(6, 61):
+        for key in range(4):
+            assert pool.grow(key, tokens)
+    assert all(isinstance(pool.slots(key, 0, 60), range) for key in range(4))
+
+
+def test_a_wish_is_no_reservation() -> None:
+    pool = PagePool(8, 4)
+    assert pool.open("a", 4, 32)  # would like all of it
+    assert pool.open("b", 20, 20)
+    assert pool.grow("a", 12)
+    assert pool.free == 0
+    assert sorted(slots(pool, "a", 12) + slots(pool, "b", 20)) == list(range(32))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_no_slot_has_two_owners_and_none_is_lost(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    pool = PagePool(23, 4)
+    held: dict[int, int] = {}
+    for step in range(400):
+        key = int(draw.integers(0, 9))
+        if key not in held:
+            tokens = int(draw.integers(1, 30))
+            before = pool.free
+            if pool.open(key, tokens, tokens + int(draw.integers(0, 40))):
+                held[key] = tokens
+            else:
+                assert pool.free == before < pool.pages_for(tokens)
+        elif draw.random() < 0.2:
+            pool.release(key)
+            del held[key]
+        elif pool.grow(key, held[key] + 3):
+            held[key] += 3
+        taken = [slot for each, tokens in held.items() for slot in slots(pool, each, tokens)]
+        assert len(taken) == len(set(taken)), step
+        assert pool.free == pool.total - sum(pool.pages_for(tokens) for tokens in held.values())
+
+
+def test_prefixes_are_found_by_content_and_salt_up_to_the_last_full_page() -> None:
+    pool = PagePool(16, 4)
+    cache = PrefixCache(pool)
+    ids = list(range(100, 111))
+    pool.open("a", 11, 20)
+    cache.enter(ids, "tenant", pool.pages("a"), rows=True)
+    assert cache.match(ids, "tenant", needs_rows=True) == pool.pages("a")[:2]
+    assert cache.match(ids[:8], "tenant", needs_rows=True) == pool.pages("a")[:1], "one token is left to run"
+    assert cache.match([*ids[:5], 1, *ids[6:]], "tenant", needs_rows=True) == pool.pages("a")[:1]
+    assert cache.match([1, *ids[1:]], "tenant", needs_rows=True) == []
+    assert cache.match(ids, "another", needs_rows=True) == []
+    assert PrefixCache(pool, enabled=False).match(ids, "tenant", needs_rows=True) == []
+
+
+def test_pages_without_rows_serve_only_those_who_need_none_and_are_replaced_by_better_ones() -> None:
+    pool = PagePool(16, 4)
+    cache = PrefixCache(pool)
+    ids = list(range(9))
+    pool.open("plain", 9, 9)
+    cache.enter(ids, "", pool.pages("plain"), rows=False)
+    assert cache.match(ids, "", needs_rows=True) == []
+    assert len(cache.match(ids, "", needs_rows=False)) == 2
+    pool.open("fed", 9, 9)
+    cache.enter(ids, "", pool.pages("fed"), rows=True)
+    assert cache.match(ids, "", needs_rows=True) == pool.pages("fed")[:2]
+    pool.release("plain")
+    pool.release("fed")
+    assert cache.idle == 2
+    assert pool.free == 14
+
+
+def test_kept_pages_give_way_oldest_first_ends_before_beginnings_and_never_those_in_use() -> None:
+    pool = PagePool(8, 2)
+    cache = PrefixCache(pool)
+    first, second = [1, 2, 3, 4, 5], [6, 7, 8, 9, 10]
+    for key, ids in (("a", first), ("b", second)):
+        pool.open(key, 5, 5)
+        cache.enter(ids[:4], "", pool.pages(key), rows=True)
+    pool.release("a")
+    assert (pool.free, cache.idle) == (3, 2)
+    assert len(cache.match(first, "", needs_rows=True)) == 2
+    assert cache.reclaim(1) == 1
+    assert len(cache.match(first, "", needs_rows=True)) == 1, "the beginning is still there"
+    assert cache.reclaim(5) == 1, "what b holds stays"
+    assert len(cache.match(second, "", needs_rows=True)) == 2
+    pool.release("b")
+    cache.clear()
+    assert pool.free == pool.total
