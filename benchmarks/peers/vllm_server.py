@@ -27,6 +27,7 @@ from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Reply
 from deploy.head import free_ports
 
 START_TIMEOUT_S = 420.0  # the first start on a machine compiles
+ANSWER_TIMEOUT_S = 300.0
 PYTHON = "DSPARK_VLLM_PYTHON"
 MODEL = "peer"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -127,8 +128,9 @@ class VllmServer:
     async def _ask(self, prompt: list[int], tokens: int) -> Reply:
         began = time.perf_counter()
         ids: list[int] = []
-        async for piece in self.endpoint(tokens).stream(Question(tuple(prompt)), 0):
-            ids += piece.token_ids
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async for piece in self.endpoint(tokens).stream(Question(tuple(prompt)), 0):
+                ids += piece.token_ids
         return Reply(tuple(ids), time.perf_counter() - began)
 
     def close(self) -> None:
