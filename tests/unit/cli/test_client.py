@@ -138,6 +138,42 @@ def test_options_travel_and_absent_ones_stay_absent(service: tuple[Counter, str]
     assert (seen.speculation.policy, seen.speculation.rule) == ("fixed:3", types_pb2.RULE_TOKEN)
 
 
+def test_every_sampling_field_has_an_option(service: tuple[Counter, str]) -> None:
+    fields: dict[str, Any] = {
+        "max_tokens": 1,
+        "min_tokens": 1,
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.5,
+        "logit_bias": {7: 1.5, 9: -2.0},
+        "stop": ["x"],
+        "stop_token_ids": [4],
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "n": 2,
+        "logprobs": 0,
+        "seed": 7,
+    }
+    assert set(fields) == {field.name for field in generate_pb2.SamplingParams.DESCRIPTOR.fields}
+    with Client(service[1]) as client:
+        client.complete([9], **fields)
+    seen = service[0].seen
+    assert seen is not None
+    assert seen.sampling_params == generate_pb2.SamplingParams(**fields)
+
+
+def test_a_field_the_wire_cannot_carry_is_refused_by_name(service: tuple[Counter, str]) -> None:
+    with Client(service[1]) as client:
+        for name, value in (("n", -1), ("logit_bias", {-1: 1.0}), ("min_p", "x"), ("logprobs", 2**31)):
+            with pytest.raises(InvalidRequest, match=f"sampling_params.{name}"):
+                client.complete([9], **{name: value})
+
+
 @pytest.mark.parametrize("how", ["break", "close", "client"])
 def test_leaving_early_ends_the_request_on_the_server(service: tuple[Counter, str], how: str) -> None:
     client = Client(service[1])
