@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+FEATURE_DTYPES = ("bfloat16", "float8_e4m3")
+
 
 @dataclass(frozen=True)
 class VerifyConfig:
@@ -47,4 +49,7 @@ class VerifyConfig:
         default=None, metadata={"doc": "For benchmarks only: mean tokens a full block commits, whatever was drafted."}
     )
     force_acceptance_slots: int = field(default=7, metadata={"doc": "Slots of a full block, for force_acceptance."})
+    feature_dtype: str = field(
+        default="bfloat16", metadata={"doc": "Feature rows on the wire: bfloat16, or float8_e4m3 with a scale per row."}
+    )
     push_queue_rows: int = field(default=65536, metadata={"doc": "Feature rows that may wait for one drafter."})

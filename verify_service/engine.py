@@ -50,7 +50,9 @@ class VerifyEngine:
         pages = config.kv_tokens // config.page_size
         store = None
         if projection is not None:
-            store = FeatureStore(pages * config.page_size, projection.fc.out_features, projection.fingerprint)
+            store = FeatureStore(
+                pages * config.page_size, projection.fc.out_features, projection.fingerprint, config.feature_dtype
+            )
         self._holdings = Holdings(
             pages=pages,
             page_size=config.page_size,

@@ -28,18 +28,20 @@ class FeatureRows:
     start: int
     token_ids: list[int]
     rows: Tensor  # [rows, H] bfloat16 on the CPU
+    form: str = "bfloat16"  # in which they travel
 
     def message(self, first: int, last: int) -> types_pb2.TensorChunk:
         """Rows first .. last - 1 as they travel."""
-        return tensors.write_tensor(self.rows[first:last])
+        return tensors.write_rows(self.rows[first:last], self.form)
 
 
 class FeatureStore:
     """[num_slots, H]; memory is touched only where rows are written."""
 
-    def __init__(self, num_slots: int, width: int, projection: str) -> None:
+    def __init__(self, num_slots: int, width: int, projection: str, form: str = "bfloat16") -> None:
         self.projection = projection
         self.width = width
+        self.form = form  # in which rows leave; kept ones are bfloat16
         self._rows = torch.empty(num_slots, width, dtype=ROW_DTYPE)
 
     def put(self, slots: Slots | Sequence[int], rows: Tensor) -> None:

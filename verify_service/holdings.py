@@ -32,6 +32,11 @@ class Holdings:
         self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes)
 
     @property
+    def row_form(self) -> str:
+        """In which feature rows travel."""
+        return self.store.form if self.store is not None else ""
+
+    @property
     def held(self) -> Held:
         used = self.pool.total - self.pool.free - self.prefixes.idle
         return Held(len(self.states), used, self.pool.total)
@@ -111,7 +116,7 @@ class Holdings:
         """Kept rows of positions start .. stop - 1."""
         assert self.store is not None
         kept = self.store.get(self.slots(state, start, stop))
-        return FeatureRows(state.sequence, state.epoch, start, state.token_ids[start:stop], kept)
+        return FeatureRows(state.sequence, state.epoch, start, state.token_ids[start:stop], kept, self.row_form)
 
     def _make_free(self, pages: int) -> bool:
         """Whether so many pages are free, after kept prefixes have given way."""

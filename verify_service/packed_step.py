@@ -145,7 +145,8 @@ class PackedStep:
             mine = rows[at : at + len(each.token_ids)]
             at += len(each.token_ids)
             self._holdings.put_rows(each.state, each.start, mine)
-            made.append(FeatureRows(each.state.sequence, each.state.epoch, each.start, each.token_ids, mine))
+            state, form = each.state, self._holdings.row_form
+            made.append(FeatureRows(state.sequence, state.epoch, each.start, each.token_ids, mine, form))
         return made
 
 

@@ -15,7 +15,7 @@ from dspark.runtime.security import Access
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
 from dspark.wire.v1 import verify_pb2_grpc
-from verify_service.config import VerifyConfig
+from verify_service.config import FEATURE_DTYPES, VerifyConfig
 from verify_service.feature_push import FeaturePush
 from verify_service.interface import Engine
 from verify_service.service import NAME, VerifyService
@@ -144,6 +144,8 @@ def check(config: VerifyConfig) -> None:
         raise ConfigError("verify.synthetic: of use with `engine: synthetic` only")
     if config.engine == "real" and not config.target:
         raise ConfigError("verify.target: required and not given")
+    if config.feature_dtype not in FEATURE_DTYPES:
+        raise ConfigError(f"verify.feature_dtype: {config.feature_dtype!r} is none of {', '.join(FEATURE_DTYPES)}")
     if config.force_acceptance is not None:
         most = config.force_acceptance_slots + 1
         if config.engine != "real":

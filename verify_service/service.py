@@ -76,7 +76,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
                 pages_total=held.pages_total,
                 queued=self._device.queued,
             ),
-            feature_dtype="bfloat16" if projection is not None else "",
+            feature_dtype=engine.config.feature_dtype if projection is not None else "",
             stop_token_ids=engine.target.stop_ids,
             draining=self._draining.is_set(),
             metrics_port=self.metrics_port,

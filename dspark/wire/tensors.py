@@ -1,4 +1,8 @@
-"""Torch tensors to chunks and back: a declared dtype, an exact shape, a byte count, finite values. Nothing else."""
+"""Torch tensors to chunks and back: a declared dtype, an exact shape, a byte count, finite values. Nothing else.
+
+`float8_e4m3` is for rows whose rounding harms nobody: each row travels as its float32 scale, then a byte per value, and
+comes back as float32.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,23 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _EXPONENT = {torch.bfloat16: (0x7F80, "<u2"), torch.float16: (0x7C00, "<u2"), torch.float32: (0x7F800000, "<u4")}
 
 
+FP8 = "float8_e4m3"
+_LARGEST = 448.0  # of e4m3
+_SCALE = 4  # bytes
+
+
+def write_rows(rows: torch.Tensor, form: str) -> types_pb2.TensorChunk:
+    """Rows [n, H] as bfloat16, float16, float32 or FP8."""
+    if form != FP8:
+        return write_tensor(rows.to(_DTYPES[form]))
+    wide = rows.detach().to("cpu", torch.float32)
+    scale = wide.abs().amax(dim=-1, keepdim=True).div_(_LARGEST)
+    scale = torch.where(scale > 0, scale, 1.0)
+    values = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+    data = torch.cat([scale.contiguous().view(torch.uint8), values.view(torch.uint8)], dim=-1)
+    return types_pb2.TensorChunk(dtype=FP8, shape=list(rows.shape), data=data.numpy().tobytes())
+
+
 def write_tensor(tensor: torch.Tensor) -> types_pb2.TensorChunk:
     """A chunk of a dense tensor of any device; row-major, little-endian."""
     data = tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().tobytes()
@@ -28,18 +49,29 @@ def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> t
     Raises PeerError naming the field that is wrong; nothing is allocated before the sizes agree.
     """
     dtype = _DTYPES.get(chunk.dtype)
-    if dtype is None:
-        raise PeerError(f"rows.dtype: {chunk.dtype[:32]!r} is not one of {', '.join(_DTYPES)}")
+    if dtype is None and chunk.dtype != FP8:
+        raise PeerError(f"rows.dtype: {chunk.dtype[:32]!r} is not one of {', '.join((*_DTYPES, FP8))}")
     shape = tuple(chunk.shape)
     if len(shape) != 2 or shape[1] != width:
         raise PeerError(f"rows.shape: {shape[:4]} is not [rows, {width}]")
     if not 0 < shape[0] <= max_rows:
         raise PeerError(f"rows.shape: {shape[0]} rows are not in 1..{max_rows}")
     data = chunk.data
-    expected = math.prod(shape) * dtype.itemsize
+    expected = math.prod(shape) * dtype.itemsize if dtype is not None else shape[0] * (width + _SCALE)
     if len(data) != expected:
         raise PeerError(f"rows.data: {len(data)} bytes, expected {expected}")
+    if dtype is None:
+        return _read_fp8(data, width)
     exponent, unsigned = _EXPONENT[dtype]
     if ((np.frombuffer(data, unsigned) & exponent) == exponent).any():  # infinity or NaN
         raise PeerError("rows.data: a value is not finite")
     return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+
+
+def _read_fp8(data: bytes, width: int) -> torch.Tensor:
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, _SCALE + width)
+    scale = rows[:, :_SCALE].contiguous().view(torch.float32)
+    wide: torch.Tensor = rows[:, _SCALE:].contiguous().view(torch.float8_e4m3fn).float() * scale
+    if not bool((torch.isfinite(wide).all(dim=-1, keepdim=True) & (scale > 0)).all()):
+        raise PeerError("rows.data: a value is not finite")
+    return wide

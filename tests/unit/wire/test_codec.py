@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dspark.errors import PeerError
 from dspark.types import Block, Cursor, EmptyReason, Law, Rule, SparseQ, TokenLogprobs, Verdict
 from dspark.wire import codec
-from dspark.wire.tensors import read_tensor, write_tensor
+from dspark.wire.tensors import FP8, read_tensor, write_rows, write_tensor
 from dspark.wire.v1 import draft_pb2, types_pb2
 
 U32 = st.integers(0, 2**32 - 1)
@@ -161,6 +161,30 @@ def test_tensor_there_and_back(dtype: torch.dtype) -> None:
     back = read_tensor(write_tensor(rows), width=8, max_rows=5)
     assert back.dtype == dtype
     assert torch.equal(back, rows)
+
+
+def test_float8_rows_come_back_within_their_precision_each_with_its_own_scale() -> None:
+    rows = torch.randn(6, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(-20, 20, 6).unsqueeze(-1)
+    rows[3] = 0.0
+    chunk = write_rows(rows, FP8)
+    assert len(chunk.data) == 6 * (4 + 16)
+    back = read_tensor(chunk, width=16, max_rows=6)
+    assert back.dtype == torch.float32
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    assert ((back - rows).abs() <= torch.maximum(rows.abs() / 16, largest / 448 / 512)).all()
+    assert torch.equal(read_tensor(write_rows(rows, "bfloat16"), width=16, max_rows=6), rows.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("place", "byte"),
+    [(4, b"\x7f"), (0, b"\x00\x00\xc0\x7f"), (0, b"\x00\x00\x80\x7f"), (0, b"\x00\x00\x80\xbf"), (0, None)],
+)
+def test_malformed_float8_rows_are_refused(place: int, byte: bytes | None) -> None:
+    chunk = write_rows(torch.ones(2, 8), FP8)
+    data = chunk.data
+    chunk.data = data[:-1] if byte is None else data[:place] + byte + data[place + len(byte) :]
+    with pytest.raises(PeerError, match=r"^rows\.data"):
+        read_tensor(chunk, width=8, max_rows=8)
 
 
 @pytest.mark.parametrize(
