@@ -162,3 +162,25 @@ async def test_seeded_answers_are_those_of_plain_decoding_whatever_the_policy(ce
     await client.close()
     assert all(each == answers[-1] for each in answers)
     assert any(made.accepted for rounds in cell.rounds.values() for made in rounds)
+
+
+async def test_rows_in_float8_change_no_greedy_answer_and_still_serve_the_drafter(
+    golden_target: Path, golden_drafter: Path
+) -> None:
+    async with (
+        verifier(golden_target, golden_drafter, feature_dtype="float8_e4m3") as v,
+        drafter(golden_drafter) as d,
+    ):
+        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,)))
+        client, target = AsyncClient(coordinator.endpoint), _plain_target(golden_target)
+        prompt = _prompts(1)[0]
+        completion = await client.complete(
+            prompt, timeout=60.0, ignore_eos=True, max_tokens=40, temperature=0.0, policy="fixed:7"
+        )
+        await client.close()
+        await coordinator.stop(1.0)
+    tokens = list(prompt)
+    for _ in range(40):
+        tokens.append(int(target(tokens, 1)[0].argmax()))
+    assert list(completion.token_ids) == tokens[len(prompt) :]
+    assert completion.end.speculation.draft_tokens > 0
