@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent import futures
+from typing import Any
 
 import grpc
 import pytest
