@@ -39,6 +39,16 @@ class DraftWaits:
     feature_wait_us_each: int = 300  # ... and for each sequence of the cohort, whose rows come one after the other
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Orders on their way."""
+
+    orders: dict[DrafterPort, list[Turn]]
+    replies: dict[DrafterPort, Future[Drafted]]
+    began: float  # clock time
+    deadline_s: float  # from then on
+
+
 class Drafting:
     """Keeps what the lane's drafters owe, and what their passes take."""
 
@@ -75,18 +85,23 @@ class Drafting:
         passes = [self._cost(drafter).seconds(count, context, slots) for drafter, count in asked.items() if count]
         return max(passes) + self.hops.seconds if passes and slots else 0.0
 
-    async def fill(self, asked: dict[DrafterPort, list[Turn]]) -> float:
-        """Fills in blocks; returns how long they were waited for."""
-        if not asked:
-            return 0.0
+    def ask(self, asked: dict[DrafterPort, list[Turn]]) -> Asked:
+        """Sends the orders; the deadline of the cohort is settled now."""
         began = self._clock.time()
-        deadline_s = max(self._waits.deadline_s, SLACK * self.seconds(asked))
-        replies = {drafter: self._ask(drafter, its) for drafter, its in asked.items()}
-        self._metrics.control_round_trips.labels(kind="draft").inc()
-        await settled(replies.values(), deadline_s, self._clock)
-        took = self._clock.time() - began
+        deadline_s = max(self._waits.deadline_s, SLACK * self.seconds(asked)) if asked else 0.0
+        if asked:
+            self._metrics.control_round_trips.labels(kind="draft").inc()
+        return Asked(asked, {drafter: self._ask(drafter, its) for drafter, its in asked.items()}, began, deadline_s)
+
+    async def fill(self, pending: Asked) -> float:
+        """Fills in blocks; returns how long they took."""
+        if not pending.replies:
+            return 0.0
+        left = pending.began + pending.deadline_s - self._clock.time()
+        await settled(pending.replies.values(), max(left, 0.0), self._clock)
+        took = self._clock.time() - pending.began
         self._metrics.draft_rpc.observe(took)
-        drafted = [self._collect(drafter, asked[drafter], reply) for drafter, reply in replies.items()]
+        drafted = [self._collect(drafter, pending.orders[drafter], reply) for drafter, reply in pending.replies.items()]
         on_the_way = [took - each.forward_s for each in drafted if each is not None]
         if on_the_way:
             self.hops.observe(max(on_the_way))
@@ -166,7 +181,7 @@ class Drafting:
 
 def _slots(drafter: DrafterPort, its: Sequence[Turn]) -> int:
     """Of a pass: as many as its longest block has."""
-    return max(turn.wanted_slots(drafter.facts.block_size) for turn in its)
+    return min(max(turn.slots for turn in its), drafter.facts.block_size)
 
 
 def result_of(future: Future[T]) -> T | None:

@@ -14,18 +14,19 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 import structlog
 
 from coordinator.budget import Budget
 from coordinator.clock import Clock, settled
-from coordinator.drafting import Drafting, result_of
+from coordinator.drafting import Asked, Drafting, result_of
 from coordinator.evidence import Evidence
 from coordinator.feeding import Feeding
 from coordinator.pipelining import Pipelining
-from coordinator.planning import Cohort, Plan, Planner
+from coordinator.planning import Bools, Cohort, Plan, Planner
 from coordinator.policy import Columns, Kind
 from coordinator.ports import DrafterPort, Judged, VerifierPort
 from coordinator.rounds import Blocks, Terms, Turn, choose_prefixes, mean_context
@@ -38,6 +39,7 @@ from dspark.types import Verdict
 
 log = structlog.get_logger("dspark.rounds")
 
+TURNS_TO_SEND = 3  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
 LENIENCE = 1.1  # two cohorts are tried when they are expected to take less than this much of one's time
 
 
@@ -49,6 +51,14 @@ class Pace:
     bypass: bool = True  # adaptive sequences whose drafts do not pay go without
     explore: float = 1 / 64  # share of their rounds that are drafted nevertheless
     cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A plan, and whom it was made for: place in the plan by sequence number."""
+
+    known: dict[int, int]
+    plan: Plan
 
 
 class RoundLoop:
@@ -85,6 +95,8 @@ class RoundLoop:
         self._extra_tokens = 0.0  # of the last step, besides its cohort: prefills
         self._closed = False
         self._said_uncosted = False
+        self._ahead: dict[int, Ahead] = {}  # by part
+        self._late: list[Callable[[], None]] = []  # what finished rounds left to learn
 
     async def run(self) -> None:
         """Until closed. A second cohort has a task of its own while there is one."""
@@ -120,46 +132,107 @@ class RoundLoop:
         """One round of a part, or a wait for somebody to be ready."""
         turns = self._gather(part)
         if turns:
-            await self._round(turns)
-        elif not self._closed:
+            await self._round(part, turns)
+            return
+        self._catch_up()
+        if not self._closed:
             self._wake[part] = asyncio.get_running_loop().create_future()
             await self._wake[part]
 
-    async def _round(self, turns: list[Turn]) -> None:
+    async def _round(self, part: int, turns: list[Turn]) -> None:
+        """Everything that need not come before a message to a worker comes after it."""
         began = self._clock.time()
+        plan = self._planned(part, turns)
+        drafts = self._drafting.ask(self._ask_whom(turns, plan))
+        await self._sent()
+        self._catch_up()
         cohort = self._cohort(turns)
-        hidden_s = self._verify_s if self.pipelining.depth > 1 else 0.0  # of the draft, behind the other cohort's step
-        able = Counter(turn.track.drafter for turn in turns if turn.track.drafter is not None)
-
-        def draft_seconds(share: float, slots: int) -> float:
-            asked = {drafter: max(round(share * count), 1) for drafter, count in able.items()} if share > 0.0 else {}
-            return max(self._drafting.would_take(asked, cohort.context, slots) - hidden_s, 0.0)
-
-        plan = self._planner.plan(cohort, draft_seconds)
-        asked = self._ask_whom(turns, plan)
-        terms = self._terms(cohort, max(self._drafting.seconds(asked) - hidden_s, 0.0))
+        terms = self._terms(cohort, max(self._drafting.seconds(drafts.orders) - self._hidden_s(), 0.0))
         trust = self.evidence.trust(cohort.row)
-        drafted_s = await self._drafting.fill(asked)
-        alive = np.fromiter((turn.track.sequence.state is State.DRAFTING for turn in turns), np.bool_, len(turns))
-        if not alive.all():  # some ended meanwhile
-            turns = [turn for turn, stays in zip(turns, alive.tolist(), strict=True) if stays]
+        drafted_s = await self._drafting.fill(drafts)
+        stays = [turn.track.sequence.state is State.DRAFTING for turn in turns]
+        if not all(stays):  # some ended meanwhile
+            turns, alive = list(compress(turns, stays)), np.array(stays, np.bool_)
             cohort, trust = cohort.only(alive), trust[alive]
         blocks = Blocks.of(turns)
         if blocks.confidence.shape[1]:
             choose_prefixes(turns, blocks, cohort.policies, terms, cohort.weight, trust)
-        judged, verified_s = await self._verify(turns)
+        judged, verified_s = await self._verify(part, turns, cohort)
         if judged is None:
             return
         committed = self._settling.settle(turns, judged.verdicts)
         self.rounds += len(turns)
         self.committed += committed
-        self._learn(turns, cohort, blocks, judged, plan)
         now = self._clock.time()
-        if self.pipelining.depth == 1:
-            overheads = self.cost.speculative if asked else self.cost.plain
-            overheads.rest.observe(now - began - drafted_s - verified_s)
+        rest_s = now - began - drafted_s - verified_s
+        self._late.append(lambda: self._learn(turns, cohort, blocks, judged, plan, drafts, rest_s))
         if self.pipelining.judged(now, committed, len(self._tracks)):
-            self.pipelining.may_try(self._two_could_win(turns, cohort.context, asked))
+            self.pipelining.may_try(self._two_could_win(turns, cohort.context, drafts.orders))
+
+    async def _sent(self) -> None:
+        """Lets a message that was just ordered leave, before anything else is computed."""
+        for _ in range(TURNS_TO_SEND):
+            await asyncio.sleep(0)
+
+    def _catch_up(self) -> None:
+        """Learns and counts what finished rounds left to do."""
+        late, self._late = self._late, []
+        for job in late:
+            job()
+        self._settling.counts.tell()
+
+    def _hidden_s(self) -> float:
+        """Seconds of a draft that pass behind the other cohort's step."""
+        return self._verify_s if self.pipelining.depth > 1 else 0.0
+
+    # What is asked of drafters, planned while the verifier computes.
+
+    def _planned(self, part: int, turns: Sequence[Turn]) -> Plan:
+        """The plan that was made during the last step; a new one when it was for others."""
+        ahead = self._ahead.pop(part, None)
+        known = ahead.known if ahead is not None else {}
+        if ahead is None or 2 * sum(turn.cursor.sequence in known for turn in turns) <= len(turns):
+            return self._plan(self._cohort(turns))
+        count, plan = len(turns), ahead.plan
+        places = [known.get(turn.cursor.sequence, -1) for turn in turns]
+        if places == list(range(len(plan.able))):
+            return plan  # nobody came, nobody left
+        at, new = np.array(places), np.array(places) < 0
+
+        def spread(column: Bools, otherwise: bool) -> Bools:
+            return np.where(new, otherwise, column[at]) if count else column
+
+        newcomers = not self._planner.plain or plan.probe
+        return replace(
+            plan,
+            able=spread(plan.able, True),
+            drafted=spread(plan.drafted, newcomers),
+            resting=spread(plan.resting, False),
+        )
+
+    def _plan(self, cohort: Cohort) -> Plan:
+        hidden_s = self._hidden_s()
+        able = Counter(track.drafter for track in self._tracks.values() if track.drafter is not None)
+        share_of_lane = len(cohort.row) / max(len(self._tracks), 1)
+
+        def draft_seconds(share: float, slots: int) -> float:
+            asked = {
+                drafter: max(round(share * share_of_lane * count), 1) for drafter, count in able.items() if share > 0.0
+            }
+            return max(self._drafting.would_take(asked, cohort.context, slots) - hidden_s, 0.0)
+
+        return self._planner.plan(cohort, draft_seconds)
+
+    def _plan_ahead(self, part: int, turns: Sequence[Turn], cohort: Cohort) -> None:
+        """The next round of these sequences, by what is known before this one is judged."""
+        able = np.fromiter((self._feeding.reachable(turn.track) for turn in turns), np.bool_, len(turns))
+        fed = np.fromiter((turn.track.feed is Feed.FED for turn in turns), np.bool_, len(turns))
+        row = np.fromiter((turn.track.row for turn in turns), np.int64, len(turns))
+        if (row < 0).any():
+            return  # somebody ended: the next round is planned when it begins
+        after = replace(cohort, round=cohort.round + np.uint64(1), able=able, fed=fed, row=row)
+        known = {turn.cursor.sequence: place for place, turn in enumerate(turns)}
+        self._ahead[part] = Ahead(known, self._plan(after))
 
     # The steps.
 
@@ -203,10 +276,10 @@ class RoundLoop:
                 self._feeding.rest(turn.track)
             elif turn.track.feed is Feed.RESTING:
                 self._feeding.wake(turn.track)
-            if able and not drafted:
+            if able and not drafted and turn.track.answer.room >= 2:
                 turn.empty_because = "bypass"
             else:
-                turn.slots = plan.slots
+                turn.want(plan.slots)
                 asked.append(turn)
         return self._drafting.sort(asked)
 
@@ -220,7 +293,7 @@ class RoundLoop:
                 budget = self._budget.slots(int(rows.sum()), tokens, float(cohort.weight.sum()), step)
         return Terms(self.cost.of_round(cohort.context, draft_s), cohort.extra_tokens, budget)
 
-    async def _verify(self, turns: Sequence[Turn]) -> tuple[Judged | None, float]:
+    async def _verify(self, part: int, turns: Sequence[Turn], cohort: Cohort) -> tuple[Judged | None, float]:
         """Verdicts on every prefix, and how long they took; None when there is nobody left to ask or to ask for."""
         if not turns or self._closed:
             return None, 0.0
@@ -234,6 +307,9 @@ class RoundLoop:
         alone = self._in_verification == 0
         self._in_verification += 1
         try:
+            await self._sent()
+            self._catch_up()
+            self._plan_ahead(part, turns, cohort)
             await settled((reply,), self._pace.verify_s, self._clock)
         finally:
             self._in_verification -= 1
@@ -268,10 +344,21 @@ class RoundLoop:
         two = max(2.0 * half, half + draft_s(0.5) + rest)
         return two < LENIENCE * (self.cost.verify.seconds(tokens, context) + draft_s(1.0) + rest)
 
-    def _learn(self, turns: Sequence[Turn], cohort: Cohort, blocks: Blocks, judged: Judged, plan: Plan) -> None:
+    def _learn(
+        self,
+        turns: Sequence[Turn],
+        cohort: Cohort,
+        blocks: Blocks,
+        judged: Judged,
+        plan: Plan,
+        drafts: Asked,
+        rest_s: float,
+    ) -> None:
         """What this round says about the next ones."""
         prefixes = np.fromiter((turn.prefix for turn in turns), np.int64, len(turns))
         self._verify_s = judged.forward_s
+        if self.pipelining.depth == 1:
+            (self.cost.speculative if drafts.orders else self.cost.plain).rest.observe(rest_s)
         self._extra_tokens = max(float(judged.tokens - len(turns) - int(prefixes.sum())), 0.0)
         if self.cost.verify is not None:
             self.cost.verify.observe(judged.tokens, cohort.context, judged.forward_s)

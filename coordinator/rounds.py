@@ -15,6 +15,8 @@ from coordinator.prefix_scheduler import Floats, Ints, StepSeconds, schedule, su
 from coordinator.track import Track
 from dspark.types import NO_Q, Block, Cursor
 
+NO_BLOCK = Block(Cursor(0, 0, 0, 0))  # what a turn holds until something was drafted
+
 
 @dataclass(slots=True)
 class Turn:
@@ -26,23 +28,23 @@ class Turn:
     drafter_version: str = ""
     empty_because: str = ""
     prefix: int = 0
-    slots: int = 1 << 30  # longest block that is worth drafting
+    slots: int = 0  # wanted of a drafter
 
     @staticmethod
     def begin(track: Track) -> Turn:
         """With an empty block, which is an ordinary block."""
-        cursor = track.sequence.cursor
-        return Turn(track, cursor, Block(cursor))
+        return Turn(track, track.sequence.cursor, NO_BLOCK)
 
-    def wanted_slots(self, block_size: int) -> int:
-        """Slots to draft: the target's own token takes one place of what the answer has left."""
-        slots = min(block_size, self.track.answer.room - 1)
+    def want(self, longest: int) -> None:
+        """Settles how many slots are drafted: the target's own token takes one place of what the answer has left."""
         policy = self.track.request.policy
-        return min(slots, policy.slots if isinstance(policy, Fixed) else self.slots)
+        slots = policy.slots if isinstance(policy, Fixed) else longest
+        self.slots = min(slots, self.track.answer.room - 1)
 
     def draft_order(self, block_size: int) -> DraftOrder:
+        track, slots = self.track, self.slots
         return DraftOrder(
-            self.cursor, self.track.answer.log.anchor, self.track.request.law, self.wanted_slots(block_size)
+            self.cursor, track.answer.log.anchor, track.request.law, slots if slots < block_size else block_size
         )
 
     def verify_order(self, sink: Sink | None) -> VerifyOrder:

@@ -21,6 +21,8 @@ class State(enum.Enum):
     VERIFYING = "verifying"
     FINISHED = "finished"
 
+    __hash__ = object.__hash__  # members are singletons; the default hashes names, in Python
+
 
 class Event(enum.Enum):
     PLACED = "placed"  # a lane takes it in
@@ -33,6 +35,8 @@ class Event(enum.Enum):
     PREEMPTED = "preempted"  # another one needs its pages: it begins again with what it has said
     ORPHANED = "orphaned"  # its verifier is gone or does not know it
     ENDED = "ended"  # by a stop, a limit, its client or a failure
+
+    __hash__ = object.__hash__
 
 
 class Effect(enum.Enum):

@@ -14,6 +14,7 @@ import structlog
 from coordinator.answer import Piece, Round
 from coordinator.outlet import Overfull
 from coordinator.ports import Declined
+from coordinator.round_counts import RoundCounts
 from coordinator.rounds import Turn
 from coordinator.sequence import Event, State
 from coordinator.track import Track
@@ -53,6 +54,7 @@ class Settling:
     ) -> None:
         self._owner, self._orphan, self._make_room = owner, orphan, make_room
         self._vocab_size, self._metrics = vocab_size, metrics
+        self.counts = RoundCounts(metrics)
 
     def settle(self, turns: Sequence[Turn], verdicts: Sequence[Verdict | Declined]) -> int:
         """Returns the tokens committed."""
@@ -78,7 +80,7 @@ class Settling:
 
     def show(self, track: Track, piece: Piece) -> None:
         """Hands a commit to the client; whoever does not read is cut."""
-        self._metrics.generation_tokens.inc(len(piece.tokens))
+        self.counts.shown(len(piece.tokens))
         track.end = piece.end
         try:
             track.outlet.push(piece)
@@ -108,7 +110,7 @@ class Settling:
         )
         accepted = min(verdict.accepted, len(piece.tokens))
         track.tally.round(verified=turn.prefix, accepted=accepted, committed=len(piece.tokens))
-        self._count(turn, verdict.accepted, accepted)
+        self.counts.judged(len(turn.block.token_ids), turn.prefix, verdict.accepted, accepted, turn.empty_because)
         self.show(track, piece)
         return len(piece.tokens)
 
@@ -123,25 +125,3 @@ class Settling:
             self._owner.ended(turn.track, PeerError(f"the verifier refused a sequence: {declined.message}"))
         else:
             self._orphan(turn.track)
-
-    def _count(self, turn: Turn, judged: int, accepted: int) -> None:
-        metrics, drafted = self._metrics, len(turn.block.token_ids)
-        metrics.rounds.inc()
-        metrics.scheduled_verify_length.observe(turn.prefix)
-        if not drafted:
-            metrics.empty_blocks.labels(reason=turn.empty_because or "unspecified").inc()
-            return
-        metrics.num_drafts.inc()
-        metrics.num_draft_tokens.inc(drafted)
-        metrics.num_verified_tokens.inc(turn.prefix)
-        metrics.num_accepted_tokens.inc(accepted)
-        for slot in range(accepted):
-            metrics.num_accepted_per_pos.labels(position=str(slot)).inc()
-        wasted = (
-            ("not_verified", drafted - turn.prefix),
-            ("rejected", turn.prefix - judged),
-            ("cut", judged - accepted),
-        )
-        for reason, count in wasted:
-            if count:
-                metrics.draft_wasted_tokens.labels(reason=reason).inc(count)
