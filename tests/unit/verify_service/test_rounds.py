@@ -1,0 +1,151 @@
+"""Steps of an engine whose memory is short, whose prompts ride in rounds, and whose prefixes are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Verdict
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+from verify_service.feature_store import FeatureRows
+from verify_service.interface import Prefill
+from verify_service.sequences import VerifyItem
+
+GREEDY = Law(temperature=0.0)
+PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77, 19, 54, 2, 61, 70, 11, 93, 25, 38]
+PAIR = dict[str, str]
+
+
+@pytest.fixture
+def pair(golden_target: Path, golden_drafter: Path) -> PAIR:
+    return {"target": str(golden_target), "drafter": str(golden_drafter)}
+
+
+def take_in(engine: VerifyEngine, sequence: int, prompt: list[int], salt: str = "", epoch: int = 1) -> int:
+    """Opens and prefills by itself; the anchor."""
+    cursor = Cursor(sequence, epoch, 0, len(prompt))
+    assert engine.open(cursor, GREEDY, len(prompt) + 60, True, token_ids=prompt, salt=salt) is None
+    engine.line_up(Prefill(sequence, epoch, prompt, wants_rows=True))
+    while (progress := engine.prefill_next()) is not None:
+        assert progress.problem is None
+    anchor = engine.first_token(sequence)
+    assert isinstance(anchor, int)
+    return anchor
+
+
+def say(engine: VerifyEngine, sequences: dict[int, list[int]], epoch: int = 1) -> list[Verdict | Refusal]:
+    """One round without drafts; committed tokens are appended."""
+    items = []
+    for sequence, tokens in sequences.items():
+        done = len(tokens) - len(PROMPT)
+        items.append(VerifyItem(Cursor(sequence, epoch, done, len(tokens)), tokens[-1], (), NO_Q))
+    outcomes = engine.judge_cohort(items).outcomes
+    for (_, tokens), outcome in zip(sequences.items(), outcomes, strict=True):
+        if isinstance(outcome, Verdict):
+            tokens.append(outcome.next_token)
+    return outcomes
+
+
+def test_who_finds_no_page_is_refused_and_stands_and_the_oldest_goes_on(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=72, page_size=8, prefix_cache=False))
+    texts = {n: [*PROMPT, take_in(engine, n, PROMPT)] for n in (5, 6)}  # three pages each, of nine
+    refused: list[Refusal] = []
+    while not refused:
+        refused = [each for each in say(engine, texts) if isinstance(each, Refusal)]
+    assert [each.reason for each in refused] == [RefusalReason.OUT_OF_PAGES]
+    assert len(texts[5]) == len(texts[6]) + 1
+    assert engine.held.pages_held == 9
+    engine.release(6, 1)
+    while len(texts[5]) < 64:
+        assert isinstance(say(engine, {5: texts[5]})[0], Verdict)
+    alone = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=256, page_size=8))
+    again = [*PROMPT, take_in(alone, 1, PROMPT)]
+    while len(again) < 64:
+        say(alone, {1: again})
+    assert texts[5] == again
+    assert texts[6] == again[: len(texts[6])]
+    # What was taken out begins again with what it had said, and goes on as if nothing had been.
+    engine.release(5, 1)
+    assert take_in(engine, 6, texts[6], epoch=2) == again[len(texts[6])]
+
+
+def test_one_more_page_per_sequence_stays_free_when_another_comes_in(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=56, page_size=8, prefix_cache=False))
+    take_in(engine, 1, PROMPT)
+    take_in(engine, 2, PROMPT)
+    refusal = engine.open(Cursor(3, 1, 0, 1), GREEDY, 9, True, token_ids=[4])
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is RefusalReason.NO_PAGES
+
+
+def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> None:
+    calm = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False))
+    long = (PROMPT * 3)[:50]
+    expected = [*PROMPT, take_in(calm, 1, PROMPT)]
+    for _ in range(12):
+        say(calm, {1: expected})
+    first = take_in(calm, 2, long)
+
+    engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False, step_prefill_tokens=7))
+    text = [*PROMPT, take_in(engine, 1, PROMPT)]
+    assert engine.open(Cursor(2, 1, 0, 50), GREEDY, 90, True, token_ids=long) is None
+    engine.line_up(Prefill(2, 1, long, wants_rows=True))
+    rows: list[FeatureRows] = []
+    for number in range(12):
+        item = VerifyItem(Cursor(1, 1, 1 + number, len(text)), text[-1], (), NO_Q)
+        judged = engine.judge_cohort([item])
+        outcome = judged.outcomes[0]
+        assert isinstance(outcome, Verdict)
+        text.append(outcome.next_token)
+        assert judged.prefill_tokens == (7 if number < 7 else 1 if number == 7 else 0)
+        rows += [each.rows for each in judged.progress if isinstance(each.rows, FeatureRows)]
+    assert text == expected
+    assert engine.first_token(2) == first
+    kept = calm.features(Cursor(2, 1, 1, 51), 0)
+    assert isinstance(kept, FeatureRows)
+    assert [token for each in rows for token in each.token_ids] == long
+    torch.testing.assert_close(torch.cat([each.rows for each in rows]), kept.rows, rtol=2e-2, atol=2e-2)  # bf16
+
+
+def test_a_prompt_whose_sequence_is_gone_leaves_the_line(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair))
+    for sequence in (1, 2):
+        assert engine.open(Cursor(sequence, 1, 0, 20), GREEDY, 60, True, token_ids=PROMPT) is None
+        engine.line_up(Prefill(sequence, 1, PROMPT, wants_rows=False))
+    engine.release(1, 1)
+    gone = engine.prefill_next()
+    assert gone is not None
+    assert gone.problem is not None
+    assert gone.problem.reason is RefusalReason.UNKNOWN_SEQUENCE
+    done = engine.prefill_next()
+    assert done is not None
+    assert done.done
+    assert engine.prefill_next() is None
+
+
+def test_a_kept_prefix_brings_its_feature_rows_and_the_same_answer(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=8))
+    cold = [*PROMPT, take_in(engine, 1, PROMPT)]
+    for _ in range(10):
+        say(engine, {1: cold})
+    before = engine.features(Cursor(1, 1, 11, len(cold)), 0)
+    engine.release(1, 1)
+    assert engine.held.pages_held == 0, "kept pages are nobody's"
+    warm = [*PROMPT, take_in(engine, 2, PROMPT)]
+    spared, rows = engine.spared(2, 1, rows=True)
+    assert spared == 16, "two full pages of eight, one token left to run"
+    assert isinstance(rows, FeatureRows)
+    assert isinstance(before, FeatureRows)
+    assert (rows.start, list(rows.token_ids)) == (0, PROMPT[:16])
+    torch.testing.assert_close(rows.rows, before.rows[:16], rtol=0, atol=0)
+    for _ in range(10):
+        say(engine, {2: warm})
+    assert warm == cold
+    # The answer's own pages were kept too: what the conversation goes on with is found.
+    assert engine.open(Cursor(3, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31]) is None
+    assert engine.spared(3, 1, rows=False)[0] == 24
+    assert engine.open(Cursor(4, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31], salt="other") is None
+    assert engine.spared(4, 1, rows=True) == (0, None)
