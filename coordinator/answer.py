@@ -33,10 +33,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one commit passes on."""
+    """What one commit passes on. Pieces follow each other without gaps, so nothing says where one stands."""
 
     tokens: tuple[int, ...]
-    offset: int  # index in the answer of the first of `tokens`
     end: End | None
     index: int = 0  # which of a request's answers
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, where asked for
@@ -69,10 +68,9 @@ class Answer:
     ) -> Piece:
         """Commits what belongs to the answer; `logprobs` has one item per token, or none."""
         kept, end = cut(tokens, self.room, self._stop_ids)
-        offset = self.log.answered
         self.log.append(kept)
-        return Piece(kept, offset, end, self.index, tuple(logprobs[: len(kept)]), round, started)
+        return Piece(kept, end, self.index, tuple(logprobs[: len(kept)]), round, started)
 
     def stopped(self, end: End) -> Piece:
         """Something else than a commit ends it."""
-        return Piece((), self.log.answered, end, self.index)
+        return Piece((), end, self.index)

@@ -61,7 +61,7 @@ _NO_ROUND = Round(0, 0, 0)
 
 
 def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
-    """(call, piece) in order of commit. Offsets are left at 0: only whoever follows the stream knows them."""
+    """(call, piece) in order of commit."""
     calls, lengths, tokens = list(batch.calls), list(batch.lengths), list(batch.token_ids)
     count = len(calls)
     indices = list(batch.indices) or [0] * count
@@ -81,7 +81,6 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
             call,
             Piece(
                 tuple(tokens[start:stop]),
-                0,
                 ends.pop((call, index), None) if last.get((call, index)) == at else None,
                 index,
                 logprobs.get(at, ()),
@@ -91,7 +90,7 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
         )
         start = stop
     for (call, index), end in ends.items():  # by something else than a commit
-        yield call, Piece((), 0, end, index)
+        yield call, Piece((), end, index)
 
 
 def _read_end(ended: frontend_pb2.Ended) -> End:

@@ -44,11 +44,11 @@ class Reading:
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
         self._show_stop, self._min_tokens = request.show_stop, request.law.min_tokens
 
-    def read(self, piece: Piece, at: float, shown: Shown) -> None:
-        """Adds a piece that came at clock time `at` to what is shown."""
+    def read(self, piece: Piece, at: float, shown: Shown) -> bool:
+        """Adds a piece that came at clock time `at` to what is shown; returns whether it ended the answer."""
         if self.end is not None:
             self.unsaid += len(piece.tokens)
-            return
+            return False
         kept, end, text = self._read(piece.tokens, piece.end)
         self.answered += len(kept)
         self.unsaid += len(piece.tokens) - len(kept)
@@ -56,8 +56,10 @@ class Reading:
         shown.text += text
         shown.logprobs += piece.logprobs[: len(kept)]
         self._count(piece, len(kept), at)
-        if end is not None:
-            self.end, self.tally.ended = end, at
+        if end is None:
+            return False
+        self.end, self.tally.ended = end, at
+        return True
 
     def _read(self, tokens: tuple[int, ...], end: End | None) -> tuple[tuple[int, ...], End | None, str]:
         """(tokens that belong to the answer, its end, text to show)."""
@@ -95,20 +97,16 @@ class Reading:
 
 
 class Reader:
-    """All answers of one request. `finish(index, tokens)` is called when its text ends an answer."""
+    """All answers of one request."""
 
-    def __init__(
-        self,
-        request: Request,
-        make_text: Callable[[], TextStream | None],
-        arrived: float,
-    ) -> None:
+    def __init__(self, request: Request, make_text: Callable[[], TextStream | None], arrived: float) -> None:
         self.request = request
+        self._open = request.choices
         self.readings = [Reading(request, index, make_text(), arrived) for index in range(request.choices)]
 
     @property
     def done(self) -> bool:
-        return all(reading.end is not None for reading in self.readings)
+        return not self._open
 
     @property
     def unsaid(self) -> int:
@@ -116,14 +114,17 @@ class Reader:
         return sum(reading.unsaid for reading in self.readings)
 
     def read(self, waiting: Iterable[tuple[Piece, float]], finish: Callable[[int, int], None]) -> list[Shown]:
-        """What to show of pieces and the clock times they came at: one item per answer, whatever was waiting."""
+        """What to show of pieces and the clock times they came at: one item per answer, whatever was waiting.
+
+        `finish(index, tokens)` is called when its text ends an answer.
+        """
         shown: dict[int, Shown] = {}
         for piece, at in waiting:
             reading = self.readings[piece.index]
-            ended = reading.end is not None
             if piece.index not in shown:
                 shown[piece.index] = Shown(piece.index, reading.answered)
-            reading.read(piece, at, shown[piece.index])
-            if not ended and reading.end is not None and reading.end.text is not None:
-                finish(piece.index, reading.answered)
+            if reading.read(piece, at, shown[piece.index]):
+                self._open -= 1
+                if reading.end is not None and reading.end.text is not None:
+                    finish(piece.index, reading.answered)
         return [one for one in shown.values() if one.tokens or one.text]

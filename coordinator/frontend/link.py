@@ -10,7 +10,6 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from coordinator import cell_wire
@@ -55,10 +54,9 @@ class RemoteCall:
     def push(self, piece: Piece) -> None:
         if piece.index >= len(self._said):
             raise PeerError(f"answer {piece.index} of a request for {len(self._said)}")
-        offset = self._said[piece.index]
-        self._said[piece.index] = offset + len(piece.tokens)
+        self._said[piece.index] += len(piece.tokens)
         try:
-            self.sink.push(replace(piece, offset=offset))
+            self.sink.push(piece)
         except Overfull:
             self._link.slow(self)
             return
@@ -80,7 +78,8 @@ class RemoteCall:
 class Link:
     """Lives as long as its stream."""
 
-    def __init__(self, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, hello: frontend_pb2.FrontendHello, clock: Clock, metrics: Metrics) -> None:
+        self._hello: frontend_pb2.FrontendHello | None = hello  # until it is said
         self._clock, self._metrics = clock, metrics
         self._numbers = itertools.count(1)
         self._calls: dict[int, RemoteCall] = {}
@@ -94,13 +93,16 @@ class Link:
     def requests(self) -> int:
         return len(self._calls)
 
-    async def batches(self, hello: frontend_pb2.FrontendHello) -> AsyncIterator[frontend_pb2.FrontendBatch]:
+    def __aiter__(self) -> AsyncIterator[frontend_pb2.FrontendBatch]:
         """What the coordinator is told."""
-        yield frontend_pb2.FrontendBatch(hello=hello)
-        while not self._ended:
+        return self
+
+    async def __anext__(self) -> frontend_pb2.FrontendBatch:
+        while not self._unsent and self._hello is None:
+            if self._ended:
+                raise StopAsyncIteration
             await self._bell.heard()
-            while self._unsent:
-                yield self._collect()
+        return self._collect()
 
     def submit(self, order: Order, sink: Sink) -> RemoteCall:
         self._check_room()
@@ -192,7 +194,8 @@ class Link:
             raise Overloaded("the coordinator does not read", retry_after_s=1.0)
 
     def _collect(self) -> frontend_pb2.FrontendBatch:
-        batch, size = frontend_pb2.FrontendBatch(), 0
+        batch, size = frontend_pb2.FrontendBatch(hello=self._hello), 0
+        self._hello = None
         while self._unsent and size < BATCH_BYTES:
             part, message = self._unsent.popleft()
             getattr(batch, part).append(message)

@@ -7,7 +7,7 @@ from dspark.types import TokenLogprobs
 
 def test_a_commit_is_logged_before_it_is_passed_on() -> None:
     answer = Answer(CommitLog([1]), max_tokens=3)
-    assert answer.take([5, 6]) == Piece((5, 6), 0, None)
+    assert answer.take([5, 6]) == Piece((5, 6), None)
     assert answer.log.answer() == (5, 6)
     assert answer.room == 1
 
@@ -25,7 +25,7 @@ def test_a_stop_token_ends_an_answer_inside_a_verdict() -> None:
     assert (piece.tokens, piece.end) == ((5, 6), End(Reason.STOP, token_id=6))
 
 
-def test_offsets_count_the_answer_s_tokens() -> None:
+def test_pieces_name_their_answer() -> None:
     answer = Answer(CommitLog([1]), max_tokens=9, index=2)
     pieces = [answer.take([5, 6, 7]), answer.take([8]), answer.stopped(End(Reason.ABORT))]
-    assert [(piece.offset, len(piece.tokens), piece.index) for piece in pieces] == [(0, 3, 2), (3, 1, 2), (4, 0, 2)]
+    assert [(piece.tokens, piece.index) for piece in pieces] == [((5, 6, 7), 2), ((8,), 2), ((), 2)]

@@ -28,30 +28,30 @@ def there_and_back(said: list[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2), lists, rounds), max_size=20))
 def test_commits_keep_their_order_and_their_rounds(drawn: list[tuple[int, int, list[int], Round | None]]) -> None:
-    said = [(call, Piece(tuple(tokens), 0, None, index, (), made)) for call, index, tokens, made in drawn]
+    said = [(call, Piece(tuple(tokens), None, index, (), made)) for call, index, tokens, made in drawn]
     assert there_and_back(said) == said
 
 
 def test_an_end_stays_with_its_last_commit_and_a_start_with_its_first() -> None:
     stop = End(Reason.STOP, token_id=0)
     said = [
-        (1, Piece((5,), 0, None, started=Started(0.25, 32))),
-        (2, Piece((6, 7), 0, None, 1, started=Started(0.5))),
-        (1, Piece((8,), 0, None, round=Round(7, 3, 0))),
-        (2, Piece((0,), 0, stop, 1, round=Round(7, 3, 0))),
-        (1, Piece((9,), 0, End(Reason.LENGTH), round=Round(0, 0, 0))),
+        (1, Piece((5,), None, started=Started(0.25, 32))),
+        (2, Piece((6, 7), None, 1, started=Started(0.5))),
+        (1, Piece((8,), None, round=Round(7, 3, 0))),
+        (2, Piece((0,), stop, 1, round=Round(7, 3, 0))),
+        (1, Piece((9,), End(Reason.LENGTH), round=Round(0, 0, 0))),
     ]
     assert there_and_back(said) == said
 
 
 def test_an_end_without_a_commit_comes_last() -> None:
-    abort = Piece((), 0, End(Reason.ABORT), 1)
-    assert there_and_back([(3, abort), (3, Piece((5,), 0, None))]) == [(3, Piece((5,), 0, None)), (3, abort)]
+    abort = Piece((), End(Reason.ABORT), 1)
+    assert there_and_back([(3, abort), (3, Piece((5,), None))]) == [(3, Piece((5,), None)), (3, abort)]
 
 
 def test_log_probabilities_stay_with_their_commit() -> None:
     told = (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.5)), TokenLogprobs(-2.0))
-    said = [(1, Piece((5,), 0, None)), (1, Piece((6, 7), 0, None, logprobs=told)), (2, Piece((8,), 0, None))]
+    said = [(1, Piece((5,), None)), (1, Piece((6, 7), None, logprobs=told)), (2, Piece((8,), None))]
     assert there_and_back(said) == said
 
 

@@ -44,9 +44,8 @@ class Told:
 
     def piece(self, ids: tuple[int, ...]) -> Piece:
         kept, end = cut(ids, self.reader.request.max_tokens - len(self.log), self.reader.request.stop_ids)
-        offset = len(self.log)
         self.log += kept
-        return Piece(kept, offset, end)
+        return Piece(kept, end)
 
     def commit(self, ids: tuple[int, ...]) -> None:
         self.read(self.piece(ids))
@@ -139,7 +138,7 @@ def test_what_is_held_back_comes_out_when_something_else_ends_the_answer() -> No
     told = Told(stops=("STOP",))
     told.say("xST", 3)
     assert told.text == "x"
-    told.read(Piece((), 3, End(Reason.ABORT)))
+    told.read(Piece((), End(Reason.ABORT)))
     assert told.text == "xST"
     assert told.reading.end == End(Reason.ABORT)
 
@@ -178,21 +177,21 @@ def test_what_was_waiting_becomes_one_message_per_answer() -> None:
 def test_several_answers_are_kept_apart() -> None:
     request = Request("r", (1,), Law(), 9, Off(), choices=2)
     reader = Reader(request, lambda: None, 0.0)
-    pieces = [Piece((5,), 0, None, 0), Piece((6, 7), 0, End(Reason.LENGTH), 1), Piece((8,), 1, None, 0)]
+    pieces = [Piece((5,), None, 0), Piece((6, 7), End(Reason.LENGTH), 1), Piece((8,), None, 0)]
     shown = reader.read([(piece, 1.0) for piece in pieces], lambda index, tokens: None)
     assert [(one.index, one.tokens) for one in shown] == [(0, [5, 8]), (1, [6, 7])]
     assert not reader.done
-    reader.read([(Piece((), 2, End(Reason.ABORT), 0), 1.0)], lambda index, tokens: None)
+    reader.read([(Piece((), End(Reason.ABORT), 0), 1.0)], lambda index, tokens: None)
     assert reader.done
 
 
 def test_numbers_come_from_the_pieces_and_stop_where_the_answer_does() -> None:
     told = Told(stops=("lo",))
     ids = TOKENIZER.encode("hello there")
-    told.reader.read([(Piece(ids[:1], 0, None, started=Started(0.25, 16)), 100.5)], lambda *_: None)
+    told.reader.read([(Piece(ids[:1], None, started=Started(0.25, 16)), 100.5)], lambda *_: None)
     logprobs = tuple(TokenLogprobs(-float(n)) for n in range(8))
-    piece = Piece(ids[1:9], 1, None, logprobs=logprobs, round=Round(9, 8, 7))
-    shown = told.reader.read([(piece, 101.0), (Piece(ids[9:], 9, None, round=Round(9, 8, 1)), 102.0)], lambda *_: None)
+    piece = Piece(ids[1:9], None, logprobs=logprobs, round=Round(9, 8, 7))
+    shown = told.reader.read([(piece, 101.0), (Piece(ids[9:], None, round=Round(9, 8, 1)), 102.0)], lambda *_: None)
     tally = told.reading.tally
     assert [one.logprob for one in shown[0].logprobs] == [0.0, -1.0, -2.0, -3.0]
     assert (tally.rounds, tally.drafted, tally.verified, tally.accepted, tally.committed_by_rounds) == (1, 9, 8, 4, 4)
