@@ -1,0 +1,293 @@
+"""What a front end in a process of its own does with a second of processor time, and how many clients it holds (row 6).
+
+Two synthetic workers, a coordinator and one front end, a process each; clients in this process, over real gRPC, with
+text both ways. The front end's processor time is what the kernel says. Beside tokens in drafted rounds stand tokens
+without drafts (`off`: a chunk for every token) and, on the same load, what the coordinator's own embedded front end
+adds to its process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tokenizers import Tokenizer
+
+from benchmarks.row import Row, note
+from benchmarks.synthetic_cell import FLAT
+from dspark.runtime.channel import open_channel
+from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
+
+RATE_BAR, STREAMS_BAR = 12_000.0, 2_000
+TARGET = Path(__file__).resolve().parent.parent / "models" / "demo-target"
+TOKENS_EACH = 4096  # token slots of one sequence in the synthetic pools
+CHANNELS = 16
+WARM_UP_S = 120.0
+SLOW_MS = 500.0  # of a step while streams are held: no answer is over before the last one has begun
+PROMPT = "The module provides"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.front_end", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON row per part")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
+    parser.add_argument("--streams", type=int, default=128, help="clients while the rate is measured")
+    parser.add_argument("--held", type=int, default=STREAMS_BAR, help="clients at once in the second part")
+    args = parser.parse_args(argv)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 16_384), hard), hard))
+    windows, seconds = (3, 2.0) if args.quick else (7, 4.0)
+    with tempfile.TemporaryDirectory() as folder:
+        with Processes(_pair(Path(folder)), 2 * args.streams) as cell:
+            rate = asyncio.run(_rates(cell, args.streams, windows, seconds))
+        with Processes(_pair(Path(folder), SLOW_MS), args.held) as cell:
+            held = asyncio.run(_hold(cell, args.held, 64 if args.quick else 128))
+    bar = f"at least {RATE_BAR:.0f} committed tokens per CPU second of the front end process"
+    code = Row("3.6", "front end rate", rate, bar, rate["greedy"] >= RATE_BAR).show(as_json=args.json)
+    bar = f"at least {STREAMS_BAR} client streams at once, every one with all its tokens"
+    holds = held["complete"] == held["peak"] >= STREAMS_BAR
+    return code | Row("3.6", "front end streams", held, bar, holds).show(as_json=args.json)
+
+
+class Processes:
+    """Workers, coordinator and front end; leaves nothing behind."""
+
+    def __init__(self, pair: Path, room: int) -> None:
+        self._pair, self._room = pair, room
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Processes:
+        try:
+            synthetic = {"engine": "synthetic", "synthetic": self._pair, "max-sequences": 2 * self._room}
+            tokens = self._room * TOKENS_EACH
+            verify, _ = self._serve("verify", **synthetic, **{"kv-tokens": tokens})
+            draft, _ = self._serve("draft", **synthetic, **{"context-tokens": tokens})
+            self.coordinator, self.coordinator_pid = self._serve(
+                "coordinator",
+                verify=verify,
+                draft=draft,
+                target=TARGET,
+                **{"max-running": self._room, "max-queued": self._room, "request-deadline-s": 1200},
+            )
+            self.metrics_port = _free_port()
+            self.frontend, self.frontend_pid = self._serve(
+                "frontend",
+                coordinator=self.coordinator,
+                target=TARGET,
+                **{"max-streams": 2 * self._room, "metrics-port": self.metrics_port, "request-deadline-s": 1200},
+            )
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._running):
+            process.send_signal(signal.SIGTERM)
+        for process in self._running:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _serve(self, role: str, **flags: object) -> tuple[str, int]:
+        words = [f"--{name}={value}" for name, value in {"log-format": "json", **flags}.items()]
+        command = [sys.executable, "-m", "dspark.cli.main", "serve", role, "--ready-json", *words]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ)
+        self._running.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the {role} did not start")
+        said = json.loads(line)
+        return str(said["endpoint"]), int(said["pid"])
+
+    def gauge(self, name: str) -> float:
+        """Of the front end, right now."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as page:
+            for line in page.read().decode().splitlines():
+                if line.startswith(f"dspark_{name} "):
+                    return float(line.split()[1])
+        return 0.0
+
+
+@dataclass
+class Heard:
+    """What clients got."""
+
+    tokens: int = 0
+    chunks: int = 0
+    complete: int = 0  # answers with all their tokens, in order, and an end that says so
+    started: int = 0
+
+
+class Clients:
+    """Streams over a few connections; each is asked again when it ends, or once."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.heard = Heard()
+        self._channels = [open_channel(endpoint) for _ in range(CHANNELS)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def ask(self, count: int, policy: str, tokens: int, *, forever: bool) -> None:
+        for number in range(count):
+            stub = generate_pb2_grpc.GenerationStub(self._channels[number % CHANNELS])  # type: ignore[no-untyped-call]
+            self._tasks.append(asyncio.create_task(self._talk(stub, number, policy, tokens, forever)))
+
+    async def started(self, count: int) -> None:
+        """Until so many answers have begun; raises what went wrong with one."""
+        while self.heard.started < count:
+            done, _ = await asyncio.wait(self._tasks, timeout=0.1, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+
+    async def ended(self) -> None:
+        await asyncio.gather(*self._tasks)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for channel in self._channels:
+            await channel.close()
+
+    async def _talk(self, stub: Any, number: int, policy: str, tokens: int, forever: bool) -> None:
+        request = generate_pb2.GenerateRequest(
+            text=PROMPT,
+            sampling_params=generate_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True, seed=number),
+            speculation=generate_pb2.SpeculationParams(policy=policy, rule="RULE_TOKEN"),
+        )
+        heard = self.heard
+        while True:
+            said, counted = 0, 0
+            async for response in stub.Generate(request, timeout=1200):
+                if response.HasField("chunk"):
+                    chunk = response.chunk
+                    if chunk.offset != said:
+                        raise RuntimeError(f"a chunk at {chunk.offset} after {said} tokens")
+                    heard.started += said == 0
+                    said += len(chunk.token_ids)
+                    heard.tokens += len(chunk.token_ids)
+                    heard.chunks += 1
+                else:
+                    counted = response.complete.usage.completion_tokens
+            heard.complete += said == counted == tokens
+            if not forever:
+                return
+
+
+async def _rates(cell: Processes, streams: int, windows: int, seconds: float) -> dict[str, Any]:
+    """Committed tokens that reached clients per CPU second of the front end, by policy; medians."""
+    value: dict[str, Any] = {"streams": streams}
+    for policy in ("greedy", "off"):
+        rates, tokens, chunks, walls = [], 0, 0, 0.0
+        async with _clients(cell.frontend, streams, policy) as heard:
+            for _ in range(windows):
+                before, at, spent = (heard.tokens, heard.chunks), time.monotonic(), cpu_seconds(cell.frontend_pid)
+                await asyncio.sleep(seconds)
+                spent = cpu_seconds(cell.frontend_pid) - spent
+                rates.append((heard.tokens - before[0]) / spent)
+                tokens, chunks = tokens + heard.tokens - before[0], chunks + heard.chunks - before[1]
+                walls += time.monotonic() - at
+        note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second")
+        value[policy] = round(statistics.median(rates))
+        value[f"{policy}_tokens_per_chunk"] = round(tokens / max(chunks, 1), 2)
+        value[f"{policy}_tokens_per_second"] = round(tokens / walls)
+    for name, endpoint in (("coordinator_cpu_us_per_token", cell.frontend), ("embedded_us", cell.coordinator)):
+        async with _clients(endpoint, streams, "greedy") as heard:
+            before, spent = heard.tokens, cpu_seconds(cell.coordinator_pid)
+            await asyncio.sleep(windows * seconds / 2)
+            spent = cpu_seconds(cell.coordinator_pid) - spent
+            value[name] = round(1e6 * spent / max(heard.tokens - before, 1), 1)
+    return value
+
+
+@contextlib.asynccontextmanager
+async def _clients(endpoint: str, streams: int, policy: str) -> AsyncIterator[Heard]:
+    """Clients that have all begun to hear."""
+    clients = Clients(endpoint)
+    clients.ask(streams, policy, 1 << 11, forever=True)
+    try:
+        async with asyncio.timeout(WARM_UP_S):
+            await clients.started(streams)
+        await asyncio.sleep(1.0)
+        yield clients.heard
+    finally:
+        await clients.close()
+
+
+async def _hold(cell: Processes, streams: int, tokens: int) -> dict[str, Any]:
+    """All clients at once, and what becomes of them."""
+    clients = Clients(cell.frontend)
+    began, spent = time.monotonic(), cpu_seconds(cell.frontend_pid)
+    clients.ask(streams, "greedy", tokens, forever=False)
+    ended = asyncio.create_task(clients.ended())
+    peak = 0.0
+    while not ended.done():
+        await asyncio.wait([ended], timeout=0.5)
+        peak = max(peak, await asyncio.to_thread(cell.gauge, "client_streams"))
+    await ended
+    took = time.monotonic() - began
+    spent = cpu_seconds(cell.frontend_pid) - spent
+    heard = clients.heard
+    await clients.close()
+    return {
+        "peak": int(peak),
+        "complete": heard.complete,
+        "tokens": heard.tokens,
+        "seconds": round(took, 1),
+        "tokens_per_cpu_second": round(heard.tokens / spent),
+        "front_end_mib": round(resident_mib(cell.frontend_pid)),
+    }
+
+
+def _pair(folder: Path, verify_ms: float | None = None) -> Path:
+    """The flat pair over the vocabulary of the tokenizer, so that every id is text; slower where asked for."""
+    document = yaml.safe_load(FLAT.read_text(encoding="utf-8"))
+    document["vocabulary"] = Tokenizer.from_file(str(TARGET / "tokenizer.json")).get_vocab_size()
+    if verify_ms is not None:
+        document["verify"] |= {"ms": [verify_ms]}
+    path = folder / "pair.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, its own and the kernel's on its behalf."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mib(pid: int) -> float:
+    """Memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
