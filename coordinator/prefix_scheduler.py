@@ -25,15 +25,21 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 StepSeconds = Callable[[Floats], Floats]  # tokens in the step -> seconds, element by element
 
+STRETCH = 2048  # candidates whose rates are computed together
+
 
 def survival(confidence: Floats, lengths: Ints) -> Floats:
-    """Chance that each slot is still alive: [n, k], never increasing along k, 0 beyond each block's length."""
-    inside = np.arange(confidence.shape[1]) < lengths[:, None]
-    own = np.where(inside & (confidence > 0.0), confidence, 0.0)  # NaN is not above 0
+    """Chance that each slot is still alive: [n, k], never increasing along k, 0 beyond each block's length.
+
+    Kept slot by slot in memory (a view of [k, n]), which is how everything below walks over it.
+    """
+    by_slot = confidence.T
+    inside = np.arange(len(by_slot))[:, None] < lengths
+    own = np.where(inside & (by_slot > 0.0), by_slot, 0.0)  # NaN is not above 0
     np.minimum(own, 1.0, out=own)
-    for slot in range(1, own.shape[1]):  # over the slots of a block, never over its rows
-        own[:, slot] *= own[:, slot - 1]
-    return own
+    for slot in range(1, len(own)):  # over the slots of a block, never over its rows
+        own[slot] *= own[slot - 1]
+    return own.T
 
 
 def schedule(
@@ -63,15 +69,17 @@ def schedule(
     scale = trust if weights is None else weights if trust is None else weights * trust
     worth = alive if scale is None else alive * scale[:, None]
     if ranked and budget is not None:
-        gain = worth[asynchronous]
-        chosen[asynchronous] = _leading(gain, _descending(gain), budget)
+        gain = worth if asynchronous.all() else worth[asynchronous]
+        chosen[asynchronous] = _leading(gain, budget)
     if walked and step_seconds is not None:
-        others = np.arange(slots) < np.where(greedy, 0, chosen)[:, None]
-        expected = (rows if weights is None else float(weights.sum())) + float(worth[others].sum())
-        tokens = base_tokens + rows + int(chosen[~greedy].sum())
-        gain = worth if greedy.all() else worth[greedy]
-        ranks = _descending(gain)
-        chosen[greedy] = _leading(gain, ranks, _early_stop(ranks, step_seconds, tokens, expected))
+        expected = float(rows) if weights is None else float(weights.sum())
+        if greedy.all():
+            tokens, gain = base_tokens + rows, worth
+        else:
+            others = np.arange(slots) < np.where(greedy, 0, chosen)[:, None]
+            expected += float(worth[others].sum())
+            tokens, gain = base_tokens + rows + int(chosen[~greedy].sum()), worth[greedy]
+        chosen[greedy] = _leading(gain, _early_stop(gain, step_seconds, tokens, expected))
     return chosen
 
 
@@ -87,27 +95,34 @@ def _own_lengths(columns: Columns, confidence: Floats, lengths: Ints) -> Ints:
     return chosen
 
 
-def _descending(gain: Floats) -> Floats:
-    """Gains above 0, from the highest to the lowest."""
-    flat = gain[gain > 0.0]
-    flat.sort()
-    return flat[::-1]
-
-
-def _early_stop(ranks: Floats, step_seconds: StepSeconds, tokens: float, expected: float) -> int:
+def _early_stop(gain: Floats, step_seconds: StepSeconds, tokens: float, expected: float) -> int:
     """Algorithm 1 from a base of `tokens` and `expected` committed ones: how many candidates are admitted."""
-    committed = expected + np.concatenate(([0.0], np.cumsum(ranks)))
-    rate = committed / step_seconds(tokens + np.arange(len(ranks) + 1, dtype=np.float64))
-    worse = rate[1:] <= rate[:-1]
-    return int(worse.argmax()) if worse.any() else len(ranks)
+    flat = gain.T.ravel()
+    ranks = -np.sort(-flat[flat > 0.0])
+    committed = np.empty(len(ranks) + 1)
+    committed[0], committed[1:] = 0.0, np.cumsum(ranks)
+    for start in range(0, len(ranks), STRETCH):  # most walks end in the first stretch
+        stretch = slice(start, min(start + STRETCH, len(ranks)) + 1)
+        ahead = np.arange(stretch.start, stretch.stop, dtype=np.float64)
+        rate = (expected + committed[stretch]) / step_seconds(tokens + ahead)
+        worse = rate[1:] <= rate[:-1]
+        if worse.any():
+            return start + int(worse.argmax())
+    return len(ranks)
 
 
-def _leading(gain: Floats, ranks: Floats, count: int) -> Ints:
+def _leading(gain: Floats, count: int) -> Ints:
     """Prefix lengths [n] when the first `count` candidates are admitted. Along a row gains never increase."""
-    if count <= 0:
+    by_slot = gain.T
+    alive = by_slot > 0.0
+    candidates = int(np.count_nonzero(alive))
+    if count <= 0 or candidates == 0:
         return np.zeros(len(gain), np.int64)
-    least = ranks[min(count, len(ranks)) - 1] if len(ranks) else np.inf
-    above = gain > least
-    lengths: Ints = above.sum(axis=1, dtype=np.int64)
-    tied = np.flatnonzero((gain == least).T)[: max(min(count, len(ranks)) - int(lengths.sum()), 0)]
+    if count >= candidates:
+        return alive.sum(axis=0, dtype=np.int64)
+    flat = by_slot.ravel()
+    least = np.partition(flat, len(flat) - count)[len(flat) - count]
+    above = by_slot > least
+    lengths: Ints = above.sum(axis=0, dtype=np.int64)
+    tied = np.flatnonzero(by_slot == least)[: count - int(lengths.sum())]  # the earlier slot, then the lower row
     return lengths + np.bincount(tied % len(gain), minlength=len(gain)).astype(np.int64)

@@ -39,7 +39,7 @@ from dspark.types import Verdict
 
 log = structlog.get_logger("dspark.rounds")
 
-TURNS_TO_SEND = 3  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
+TURNS_TO_SEND = 2  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
 LENIENCE = 1.1  # two cohorts are tried when they are expected to take less than this much of one's time
 
 
