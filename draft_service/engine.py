@@ -19,7 +19,7 @@ from draft_service.interface import Held as Held
 from draft_service.interface import Rows, Shape
 from draft_service.loading import load_parts
 from draft_service.walk import walk
-from dspark.decoding.shaping import Shaper
+from dspark.decoding.shaping import Shaper, law_problem
 from dspark.model.calibration import Calibration
 from dspark.model.drafter import BlockDrafter
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
@@ -155,6 +155,8 @@ class DraftEngine:
         if not 0 <= item.anchor < shape.vocab_size or cursor.committed_len < 1:
             return because(EmptyReason.INVALID)
         if item.features_through > cursor.anchor_position:
+            return because(EmptyReason.INVALID)
+        if item.law.shapes and law_problem(item.law, shape.vocab_size) is not None:
             return because(EmptyReason.INVALID)
         if not self.knows(cursor):
             return because(EmptyReason.UNKNOWN_SEQUENCE)

@@ -14,7 +14,7 @@ from draft_service.contexts import Rows
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.decoding.acceptance import validate_q
 from dspark.decoding.shaping import Shaper
-from dspark.types import Cursor, Law
+from dspark.types import Cursor, EmptyReason, Law
 
 HISTORY = [5, 9, 5, 33, 70, 9, 5, 101, 2, 64]
 ANCHOR = 7
@@ -66,6 +66,16 @@ def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEn
         assert engine.draft([one])[0].token_ids == block.token_ids
         ids, probs = block.q.arrays()
         assert validate_q(ids.astype("i8"), probs, block.token_ids, 128) is None
+
+
+@pytest.mark.parametrize(
+    "bad", [Law(logit_bias=((128, 1.0),)), Law(min_tokens=9, stop_token_ids=(3, 2**32 - 1)), Law(0.0, logit_bias=((999, 1.0),))]
+)
+def test_a_law_of_another_vocabulary_empties_its_own_block_alone(engine: DraftEngine, bad: Law) -> None:
+    one, other = fill(engine, 1), fill(engine, 2)
+    empty, full = engine.draft([DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in ((one, bad), (other, Law(0.0)))])
+    assert (empty.token_ids, empty.empty_reason) == ((), EmptyReason.INVALID)
+    assert full.token_ids == draft(engine, other, Law(0.0)).token_ids
 
 
 def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: DraftEngine) -> None:
