@@ -78,8 +78,13 @@ class Race:
             "T_v(l+1)_ms": round(1e3 * drafted.verify_s, 3),
             "T_d_ms": round(1e3 * drafted.draft_s, 3),
             "N_ms": round(1e3 * drafted.hops_s, 3),
+            # Wall time over rounds: prompt, client and whatever no clock above sees included.
+            "round_ms": round(1e3 * self._wall_s(domain, ahead) / rounds, 3),
             "ceiling_over_off": round(tau * single.verify_s / round_s, 3) if round_s else None,
         }
+
+    def _wall_s(self, domain: str, name: str) -> float:
+        return sum(reply.seconds for turn in self._replies[domain, name] for reply in turn)
 
     def _median_clocks(self, domain: str, name: str) -> Clocks:
         laps = self._clocks[domain, name]

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import single_stream, sixteen_streams
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(autouse=True)
