@@ -202,11 +202,11 @@ async def _rates(cell: Processes, streams: int, windows: int, seconds: float) ->
         rates, tokens, chunks, walls = [], 0, 0, 0.0
         async with _clients(cell.frontend, streams, policy) as heard:
             for _ in range(windows):
-                before, at, spent = (heard.tokens, heard.chunks), time.monotonic(), cpu_seconds(cell.frontend_pid)
+                said, sent, at, spent = heard.tokens, heard.chunks, time.monotonic(), cpu_seconds(cell.frontend_pid)
                 await asyncio.sleep(seconds)
                 spent = cpu_seconds(cell.frontend_pid) - spent
-                rates.append((heard.tokens - before[0]) / spent)
-                tokens, chunks = tokens + heard.tokens - before[0], chunks + heard.chunks - before[1]
+                rates.append((heard.tokens - said) / spent)
+                tokens, chunks = tokens + heard.tokens - said, chunks + heard.chunks - sent
                 walls += time.monotonic() - at
         note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second")
         value[policy] = round(statistics.median(rates))

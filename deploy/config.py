@@ -9,13 +9,16 @@ from dspark.errors import ConfigError
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """One cell: a coordinator, a pool of verifiers and a pool of drafters."""
+    """One cell: a coordinator, a pool of verifiers, a pool of drafters, and front ends where clients are many."""
 
     target: str = field(default="", metadata={"doc": "Target: a folder, or an id in the hub cache."})
     drafter: str = field(default="", metadata={"doc": "Drafter: a folder, or an id in the hub cache."})
     revision: str | None = field(default=None, metadata={"doc": "Revision of both when they are hub ids."})
     verifiers: int = field(default=1, metadata={"doc": "Verifier processes."})
     drafters: int = field(default=1, metadata={"doc": "Drafter processes."})
+    frontends: int = field(
+        default=0, metadata={"doc": "Front end processes; 0 leaves clients to the coordinator's own."}
+    )
     address: str | None = field(
         default=None, metadata={"doc": "GCS address of a running Ray cluster; absent: a local one is started."}
     )
@@ -34,6 +37,8 @@ class ClusterConfig:
             raise ConfigError(f"cluster.verifiers: {self.verifiers} is too few, at least one verifier is needed")
         if self.drafters < 0:
             raise ConfigError(f"cluster.drafters: {self.drafters} is negative")
+        if self.frontends < 0:
+            raise ConfigError(f"cluster.frontends: {self.frontends} is negative")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"cluster.port: {self.port} is no port")
         if min(self.verifier_gpus, self.drafter_gpus) < 0:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -86,6 +86,7 @@ class Controller:
         self._running: dict[str, Started] = {}
         self._probes: dict[str, Probe] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._fronts: dict[str, tuple[str, str]] = {}  # of front ends: (coordinator, own endpoint)
         self._announced: tuple[float, object] = (float("-inf"), None)
         self._connected = 0
         self._closing = False
@@ -106,6 +107,7 @@ class Controller:
     async def step(self) -> None:
         """One look around: probe, decide, act, announce."""
         await asyncio.gather(*(self._watch(name) for name in list(self._running)))
+        await self._follow_coordinator()
         for action in reconcile.plan(self._topology.names, self._seen, time.monotonic()):
             self._act(action)
         await self._announce()
@@ -143,15 +145,16 @@ class Controller:
         return rows
 
     async def close(self, grace_s: float) -> None:
-        """Ends every process, the coordinator first, so that streams end before their workers do."""
+        """Ends every process, from the clients inwards, so that streams end before whoever feeds them does."""
         self._closing = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        fronts = [replica.name for replica in self._topology.replicas if replica.role is Role.FRONTEND]
         first = [replica.name for replica in self._topology.replicas if replica.role is Role.COORDINATOR]
-        rest = sorted((set(self._running) | self._topology.names) - set(first))
-        for names in (first, rest):
+        rest = sorted((set(self._running) | self._topology.names) - {*fronts, *first})
+        for names in (fronts, first, rest):
             await asyncio.gather(*(self._fleet.end(name, grace_s) for name in names), return_exceptions=True)
         await asyncio.gather(*(probe.close() for probe in self._probes.values()), return_exceptions=True)
 
@@ -165,6 +168,10 @@ class Controller:
             return
         replica = self._topology.named(name)
         assert replica is not None, "plan starts only what is desired"
+        if replica.role is Role.FRONTEND:
+            if self._topology.coordinator.name not in self._running:
+                return  # nobody to attach to; the next tick asks again
+            replica = self._placed(replica)
         self._seen[name] = reconcile.starting(self._seen.get(name), now)
         log.info("replica.starting", replica=name, start=self._seen[name].starts)
         self._tasks[name] = asyncio.create_task(self._launch(replica))
@@ -174,6 +181,7 @@ class Controller:
         try:
             started = await self._fleet.launch(replica)
         except StartFailed as error:
+            self._fronts.pop(replica.name, None)  # where it was before may be taken
             log.error("replica.start_failed", replica=replica.name, reason=str(error), fatal=error.fatal)
             self._seen[replica.name] = reconcile.down(seen, time.monotonic(), str(error), fatal=error.fatal)
         except Exception as error:
@@ -187,8 +195,31 @@ class Controller:
         replica = self._topology.named(name)
         self._running[name] = started
         self._seen[name] = reconcile.serving(seen, time.monotonic())
+        coordinator = self._running.get(self._topology.coordinator.name)
+        if replica is not None and replica.role is Role.FRONTEND and coordinator is not None:
+            self._fronts[name] = (coordinator.endpoint, started.endpoint)
         if replica is not None:
             self._probes[name] = Probe(started.endpoint, ROOMS[replica.role].service)
+
+    def _placed(self, replica: Replica) -> Replica:
+        """A front end is told where the coordinator is, and comes back where its clients look for it."""
+        settings = {**replica.settings, "coordinator": self._running[self._topology.coordinator.name].endpoint}
+        if replica.name in self._fronts:
+            port = self._fronts[replica.name][1].rpartition(":")[2]
+            settings["bind"] = f"{settings['bind'].rpartition(':')[0]}:{port}"
+        return replace(replica, settings=settings)
+
+    async def _follow_coordinator(self) -> None:
+        """A coordinator that came back elsewhere needs front ends that know it."""
+        coordinator = self._running.get(self._topology.coordinator.name)
+        if coordinator is None:
+            return
+        for name in [name for name in self._fronts if name in self._running]:
+            if self._fronts[name][0] != coordinator.endpoint:
+                log.warning("frontend.follows", replica=name, coordinator=coordinator.endpoint)
+                await self._fleet.end(name, 0.0)
+                await self._forget(name)
+                self._seen[name] = reconcile.down(self._seen[name], time.monotonic(), "the coordinator has moved")
 
     async def _watch(self, name: str) -> None:
         probe = self._probes.get(name)
@@ -224,7 +255,7 @@ class Controller:
         workers = {
             replica.name: (replica.role, self._running[replica.name])
             for replica in self._topology.replicas
-            if replica.role is not Role.COORDINATOR and replica.name in self._running
+            if replica.role in (Role.VERIFY, Role.DRAFT) and replica.name in self._running
         }
         now, content = time.monotonic(), (coordinator, tuple(sorted(workers.items())))
         told_at, told = self._announced

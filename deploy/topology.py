@@ -59,18 +59,20 @@ def desired(config: ClusterConfig, settings: Mapping[Role, Mapping[str, Any]]) -
     """The processes `config` asks for; `settings` holds the resolved configuration of each room."""
     gpus = {Role.COORDINATOR: 0.0, Role.VERIFY: config.verifier_gpus, Role.DRAFT: config.drafter_gpus}
     templates = {role: Replica(str(role), role, dict(settings.get(role, {})), gpus.get(role, 0.0)) for role in Role}
-    return _build(templates, {Role.COORDINATOR: 1, Role.VERIFY: config.verifiers, Role.DRAFT: config.drafters})
+    return _build(templates, _counts(config.verifiers, config.drafters, config.frontends))
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
     """The same cell with pools of other sizes; replicas that stay keep their names, the highest numbers go first."""
     if verifiers < 1 or drafters < 0:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
-    return _build(topology.templates, {Role.COORDINATOR: 1, Role.VERIFY: verifiers, Role.DRAFT: drafters})
+    return _build(topology.templates, _counts(verifiers, drafters, topology.count(Role.FRONTEND)))
+
+
+def _counts(verifiers: int, drafters: int, frontends: int) -> dict[Role, int]:
+    return {Role.COORDINATOR: 1, Role.VERIFY: verifiers, Role.DRAFT: drafters, Role.FRONTEND: frontends}
 
 
 def _build(templates: Mapping[Role, Replica], counts: Mapping[Role, int]) -> Topology:
-    replicas = [
-        replace(templates[role], name=f"{role}/{index}") for role in Role for index in range(counts.get(role, 0))
-    ]
+    replicas = [replace(templates[role], name=f"{role}/{index}") for role in Role for index in range(counts[role])]
     return Topology(tuple(replicas), templates)

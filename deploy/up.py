@@ -27,6 +27,7 @@ Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
 
 POLL_S = 0.25
 REMIND_EVERY_S = 10.0
+WORKERS = (f"{Role.VERIFY}/", f"{Role.DRAFT}/")
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
 
 
@@ -146,6 +147,11 @@ def _serve(
         if served != cell.endpoint:  # it runs on another node of the cluster
             cell = Cell(**{**cell.__dict__, "endpoint": served})
             write_cell(cell)
+        fronts = [row["endpoint"] for row in rows if row["name"].startswith(f"{Role.FRONTEND}/")]
+        if fronts:
+            cell = Cell(**{**cell.__dict__, "frontends": ",".join(fronts)})
+            write_cell(cell)
+            say(f"clients: {cell.frontends}")
         await_lanes(cell, topology.count(Role.VERIFY), topology.count(Role.DRAFT), deadline, say)
     finally:
         cluster.disconnect()
@@ -189,7 +195,7 @@ def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say:
             try:
                 reply = client.status()
                 states = {process.name: process.state for process in reply.processes}
-                connected = sum(state == "serving" for name, state in states.items() if "coordinator" not in name)
+                connected = sum(state == "serving" for name, state in states.items() if name.startswith(WORKERS))
                 fed = {name for lane in reply.lanes for name in lane.drafters}
                 if connected == verifiers + drafters and len(reply.lanes) == verifiers and len(fed) == drafters:
                     return

@@ -23,13 +23,14 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         parents=[shared],
         help="start a cluster, or join a running Ray cluster; returns when it serves",
         description="Options override the environment (DSPARK_CLUSTER__<KEY>), which overrides section `cluster` of "
-        "the file. Sections `coordinator`, `verify` and `draft` of the file configure the processes.",
+        "the file. Sections `coordinator`, `frontend`, `verify` and `draft` of the file configure the processes.",
     )
     up.add_argument("--target", metavar="PATH_OR_ID", help="target model (default: the shipped demo pair)")
     up.add_argument("--drafter", metavar="PATH_OR_ID", help="drafter for it")
     up.add_argument("--revision", help="revision of both when they are hub ids")
     up.add_argument("--verifiers", type=int, metavar="N", help="verifier processes (1)")
     up.add_argument("--drafters", type=int, metavar="N", help="drafter processes (1)")
+    up.add_argument("--frontends", type=int, metavar="N", help="front end processes before the coordinator (0)")
     up.add_argument("--policy", help="default policy: off, fixed:k, threshold:t or greedy")
     up.add_argument("--rule", choices=["token", "block", "coupled"], help="default acceptance rule")
     up.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration")
@@ -72,14 +73,26 @@ def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:
 def _up(args: argparse.Namespace) -> int:
     from deploy.up import bring_up, read_config
 
-    names = ("revision", "verifiers", "drafters", "policy", "rule", "address", "bind", "port", "insecure", "device")
+    names = (
+        "revision",
+        "verifiers",
+        "drafters",
+        "frontends",
+        "policy",
+        "rule",
+        "address",
+        "bind",
+        "port",
+        "insecure",
+        "device",
+    )
     more = ("verifier_gpus", "drafter_gpus", "start_timeout_s")
     flags: dict[str, object] = {name: getattr(args, name) for name in (*names, *more)}
     flags |= {"target": args.target, "drafter": args.drafter}
     config = read_config(file=args.config, environ=os.environ, flags=flags, pair=pair)
     signal.signal(signal.SIGTERM, _interrupt)  # cleans up as Ctrl-C does
     cell = bring_up(config, file=args.config, environ=os.environ, say=say)
-    print(cell.endpoint)
+    print(cell.frontends or cell.endpoint)
     return 0
 
 

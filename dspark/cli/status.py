@@ -75,7 +75,12 @@ def as_json(endpoint: str, reply: GetStatusReply) -> dict[str, Any]:
     """The stable shape `--json` prints."""
     from dspark.wire.v1.control_pb2 import Role
 
-    roles = {Role.ROLE_COORDINATOR: "coordinator", Role.ROLE_VERIFY: "verify", Role.ROLE_DRAFT: "draft"}
+    roles = {
+        Role.ROLE_COORDINATOR: "coordinator",
+        Role.ROLE_FRONTEND: "frontend",
+        Role.ROLE_VERIFY: "verify",
+        Role.ROLE_DRAFT: "draft",
+    }
     return {
         "endpoint": endpoint,
         "version": reply.version,

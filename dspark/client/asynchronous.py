@@ -52,17 +52,21 @@ class AsyncStream(AsyncIterator[Event]):
 
 
 class AsyncClient:
-    """Talks to one coordinator. Without an endpoint, to the cell this user brought up on this machine."""
+    """Talks to one coordinator or front end. Without an endpoint, to the cell this user brought up on this machine."""
 
     def __init__(self, endpoint: str | None = None, *, token: str | None = None) -> None:
         if endpoint is None:
             cell = find_cell()
-            endpoint, token = cell.endpoint, token or cell.token()
+            endpoint, operator, token = cell.for_clients, cell.endpoint, token or cell.token()
+        else:
+            operator = endpoint
         self.endpoint = endpoint
         self._metadata = auth_metadata(token)
         self._channel = open_channel(endpoint, service_config=SERVICE_CONFIG)
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
-        self._control = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        # Front ends know no cell: operators' calls go to the coordinator.
+        self._operator = self._channel if operator == endpoint else open_channel(operator)
+        self._control = control_pb2_grpc.ControlStub(self._operator)  # type: ignore[no-untyped-call]
 
     def generate(self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Any) -> AsyncStream:
         """Streams the answer to a text or to token ids. `options`: see `Sampling`; `timeout`: the deadline."""
@@ -99,6 +103,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Ends every running stream."""
         await self._channel.close()
+        await self._operator.close()
 
     async def _once(self, method: Callable[..., Any], message: Any, timeout: float) -> Any:
         try:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -29,6 +31,7 @@ class Cell:
     endpoint: host:port of the coordinator. cell_id: marks every process of the cell in its environment.
     token_file: secret of operators and workers. ray_address: GCS host:port. ray_pid: leader of the Ray processes this
     cell started; 0 when the Ray cluster was there before. ray_dir: their folder. target, drafter: what is served.
+    frontends: host:port of front ends, separated by commas; without any, the coordinator serves clients itself.
     """
 
     endpoint: str
@@ -39,7 +42,18 @@ class Cell:
     ray_dir: str
     target: str
     drafter: str
+    frontends: str = ""
     version: int = VERSION
+
+    @property
+    def for_clients(self) -> str:
+        """gRPC target that answers clients: the coordinator, or all front ends in an order of this client's own."""
+        if not self.frontends:
+            return self.endpoint
+        fronts = self.frontends.split(",")
+        random.shuffle(fronts)
+        plain = all(re.fullmatch(r"[0-9.]+:[0-9]+", front) for front in fronts)
+        return "ipv4:" + ",".join(fronts) if plain and len(fronts) > 1 else fronts[0]
 
     def token(self) -> str | None:
         """The operator's secret."""
@@ -62,6 +76,7 @@ def find_cell() -> Cell:
         raise NoCell(f"{path} cannot be read ({error}); `dspark down` clears it") from None
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise NoCell(f"{path} was written by another version of dspark; `dspark down` clears it")
+    content = {"frontends": "", **content}  # cells of the version before had none
     wanted = {field.name: field.type for field in fields(Cell)}
     for name, kind in wanted.items():
         if not isinstance(content.get(name), int if kind == "int" else str):

@@ -179,3 +179,43 @@ async def test_a_pool_that_grows_is_started_and_one_that_shrinks_is_drained_and_
     controller.resize(2, 2)
     await _until(lambda: fleet.started.count("draft/1") == 2 and "draft/1" in listener.told[-1])
     task.cancel()
+
+
+async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller_module, "TICK_S", 0.02)
+    fleet, listener = HealthFleet(), Listener()
+    topology = desired(
+        ClusterConfig(target="t", drafter="d", drafters=0, frontends=2), {Role.FRONTEND: {"bind": "127.0.0.1:0"}}
+    )
+    given: list[Replica] = []
+    launch = fleet.launch
+
+    async def noting(replica: Replica) -> Started:
+        given.append(replica)
+        return await launch(replica)
+
+    monkeypatch.setattr(fleet, "launch", noting)
+    controller = Controller(topology, fleet, listener)
+    task = await _run(controller)
+    endpoints = {row["name"]: row["endpoint"] for row in controller.report()}
+    assert fleet.started.index("coordinator/0") < fleet.started.index("frontend/0")
+    fronts = [replica for replica in given if replica.role is Role.FRONTEND]
+    assert [replica.settings["coordinator"] for replica in fronts] == [endpoints["coordinator/0"]] * 2
+    await _until(lambda: bool(listener.told))
+    assert set(listener.told[-1]) == {"verify/0"}, "a front end attaches by itself"
+
+    await fleet.crash("frontend/1")
+    await _until(lambda: fleet.started.count("frontend/1") == 2)
+    assert given[-1].settings["bind"] == endpoints["frontend/1"]
+
+    await fleet.crash("coordinator/0")  # this fleet starts it again at another port
+    await _until(lambda: fleet.started.count("frontend/0") == 2 and fleet.started.count("frontend/1") == 3)
+    await _until(lambda: set(_phases(controller).values()) == {"serving"})
+    moved = {row["name"]: row["endpoint"] for row in controller.report()}["coordinator/0"]
+    assert {replica.settings["coordinator"] for replica in given[-2:]} == {moved}
+    task.cancel()
+    before = len(fleet.ended)
+    await controller.close(0.0)
+    assert fleet.ended[before:] == ["frontend/0", "frontend/1", "coordinator/0", "verify/0"]

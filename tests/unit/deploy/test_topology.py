@@ -33,13 +33,26 @@ def test_each_replica_carries_the_settings_and_resources_of_its_room() -> None:
     assert topology.coordinator.gpus == 0
 
 
+def test_front_ends_come_last_and_stay_when_pools_are_resized() -> None:
+    topology = desired(ClusterConfig(target="t", drafter="d", frontends=2), {})
+    assert [replica.name for replica in topology.replicas][-2:] == ["frontend/0", "frontend/1"]
+    assert resized(topology, 2, 0).count(Role.FRONTEND) == 2
+
+
 def test_a_cell_without_drafters_is_plain_decoding() -> None:
     assert desired(ClusterConfig(target="t", drafter="d", drafters=0), {}).names == {"coordinator/0", "verify/0"}
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("verifiers", 0), ("drafters", -1), ("port", 70_000), ("verifier_gpus", -0.5), ("start_timeout_s", 0.0)],
+    [
+        ("verifiers", 0),
+        ("drafters", -1),
+        ("frontends", -1),
+        ("port", 70_000),
+        ("verifier_gpus", -0.5),
+        ("start_timeout_s", 0.0),
+    ],
 )
 def test_a_senseless_value_is_refused_by_name(key: str, value: float) -> None:
     given: dict[str, object] = {"target": "t", "drafter": "d", key: value}
