@@ -40,6 +40,10 @@ class VerifyConfig:
     max_batch_tokens: int = field(default=4096, metadata={"doc": "Tokens of one packed pass; larger cohorts split."})
     max_sequences: int = field(default=1024, metadata={"doc": "Sequences with state at one time."})
     attention: str = field(default="auto", metadata={"doc": "auto (packed if the self-test passes) or per_request."})
+    attention_kernel: bool = field(
+        default=True, metadata={"doc": "On a GPU: read pages in place where a kernel here can; else they are gathered."}
+    )
+    cuda_graphs: bool = field(default=True, metadata={"doc": "On a GPU, with such a kernel: replay recorded passes."})
     lean_layers: bool = field(
         default=True, metadata={"doc": "Run layers of a known shape in fewer operations, if trials show them equal."}
     )

@@ -6,6 +6,7 @@ packed attention path is right for this model. What cannot serve is refused here
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import structlog
@@ -16,7 +17,7 @@ from dspark.model.checkpoint import LoadedTarget, fingerprint, load_projection, 
 from dspark.model.context import ContextProjection
 from dspark.model.placement import pick_device, pick_dtype
 from dspark.model.target import TargetTaps
-from verify_service import self_test
+from verify_service import self_test, varlen
 from verify_service.config import VerifyConfig
 from verify_service.passes import PackedRunner, PerRequestRunner, Runner
 
@@ -58,11 +59,29 @@ def _choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps 
     num_slots = config.kv_tokens // config.page_size * config.page_size
     reason: str | None = "asked for by configuration"
     if config.attention == "auto":
-        for lean in (True, False) if config.lean_layers else (False,):
-            packed = PackedRunner(target.model, taps, num_slots, lean=lean)
+        model = target.model
+        device, dtype = next(model.parameters()).device, model.dtype
+        found = varlen.find(device, dtype, config.page_size) if config.attention_kernel else None
+        for kernel, lean in itertools.product((found, None) if found else (None,), (True, False)):
+            if lean and not config.lean_layers:
+                continue
+            packed = PackedRunner(
+                model,
+                taps,
+                num_slots,
+                lean=lean,
+                kernel=kernel[1] if kernel else None,
+                page_size=config.page_size,
+                graphs=kernel is not None and config.cuda_graphs,
+            )
             reason = self_test.disagreement(packed, cases)
             if reason is None:
-                log.info("verify.attention_path", path=packed.path, lean_layers=packed.lean.layers)
+                log.info(
+                    "verify.attention_path",
+                    path=packed.path,
+                    kernel=kernel[0] if kernel else "gather",
+                    lean_layers=packed.lean.layers,
+                )
                 return packed
             packed.lean.undo()
             log.warning("verify.self_test", path=packed.path, lean_layers=lean, reason=reason)

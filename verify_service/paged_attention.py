@@ -37,7 +37,8 @@ class KeyValuePool:
     Memory is asked for whole and touched only where tokens are written.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, page_size: int = 1) -> None:
+        self.page_size = page_size  # of kernels that read pages in place; num_slots is a multiple
         self._num_slots = num_slots
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -97,6 +98,11 @@ def attend_rows(
     else:
         keys.index_copy_(0, plan.slots, key)
         values.index_copy_(0, plan.slots, value)
+    if plan.kernel is not None and plan.tables is not None:
+        if call.softcap is not None or call.sinks is not None:
+            raise NotImplementedError("no kernel here caps scores or has sinks")
+        paged = (-1, pool.page_size, *keys.shape[1:])
+        return plan.kernel(query, keys.view(paged), values.view(paged), plan.tables, call.scaling, call.window)
     if len(plan.groups) == 1:
         return _attend(plan.groups[0], call, query, keys, values)
     out = query.new_empty(*query.shape[:2], values.shape[-1])

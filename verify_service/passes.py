@@ -15,10 +15,13 @@ from torch import Tensor
 from dspark.errors import CheckpointError
 from dspark.model.target import TargetTaps
 from verify_service import paged_attention
+from verify_service.graphs import Graphs
 from verify_service.lean_model import Lean, make_lean
 from verify_service.page_pool import Slots
 from verify_service.paged_attention import KeyValuePool
-from verify_service.plan import Segment, build_plan
+from verify_service.paged_plan import arrays_of, exact_shape, paged_plan
+from verify_service.plan import Plan, Segment, build_plan
+from verify_service.varlen import Kernel
 
 
 class Pass(NamedTuple):
@@ -52,30 +55,57 @@ class PackedRunner:
 
     path = "packed"
 
-    def __init__(self, model: Any, taps: TargetTaps | None, num_slots: int, *, lean: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        taps: TargetTaps | None,
+        num_slots: int,
+        *,
+        lean: bool = False,
+        kernel: Kernel | None = None,
+        page_size: int = 1,
+        graphs: bool = False,
+    ) -> None:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
         self.lean = make_lean(model) if lean else Lean()
         self.device: torch.device = next(model.parameters()).device
-        self._model = model
-        self._taps = taps
-        self._pool = KeyValuePool(num_slots)
+        self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
+        self._model, self._taps, self._kernel = model, taps, kernel
+        # One page more than anybody is given: what is left over in a recorded pass goes there.
+        self._spare_page = num_slots // page_size
+        self._pool = KeyValuePool(num_slots if kernel is None else num_slots + page_size, page_size)
+        self._graphs = None
+        if graphs and kernel is not None and self.device.type == "cuda":
+            self._graphs = Graphs(self._forward, kernel, page_size, self._spare_page, self.device)
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
-        plan = build_plan(segments, self.device)
-        total = plan.slots.shape[0]
-        # Always a tensor: an int would slice the packed row as if it were one sequence.
-        keep = torch.arange(total) if rows is None else torch.tensor(rows, dtype=torch.int64)
+        if self._graphs is not None and rows is None and (replayed := self._graphs.run(segments)) is not None:
+            return Pass(*replayed)
+        plan = self._plan(segments)
+        keep = None if rows is None else torch.tensor(rows, dtype=torch.int64).to(self.device)
+        return Pass(*self._forward(plan, keep))
+
+    def _plan(self, segments: Sequence[Segment]) -> Plan:
+        if self._kernel is None:
+            return build_plan(segments, self.device)
+        made = arrays_of(segments, exact_shape(segments, self.slot_page), self.slot_page, self._spare_page)
+        return paged_plan(made, exact_shape(segments, self.slot_page), self._kernel, self.slot_page, self.device)
+
+    def _forward(self, plan: Plan, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Logits of the rows kept (all without any) and taps of all tokens."""
+        if keep is None:
+            keep = torch.arange(plan.slots.shape[0], device=self.device)
         logits = self._model(
             input_ids=plan.token_ids,
             position_ids=plan.positions,
             use_cache=False,
-            logits_to_keep=keep.to(self.device),
+            logits_to_keep=keep,  # always a tensor: an int would slice the packed row as if it were one sequence
             dspark_plan=plan,
             dspark_pool=self._pool,
         ).logits[0]
-        return Pass(logits, self._taps.collect()[0] if self._taps is not None else None)
+        return logits, self._taps.collect()[0] if self._taps is not None else None
 
     def release(self, key: int) -> None:
         pass
@@ -85,6 +115,8 @@ class PackedRunner:
         self._pool.fill(torch.as_tensor(slots[:length], device=self.device))
 
     def reset(self) -> None:
+        if self._graphs is not None:
+            self._graphs.forget()
         self._pool.reset()
 
 

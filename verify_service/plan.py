@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from verify_service.page_pool import Slots
+from verify_service.varlen import Kernel, Tables
 
 Indices = npt.NDArray[np.int64]
 
@@ -109,7 +110,9 @@ class Plan:
     positions: Tensor  # [1, T]
     slots: Tensor  # [T] where each token's keys and values go
     run: slice | None  # the same, where the slots lie in a row
-    groups: list[Group]
+    groups: list[Group]  # none where a kernel reads the pages in place
+    tables: Tables | None = None
+    kernel: Kernel | None = None
     rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of lean layers, by the model's table
 
 

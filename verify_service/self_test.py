@@ -60,8 +60,9 @@ def _lengths(target: LoadedTarget) -> tuple[int, ...]:
 def _run(runner: Runner, cases: list[tuple[list[int], Tensor]]) -> tuple[float, float]:
     """(largest difference, largest logit) over the rows of three packed passes."""
     (long_ids, long_logits), (short_ids, short_logits) = cases
-    # Slots of both interleave, so neither sequence lies in a row.
-    slots = [list(range(0, 2 * len(long_ids), 2)), list(range(1, 2 * len(long_ids), 2))]
+    # Pages of both interleave, so neither sequence lies in a row; a page is one slot unless a kernel reads more.
+    page = int(getattr(runner, "slot_page", 1))
+    slots = [[(2 * (p // page) + case) * page + p % page for p in range(len(long_ids))] for case in (0, 1)]
     split, ready = len(long_ids) // 2, len(short_ids) - 4
     wrong = [(token + 1) % long_logits.shape[-1] for token in short_ids[ready:]]
 

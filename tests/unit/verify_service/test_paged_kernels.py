@@ -1,0 +1,116 @@
+"""Kernels that read pages in place: found by what they can do, fed the right tables, padded without a trace."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dspark.model.checkpoint import LoadedTarget, load_target
+from tests.unit.verify_service.test_families import FAMILIES, loud
+from verify_service import graphs, self_test, varlen
+from verify_service.paged_plan import Shape, arrays_of, exact_shape, paged_plan
+from verify_service.passes import PackedRunner
+from verify_service.plan import Segment
+
+PAGE = 4
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def target(golden_target: Path) -> LoadedTarget:
+    return load_target(golden_target)
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(0, 128, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean: bool) -> None:
+    cases = self_test.expected(target)
+    runner = PackedRunner(target.model, None, 128, kernel=varlen.reference, page_size=PAGE, lean=lean)
+    assert self_test.disagreement(runner, cases) is None
+    runner.lean.undo()
+
+
+def test_windows_reach_the_kernel_and_caps_rule_it_out() -> None:
+    mistral = loud(FAMILIES["mistral, every layer with a window"]())
+    cases = self_test.expected(mistral)
+    runner = PackedRunner(mistral.model, None, 512, kernel=varlen.reference, page_size=PAGE)
+    assert self_test.disagreement(runner, cases) is None
+    gemma = loud(FAMILIES["gemma2, capped scores and some windows"]())
+    cases = self_test.expected(gemma)
+    runner = PackedRunner(gemma.model, None, 512, kernel=varlen.reference, page_size=PAGE)
+    assert "NotImplementedError" in (self_test.disagreement(runner, cases) or "")
+
+
+def test_what_is_left_over_in_a_recorded_pass_changes_nothing(target: LoadedTarget) -> None:
+    runner = PackedRunner(target.model, None, 64, kernel=varlen.reference, page_size=PAGE)
+    ids = [tokens(13, 1), tokens(6, 2)]
+    slots = [[4 * (2 * (p // 4)) + p % 4 for p in range(13)], [4 * (2 * (p // 4) + 1) + p % 4 for p in range(6)]]
+    runner.run([Segment(s, 0, ids[s][:-3], slots[s][: len(ids[s]) - 3]) for s in (0, 1)], [])
+    tail = [Segment(s, len(ids[s]) - 3, ids[s][-3:], slots[s]) for s in (0, 1)]
+    exact = runner.run(tail, None).logits
+    shape = graphs.shape_of(tail, PAGE)
+    assert shape == Shape(8, 4, 4, 8)
+    plan = paged_plan(arrays_of(tail, shape, PAGE, 16), shape, varlen.reference, PAGE, CPU)
+    with torch.inference_mode():
+        padded, _ = runner._forward(plan)
+    assert padded.shape[0] == 8
+    torch.testing.assert_close(padded[:6], exact, rtol=1e-5, atol=1e-4)
+
+
+def test_tiers_hold_what_they_are_asked_to_or_say_no() -> None:
+    assert [graphs.tier(n, graphs.TOKENS) for n in (1, 3, 64, 65, 512, 513)] == [1, 4, 64, 96, 512, None]
+    one = [Segment(0, 100, [5], range(101))]
+    assert graphs.shape_of(one, 16) == Shape(1, 1, 8, 1)
+    assert exact_shape(one, 16) == Shape(1, 1, 7, 1)
+    assert graphs.shape_of([Segment(0, 0, [5] * 600, range(600))], 16) is None
+    assert graphs.shape_of([Segment(0, 16 * 600, [5], range(16 * 600 + 1))], 16) is None
+    cohort = [Segment(n, 40, [1, 2, 3], range(64 * n, 64 * n + 43)) for n in range(16)]
+    assert graphs.shape_of(cohort, 16) == Shape(48, 16, 4, 8), "nothing is left over, so nobody for it"
+    assert graphs.shape_of(cohort[:15], 16) == Shape(48, 16, 4, 8)
+
+
+def test_tables_name_pages_and_boundaries() -> None:
+    made = arrays_of([Segment(0, 5, [7, 8], [8, 9, 10, 11, 0, 1, 2]), Segment(1, 0, [9], [4])], Shape(4, 4, 3, 8), 4, 9)
+    assert made.rows.tolist() == [[7, 8, 9, 0], [5, 6, 0, 0], [1, 2, 4, 36]]
+    assert made.cu_q.tolist() == [0, 2, 3, 4, 4]
+    assert made.used_k.tolist() == [7, 1, 1, 0]
+    assert made.blocks.tolist() == [[2, 0, 9], [1, 9, 9], [9, 9, 9], [9, 9, 9]]
+
+
+def test_without_a_gpu_or_in_fp32_no_kernel_is_found() -> None:
+    assert varlen.find(CPU, torch.bfloat16, 256) is None
+    assert varlen.find(torch.device("cuda"), torch.float32, 256) is None
+
+
+def test_the_reference_passes_the_trial_and_a_wrong_kernel_or_a_raising_one_does_not() -> None:
+    assert varlen.problem(varlen.reference, CPU, torch.float32, 16) is None
+
+    def anti_causal(q: Any, k: Any, v: Any, at: varlen.Tables, scale: Any, window: Any) -> torch.Tensor:
+        return varlen.reference(q, k, v, at._replace(used_k=at.used_k - 1), scale, window)
+
+    def picky(*_: Any) -> torch.Tensor:
+        raise RuntimeError("Paged KV cache block size must be divisible by 256")
+
+    assert "differ" in (varlen.problem(anti_causal, CPU, torch.float32, 16) or "")
+    assert "divisible by 256" in (varlen.problem(picky, CPU, torch.float32, 16) or "")
+
+
+def test_an_older_signature_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = types.ModuleType("torch.nn.attention.varlen")
+    old.varlen_attn = lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False: query  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", old)
+    assert varlen.torch_kernel() is None
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    assert varlen.flash_kernel() is None
+    package = types.ModuleType("flash_attn")
+    package.flash_attn_varlen_func = lambda q, k, v, block_table=None, **_: q  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    assert varlen.flash_kernel() is not None

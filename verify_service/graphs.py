@@ -1,0 +1,125 @@
+"""Recorded passes on a GPU: one per size of step, replayed with new numbers in the same memory.
+
+A step's tokens, sequences and pages are rounded up to tiers; what is left over is a sequence of its own that reads and
+writes a page nobody owns. Launching a pass is then one call, whatever the number of layers. What cannot be recorded
+runs as it always did: long prompts, models that copy to the host, builds that refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor
+
+from verify_service.paged_plan import Arrays, Shape, arrays_of
+from verify_service.plan import Plan, Segment
+from verify_service.varlen import Kernel, Tables
+
+log = structlog.get_logger("dspark.verify")
+
+TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+PAGES = (4, 8, 16, 32, 64, 128, 256, 512)
+QUERIES = (1, 8, 16, 72)  # of one sequence
+MOST_GRAPHS = 64  # each keeps the memory of one pass
+
+
+def tier(count: int, tiers: Sequence[int]) -> int | None:
+    """The smallest tier that holds so many; None beyond the last."""
+    return next((each for each in tiers if each >= count), None)
+
+
+def shape_of(segments: Sequence[Segment], page_size: int) -> Shape | None:
+    """The recording that serves these, or None."""
+    tokens = sum(len(segment.token_ids) for segment in segments)
+    pages = max(-(-segment.length // page_size) for segment in segments)
+    most = max(len(segment.token_ids) for segment in segments)
+    token_tier = tier(tokens, TOKENS)
+    # Tokens left over need a sequence of their own.
+    spare = 1 if token_tier is not None and token_tier > tokens else 0
+    tiers = (token_tier, tier(len(segments) + spare, SEQUENCES), tier(pages, PAGES), tier(most, QUERIES))
+    return None if None in tiers else Shape(*(each for each in tiers if each is not None))
+
+
+class _Recording:
+    """One graph and the memory it reads and writes."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.rows = torch.zeros(3, shape.tokens, dtype=torch.int64, device=device)
+        self.small = torch.zeros(2 * shape.sequences + 1, dtype=torch.int32, device=device)
+        self.blocks = torch.zeros(shape.sequences, shape.pages, dtype=torch.int32, device=device)
+        self.graph = torch.cuda.CUDAGraph()
+        self.outputs: tuple[Tensor, Tensor | None] | None = None
+
+    def plan(self, shape: Shape, kernel: Kernel, page_size: int) -> Plan:
+        cu_q, used_k = self.small[: shape.sequences + 1], self.small[shape.sequences + 1 :]
+        tables = Tables(cu_q, used_k, self.blocks, shape.queries, shape.pages * page_size)
+        return Plan(self.rows[0:1], self.rows[1:2], self.rows[2], None, [], tables=tables, kernel=kernel)
+
+    def fill(self, made: Arrays) -> None:
+        """New numbers; the copies wait for nobody."""
+        small = np.concatenate((made.cu_q, made.used_k)).astype(np.int32)
+        for target, source in (
+            (self.rows, made.rows),
+            (self.small, small),
+            (self.blocks, made.blocks.astype(np.int32)),
+        ):
+            target.copy_(torch.from_numpy(source).pin_memory(), non_blocking=True)
+
+
+class Graphs:
+    """Recordings by shape, the least recently made ones let go."""
+
+    def __init__(
+        self,
+        forward: Callable[[Plan], tuple[Tensor, Tensor | None]],
+        kernel: Kernel,
+        page_size: int,
+        spare_page: int,
+        device: torch.device,
+    ) -> None:
+        self._forward, self._kernel, self._page_size = forward, kernel, page_size
+        self._spare_page, self._device = spare_page, device
+        self._made: dict[Shape, _Recording] = {}
+        self._refused = False
+
+    def run(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor | None] | None:
+        """Logits [T, V] and taps of every token, valid until the next call; None where nothing can be replayed."""
+        shape = None if self._refused else shape_of(segments, self._page_size)
+        if shape is None:
+            return None
+        recording = self._made.get(shape) or self._record(shape, segments)
+        if recording is None or recording.outputs is None:
+            return None
+        recording.fill(arrays_of(segments, shape, self._page_size, self._spare_page))
+        recording.graph.replay()
+        tokens = sum(len(segment.token_ids) for segment in segments)
+        logits, taps = recording.outputs
+        return logits[:tokens], taps[:tokens] if taps is not None else None
+
+    def forget(self) -> None:
+        """Their memory is about to go."""
+        self._made.clear()
+
+    def _record(self, shape: Shape, segments: Sequence[Segment]) -> _Recording | None:
+        if len(self._made) >= MOST_GRAPHS:
+            del self._made[next(iter(self._made))]
+        recording = _Recording(shape, self._device)
+        recording.fill(arrays_of(segments, shape, self._page_size, self._spare_page))
+        try:
+            side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(side):  # kernels choose and allocate before the recording
+                self._forward(recording.plan(shape, self._kernel, self._page_size))
+            torch.cuda.current_stream(self._device).wait_stream(side)
+            with torch.cuda.graph(recording.graph):
+                recording.outputs = self._forward(recording.plan(shape, self._kernel, self._page_size))
+        except RuntimeError as error:
+            self._refused = True
+            log.warning("graphs.refused", shape=tuple(shape), reason=str(error)[:200])
+            return None
+        self._made[shape] = recording
+        return recording
