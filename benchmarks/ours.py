@@ -70,7 +70,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Clocks:
-    """Mean seconds of the parts of a round over a stretch of work: verify pass, draft pass, the hops around both."""
+    """Seconds of a round's parts, means over the rounds of a stretch of work: both passes, and the hops around them."""
 
     verify_s: float
     draft_s: float
@@ -93,15 +93,13 @@ class Meter:
 
     def lap(self) -> Clocks:
         now = self._read()
-        mean = {}
-        for name, (total, count) in now.items():
-            passed = count - self._before[name][1]
-            mean[name] = (total - self._before[name][0]) / passed if passed else 0.0
+        spent = {name: total - self._before[name][0] for name, (total, _) in now.items()}
+        rounds = now["verify_pass"][1] - self._before["verify_pass"][1]
         self._before = now
-        hops = max(0.0, mean["verify_trip"] - mean["verify_pass"])
-        if mean["draft_trip"]:
-            hops += max(0.0, mean["draft_trip"] - mean["draft_pass"])
-        return Clocks(mean["verify_pass"], mean["draft_pass"], hops)
+        # A round that asked for no draft has spent nothing on one.
+        each = {name: seconds / rounds if rounds else 0.0 for name, seconds in spent.items()}
+        hops = max(0.0, each["verify_trip"] - each["verify_pass"]) + max(0.0, each["draft_trip"] - each["draft_pass"])
+        return Clocks(each["verify_pass"], each["draft_pass"], hops)
 
     def _read(self) -> dict[str, tuple[float, float]]:
         pages = {name: prometheus.fetch(f"http://127.0.0.1:{port}/metrics") for name, port in self._ports.items()}
