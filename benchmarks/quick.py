@@ -42,6 +42,7 @@ ENTRIES = (
     Entry("3.4", "benchmarks.round_overhead", 120),
     Entry("3.5", "benchmarks.scheduler", 60),
     Entry("3.6", "benchmarks.lane_rate", 120),
+    Entry("3.6", "benchmarks.front_end", 180),
 )
 
 
