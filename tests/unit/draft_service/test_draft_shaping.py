@@ -69,7 +69,12 @@ def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEn
 
 
 @pytest.mark.parametrize(
-    "bad", [Law(logit_bias=((128, 1.0),)), Law(min_tokens=9, stop_token_ids=(3, 2**32 - 1)), Law(0.0, logit_bias=((999, 1.0),))]
+    "bad",
+    [
+        Law(logit_bias=((128, 1.0),)),
+        Law(min_tokens=9, stop_token_ids=(3, 2**32 - 1)),
+        Law(0.0, logit_bias=((999, 1.0),)),
+    ],
 )
 def test_a_law_of_another_vocabulary_empties_its_own_block_alone(engine: DraftEngine, bad: Law) -> None:
     one, other = fill(engine, 1), fill(engine, 2)

@@ -1,0 +1,119 @@
+"""Laws that shape logits in the engine: what is counted, what survives a hand-over, what is refused, what is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.model.checkpoint import load_target
+from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+from verify_service.sequences import VerifyItem
+
+PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
+SHAPED = Law(
+    0.0, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=1.0, logit_bias=((9, 1.0),), prompt_len=11
+)
+
+
+@pytest.fixture
+def engine(golden_target: Path) -> VerifyEngine:
+    return VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=2048))
+
+
+def begin(engine: VerifyEngine, sequence: int, tokens: list[int], law: Law, epoch: int = 1) -> int:
+    assert engine.open(Cursor(sequence, epoch, 0, len(tokens)), law, 100, False, token_ids=tokens) is None
+    for first in range(0, len(tokens), 4):
+        engine.prefill_chunk(sequence, tokens[first : first + 4])
+    anchor = engine.first_token(sequence)
+    assert isinstance(anchor, int)
+    return anchor
+
+
+def judge(
+    engine: VerifyEngine, sequence: int, number: int, tokens: list[int], draft: list[int], epoch: int = 1
+) -> Verdict:
+    q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32))
+    item = VerifyItem(Cursor(sequence, epoch, number, len(tokens)), tokens[-1], tuple(draft), q, False)
+    (verdict,) = engine.verify([item])
+    assert isinstance(verdict, Verdict)
+    return verdict
+
+
+def plain_greedy(target: Path, law: Law, count: int) -> list[int]:
+    """Token by token over whole forwards, by the definition."""
+    model, tokens = load_target(target).model, list(PROMPT)
+    for _ in range(count):
+        with torch.inference_mode():
+            row = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].double().tolist()
+        answer = tokens[len(PROMPT) :]
+        for token, bias in law.logit_bias:
+            row[token] += bias
+        for token in set(tokens):
+            row[token] = row[token] / law.repetition_penalty if row[token] > 0 else row[token] * law.repetition_penalty
+        for token in set(answer):
+            row[token] -= law.frequency_penalty * answer.count(token) + law.presence_penalty
+        tokens.append(int(np.argmax(row)))
+    return tokens[len(PROMPT) :]
+
+
+def test_drafts_are_judged_as_if_each_token_had_been_said_before_the_next(
+    engine: VerifyEngine, golden_target: Path
+) -> None:
+    wanted = plain_greedy(golden_target, SHAPED, 14)
+    tokens = [*PROMPT, begin(engine, 1, PROMPT, SHAPED)]
+    for number in range(1, 4):
+        at = len(tokens) - len(PROMPT)
+        draft = [*wanted[at : at + 3], 1]  # three right ones, and most likely a wrong one
+        verdict = judge(engine, 1, number, tokens, draft)
+        assert verdict.accepted >= 3
+        tokens += [*draft[: verdict.accepted], verdict.next_token]
+    assert tokens[len(PROMPT) :][:13] == wanted[:13]
+
+
+def test_a_hand_over_counts_what_was_committed_as_the_answer(engine: VerifyEngine, golden_target: Path) -> None:
+    wanted = plain_greedy(golden_target, SHAPED, 10)
+    tokens = [*PROMPT, *wanted[:6]]
+    anchor = begin(engine, 1, tokens, SHAPED, epoch=2)
+    assert anchor == wanted[6]
+    assert judge(engine, 1, 1, [*tokens, anchor], [], epoch=2).next_token == wanted[7]
+
+
+def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
+    plain = Law(0.0)
+    tokens = {1: [*PROMPT, begin(engine, 1, PROMPT, plain)], 2: [*PROMPT, begin(engine, 2, PROMPT, SHAPED)]}
+    alone = judge(engine, 1, 1, tokens[1], [])
+    tokens[3] = [*PROMPT, begin(engine, 3, PROMPT, plain)]
+    items = [VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b"")) for s in (2, 3)]
+    outcomes = engine.verify(items)
+    assert isinstance(outcomes[1], Verdict)
+    assert outcomes[1].next_token == alone.next_token
+
+
+@pytest.mark.parametrize(
+    ("law", "field"),
+    [
+        (Law(logit_bias=((128, 1.0),)), "law.logit_bias"),
+        (Law(min_tokens=1, stop_token_ids=(2**32 - 1,)), "law.stop_token_ids"),
+        (Law(min_tokens=1, stop_token_ids=tuple(range(128))), "law.min_tokens"),
+    ],
+)
+def test_a_law_of_another_vocabulary_is_refused_by_field(engine: VerifyEngine, law: Law, field: str) -> None:
+    refused = engine.open(Cursor(1, 1, 0, 3), law, 20, False)
+    assert isinstance(refused, Refusal)
+    assert (refused.reason, refused.message.split(":")[0]) == (RefusalReason.INVALID, field)
+    assert engine.held.sequences == 0
+
+
+def test_log_probabilities_of_a_lost_verdict_are_told_again(engine: VerifyEngine) -> None:
+    law = Law(0.0, logprobs=2)
+    tokens = [*PROMPT, begin(engine, 1, PROMPT, law)]
+    (told,) = engine.anchor_logprobs(1)
+    assert (told.top_ids[0], told.top_logprobs[0]) == (tokens[-1], told.logprob), "greedy takes the likeliest"
+    first = judge(engine, 1, 1, tokens, [4, 5])
+    assert len(first.logprobs) == first.accepted + 1
+    assert judge(engine, 1, 1, tokens, [4, 5]) == first
