@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -42,26 +43,33 @@ class LawColumns:
     @staticmethod
     def of(laws: Sequence[Law], device: torch.device | str = "cpu") -> LawColumns:
         """One row per law, or a single one when all shape their rows alike."""
-        if len({(law.temperature, law.top_k, law.top_p, law.min_p) for law in laws}) == 1:
-            laws = laws[:1]
-        greedy = [law.greedy for law in laws]
+        shapes = tuple((law.temperature, law.top_k, law.top_p, law.min_p) for law in laws)
+        return _columns(shapes[:1] if len(set(shapes)) == 1 else shapes, device)
 
-        def column(values: list[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
 
-        return LawColumns(
-            temperature=column([1.0 if law.greedy else law.temperature for law in laws], torch.float64),
-            top_k=column([0 if law.greedy else law.top_k for law in laws], torch.int64),
-            top_p=column([1.0 if law.greedy else law.top_p for law in laws], torch.float64),
-            greedy=column([float(row) for row in greedy], torch.bool),
-            all_greedy=all(greedy),
-            any_greedy=any(greedy),
-            any_top_k=any(law.top_k > 0 for law in laws if not law.greedy),
-            any_top_p=any(law.top_p < 1.0 for law in laws if not law.greedy),
-            min_p=column([0.0 if law.greedy else law.min_p for law in laws], torch.float64)
-            if any(law.min_p for law in laws)
-            else None,
-        )
+@lru_cache(maxsize=256)  # a running cohort asks for the same columns round after round
+@torch.inference_mode(mode=False)
+def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.device | str) -> LawColumns:
+    """Of (temperature, top_k, top_p, min_p) per row."""
+    laws = [Law(temperature, top_p, top_k, min_p=min_p) for temperature, top_k, top_p, min_p in shapes]
+    greedy = [law.greedy for law in laws]
+
+    def column(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
+
+    return LawColumns(
+        temperature=column([1.0 if law.greedy else law.temperature for law in laws], torch.float64),
+        top_k=column([0 if law.greedy else law.top_k for law in laws], torch.int64),
+        top_p=column([1.0 if law.greedy else law.top_p for law in laws], torch.float64),
+        greedy=column([float(row) for row in greedy], torch.bool),
+        all_greedy=all(greedy),
+        any_greedy=any(greedy),
+        any_top_k=any(law.top_k > 0 for law in laws if not law.greedy),
+        any_top_p=any(law.top_p < 1.0 for law in laws if not law.greedy),
+        min_p=column([0.0 if law.greedy else law.min_p for law in laws], torch.float64)
+        if any(law.min_p for law in laws)
+        else None,
+    )
 
 
 def best(logits: Tensor) -> Tensor:
