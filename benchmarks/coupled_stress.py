@@ -38,6 +38,7 @@ from dspark.types import Law, Rule
 
 REQUESTS, QUICK = 500, 100
 CONCURRENCY = 24
+MOST_LOST = 10
 KV_TOKENS = 1536  # of each verifier: about a dozen of these sequences, so the others wait or are preempted
 POLICIES = ("off", "greedy", "async", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3", "threshold:0.7")
 NOISE = {1: 0.6, 2: 20.0}  # by drafter: noise on its weights, in their own standard deviations
@@ -159,6 +160,7 @@ async def _serve(asks: Sequence[Ask], cell: LocalCell, *, disturb: bool) -> Answ
     answers: Answers = [None] * len(asks)
     room = asyncio.Semaphore(CONCURRENCY)
     done, finished = 0, asyncio.Event()
+    lost: list[str] = []
 
     async def one(client: AsyncClient, number: int) -> None:
         nonlocal done
@@ -169,7 +171,9 @@ async def _serve(asks: Sequence[Ask], cell: LocalCell, *, disturb: bool) -> Answ
                 answer = await client.complete(ask.prompt, timeout=300, ignore_eos=True, policy=policy, **ask.options)
                 answers[number] = list(answer.token_ids)
             except DsparkError as error:
-                note(f"request {number} was lost: {error}")
+                lost.append(f"request {number} was lost: {error}")
+                if len(lost) > MOST_LOST:
+                    raise SystemExit("\n".join([*lost, "too many are lost; see the coordinator's log"])) from error
             done += 1
             finished.set()
 
@@ -193,6 +197,8 @@ async def _serve(asks: Sequence[Ask], cell: LocalCell, *, disturb: bool) -> Answ
         await asyncio.gather(*running)
         if troubles is not None:
             await troubles
+    for line in lost:
+        note(line)
     return answers
 
 
