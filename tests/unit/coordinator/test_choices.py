@@ -1,0 +1,127 @@
+"""Several answers of one request: taken in together or not at all, ended one by one or by an error together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fakes import ToyCell, answer_of, calm
+
+from coordinator.admission import Bounds
+from coordinator.answer import Answer
+from coordinator.commit_log import CommitLog, Reason
+from coordinator.outlet import Outlet
+from coordinator.policy import Fixed
+from coordinator.request import Request
+from coordinator.sequence import Sequence
+from coordinator.tally import Tally
+from coordinator.track import Track
+from dspark.errors import InvalidRequest, Overloaded, PeerError
+from dspark.types import Law
+
+MakeCell = Callable[..., ToyCell]
+_numbers = itertools.count(1000)
+
+
+@pytest.fixture
+async def make_cell() -> AsyncIterator[MakeCell]:
+    cells: list[ToyCell] = []
+
+    def make(**how: Any) -> ToyCell:
+        cells.append(ToyCell(**how))
+        return cells[-1]
+
+    yield make
+    for cell in cells:
+        await cell.close()
+
+
+def ask(cell: ToyCell, choices: int, name: str = "r", unread: int = 64, max_tokens: int = 8, **law: Any) -> list[Track]:
+    request = Request(name, (5, 6), Law(0.0, **law), max_tokens, Fixed(3), choices=choices)
+    outlet, tracks = Outlet(unread, choices), []
+    for choice in range(choices):
+        log = CommitLog(request.prompt)
+        its = replace(request, law=replace(request.law, choice=choice))
+        answer = Answer(log, max_tokens=max_tokens, index=choice)
+        tracks.append(Track(its, Sequence(next(_numbers), log), answer, Tally(cell.clock.time()), outlet))
+    cell.admission.submit(*tracks)
+    return tracks
+
+
+async def read(tracks: list[Track]) -> dict[int, list[int]]:
+    """Tokens by answer, to the end; raises the error that ended them."""
+    got: dict[int, list[int]] = {}
+    while (pieces := await tracks[0].outlet.take()) is not None:  # type: ignore[attr-defined]
+        for piece, _ in pieces:
+            got.setdefault(piece.index, []).extend(piece.tokens)
+    return got
+
+
+async def test_pieces_of_all_answers_come_by_one_way_which_closes_behind_the_last(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    tracks = ask(cell, 3)
+    await cell.finish(*tracks)
+    assert await read(tracks) == dict.fromkeys(range(3), answer_of((5, 6), 8))
+    assert cell.metrics.value("prompt_tokens_total") == 2, "the prompt counts once"
+    assert cell.clean()
+
+
+async def test_the_queue_takes_all_answers_of_a_request_or_none(make_cell: MakeCell) -> None:
+    cell = make_cell(bounds=Bounds(max_running=1, max_queued=3))
+    ask(cell, 3, "first")  # one runs, two wait
+    assert cell.admission.queued == 2
+    with pytest.raises(Overloaded):
+        ask(cell, 2, "second")
+    assert cell.admission.find("second") is None
+    assert cell.admission.queued == 2
+    ask(cell, 1, "third")
+    with pytest.raises((InvalidRequest, Overloaded)):
+        ask(cell, 1, "first")
+
+
+async def test_an_error_of_one_answer_ends_the_request(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    tracks = ask(cell, 3, unread=1, max_tokens=40)  # nobody reads
+    await cell.finish(*tracks)
+    with pytest.raises(Overloaded):
+        await read(tracks)
+    assert cell.admission.running == cell.admission.queued == 0
+    assert cell.admission.find("r") is None
+    assert cell.clean()
+
+
+async def test_an_abort_ends_what_has_not_ended(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    tracks = ask(cell, 3, max_tokens=90)
+    await calm(30)
+    assert cell.admission.abort("r")
+    assert not cell.admission.abort("r")
+    assert [track.end.reason for track in tracks if track.end] == [Reason.ABORT] * 3
+    await calm()
+    assert cell.clean()
+
+
+async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_request(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    tracks, plain = ask(cell, 2, "asks", logprobs=0), ask(cell, 1, "plain")
+    await cell.finish(*tracks, *plain)
+    with pytest.raises(PeerError, match="log-probabilit"):
+        await read(tracks)
+    assert plain[0].answer.log.answered == 8, "its neighbour does not notice"
+
+
+def test_numbers_of_several_answers_add_up() -> None:
+    one, two = Tally(1.0, placed=2.0, first=4.0, ended=9.0), Tally(1.0, placed=1.5, first=5.0, ended=8.0)
+    one.drafted, two.drafted = 7, 14
+    one.round(verified=3, accepted=2, committed=3)
+    two.round(verified=3, accepted=0, committed=1)
+    two.round(verified=5, accepted=5, committed=6)
+    both = Tally.together([one, two])
+    assert (both.rounds, both.drafted, both.verified, both.accepted) == (3, 21, 11, 7)
+    assert both.mean_acceptance_length == pytest.approx(10 / 3)
+    assert (both.queue_s(), both.first_token_s(), both.total_s()) == (0.5, 3.0, 8.0)
+    assert (one.rounds, two.rounds) == (1, 2), "the parts are left alone"
+    assert Tally.together([one]) is one
