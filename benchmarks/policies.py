@@ -76,7 +76,7 @@ async def _synthetic(args: argparse.Namespace) -> Row:
 
         async def simulated(policy: str, concurrency: int) -> float:
             wanted = dataclasses.replace(base, policy=policy, concurrency=concurrency)
-            return float(simulate(wanted)["tok_s"])
+            return float((await asyncio.to_thread(simulate, wanted))["tok_s"])
 
         value = await _compare(simulated, loads, 1, args.quick)
         return Row("3.3 synthetic", "adaptive against fixed lengths, SIMULATED", value, bar, None)

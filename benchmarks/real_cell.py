@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from benchmarks.load import run as loop
 from benchmarks.load.grpc_endpoint import GrpcEndpoint
 from benchmarks.load.prompts import Question
@@ -34,6 +36,20 @@ def cell(file: Path, *, verifiers: int = 1, drafters: int = 1) -> LocalCell:
         verify={**synthetic, "kv_tokens": POOL_TOKENS, "max_sequences": 8192, "max_batch_tokens": 65536},
         draft={**synthetic, "context_tokens": POOL_TOKENS, "max_sequences": 8192},
     )
+
+
+def slower(file: Path, pace: float, folder: Path) -> Path:
+    """The same pair on devices that take `pace` times as long: what a busy machine can still follow."""
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for role in ("verify", "draft"):
+        document[role]["ms"] = [
+            [value * pace for value in row] if isinstance(row, list) else row * pace for row in document[role]["ms"]
+        ]
+    if "prefill_ms" in document["verify"]:
+        document["verify"]["prefill_ms"] *= pace
+    path = folder / file.name
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
 
 
 @dataclass(frozen=True)

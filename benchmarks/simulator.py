@@ -12,12 +12,13 @@ import dataclasses
 import itertools
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from benchmarks.real_cell import FILES, Point, cell, measure
+from benchmarks.real_cell import FILES, Point, cell, measure, slower
 from benchmarks.row import Row, note
 from coordinator.simulation import plot
 from coordinator.simulation.run import simulate
@@ -36,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON row per line")
     parser.add_argument("--quick", action="store_true", help="one short run a point instead of the median of three")
+    parser.add_argument("--pace", type=float, default=1.0, metavar="F", help="slower devices, for a busy machine (1)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="PNG or SVG of the budget curve")
     args = parser.parse_args()
     # A line per request is a service's log; the simulated coordinator writes none.
@@ -43,7 +45,7 @@ def main() -> int:
     if args.plot is not None:
         plot.check(args.plot)
     codes = [
-        asyncio.run(_predictions(args.quick)).show(as_json=args.json),
+        asyncio.run(_predictions(args.quick, args.pace)).show(as_json=args.json),
         _budget(args.plot, args.quick).show(as_json=args.json),
     ]
     return max(codes)
@@ -52,30 +54,36 @@ def main() -> int:
 # -- predictions ----------------------------------------------------------------------------
 
 
-def _points(quick: bool) -> tuple[Scenario, list[Scenario]]:
+def _points(file: Path, quick: bool, pace: float) -> tuple[Scenario, list[Scenario]]:
     """(the point that is fitted, those that are predicted)."""
     base = Scenario(
-        load_spec(FILES / "paper.yaml"),
+        load_spec(file),
         concurrency=16,
         answer_tokens=(64, 192),
-        warmup_s=2.0 if quick else 4.0,
-        window_s=5.0 if quick else 16.0,
+        warmup_s=(2.0 if quick else 4.0) * pace**0.5,
+        window_s=(5.0 if quick else 16.0) * pace**0.5,
     )
     return base, [
         dataclasses.replace(base, concurrency=1),
         dataclasses.replace(base, concurrency=4, policy="off"),
         dataclasses.replace(base, concurrency=32, policy="fixed:5"),
         dataclasses.replace(base, concurrency=24, verifiers=2),
-        dataclasses.replace(base, concurrency=0, rate=4.0),
+        dataclasses.replace(base, concurrency=0, rate=4.0 / pace),
     ]
 
 
-async def _predictions(quick: bool) -> Row:
-    fitted, predicted = _points(quick)
+async def _predictions(quick: bool, pace: float) -> Row:
+    with tempfile.TemporaryDirectory(prefix="dspark-pace-") as folder:
+        file = slower(FILES / "paper.yaml", pace, Path(folder))
+        fitted, predicted = _points(file, quick, pace)
+        return await _compared(file, fitted, predicted, quick, pace)
+
+
+async def _compared(file: Path, fitted: Scenario, predicted: list[Scenario], quick: bool, pace: float) -> Row:
     measured: dict[int, float] = {}
     everything = [fitted, *predicted]
     for verifiers in sorted({scenario.verifiers for scenario in everything}):
-        with cell(FILES / "paper.yaml", verifiers=verifiers) as running:
+        with cell(file, verifiers=verifiers) as running:
             for index, scenario in enumerate(everything):
                 if scenario.verifiers == verifiers:
                     found = [await measure(running.endpoint, scenario) for _ in range(1 if quick else 3)]
@@ -83,7 +91,7 @@ async def _predictions(quick: bool) -> Row:
                     note(f"measured {_name(scenario)}: {measured[index]:.0f} tok/s, tau {_tau(found):.2f}")
     hops, factor = await asyncio.to_thread(_fit, fitted, measured[0])
     note(f"fitted: hops x {factor:.2f}: {hops}")
-    value: dict[str, Any] = {"hops_factor": round(factor, 3), "fitted_at": _name(fitted), "points": {}}
+    value: dict[str, Any] = {"pace": pace, "hops_factor": round(factor, 3), "fitted_at": _name(fitted), "points": {}}
     worst = 0.0
     for index, scenario in enumerate(predicted, 1):
         said = await asyncio.to_thread(simulate, dataclasses.replace(scenario, hops=hops))
