@@ -39,7 +39,7 @@ from dspark.types import Law, Rule
 REQUESTS, QUICK = 500, 100
 CONCURRENCY = 24
 MOST_LOST = 10
-KV_TOKENS = 1536  # of each verifier: about a dozen of these sequences, so the others wait or are preempted
+KV_TOKENS = 640  # of each verifier: five or so of these sequences at their full length, so others wait or are preempted
 POLICIES = ("off", "greedy", "async", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3", "threshold:0.7")
 NOISE = {1: 0.6, 2: 20.0}  # by drafter: noise on its weights, in their own standard deviations
 
@@ -149,8 +149,7 @@ def _run(
             {}
             if not metrics_port
             else {
-                name: _counter(metrics_port, name)
-                for name in ("prefills", "handovers", "num_preemptions", "spec_decode_num_drafts")
+                name: _counter(metrics_port, name) for name in ("prefills", "num_preemptions", "spec_decode_num_drafts")
             }
         )
         return answers, counted
