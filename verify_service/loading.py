@@ -49,11 +49,11 @@ def load_parts(config: VerifyConfig) -> Parts:
                 f"the target gives {taps_width}"
             )
     taps = TargetTaps(target.model, projection.target_layer_ids).attach() if projection is not None else None
-    runner = _choose_runner(config, target, taps)
+    runner = choose_runner(config, target, taps)
     return Parts(target, runner, projection, fingerprint(config.target, revision=config.target_revision))
 
 
-def _choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None) -> Runner:
+def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None) -> Runner:
     """Packed if the self-test passes, else a cache per request, else the target is not eligible."""
     cases = self_test.expected(target)
     num_slots = config.kv_tokens // config.page_size * config.page_size

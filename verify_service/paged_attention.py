@@ -61,7 +61,7 @@ class KeyValuePool:
         self._layers.clear()
 
     def _empty(self, like: Tensor) -> Tensor:
-        return torch.empty(self._num_slots, like.shape[1], like.shape[2], dtype=like.dtype, device=like.device)
+        return torch.zeros(self._num_slots, like.shape[1], like.shape[2], dtype=like.dtype, device=like.device)
 
 
 def paged_attention(
