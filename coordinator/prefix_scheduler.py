@@ -119,7 +119,8 @@ def _leading(gain: Floats, count: int) -> Ints:
     if count <= 0 or candidates == 0:
         return np.zeros(len(gain), np.int64)
     if count >= candidates:
-        return alive.sum(axis=0, dtype=np.int64)
+        everything: Ints = alive.sum(axis=0, dtype=np.int64)
+        return everything
     flat = by_slot.ravel()
     least = np.partition(flat, len(flat) - count)[len(flat) - count]
     above = by_slot > least

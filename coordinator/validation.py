@@ -21,6 +21,7 @@ MAX_TEXT = 4 * 1024 * 1024  # characters
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_IDS = 64
+WEIGHTS = (0.01, 100.0)  # least and most
 DEFAULT_MAX_TOKENS = 256
 
 _PARAMS = "sampling_params"
@@ -88,7 +89,15 @@ def read_request(
         show_stop=params.include_stop_str_in_output,
         skip_special=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
         choices=read_choices(params),
+        weight=_read_weight(message.speculation),
     )
+
+
+def _read_weight(params: generate_pb2.SpeculationParams) -> float:
+    weight = params.weight if params.HasField("weight") else 1.0
+    if not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+        raise InvalidRequest("speculation.weight", f"{weight:g} is not in [{WEIGHTS[0]:g}, {WEIGHTS[1]:g}]")
+    return weight
 
 
 def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:

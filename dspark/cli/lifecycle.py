@@ -31,7 +31,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     up.add_argument("--verifiers", type=int, metavar="N", help="verifier processes (1)")
     up.add_argument("--drafters", type=int, metavar="N", help="drafter processes (1)")
     up.add_argument("--frontends", type=int, metavar="N", help="front end processes before the coordinator (0)")
-    up.add_argument("--policy", help="default policy: off, fixed:k, threshold:t or greedy")
+    up.add_argument("--policy", help="default policy: off, fixed:k, threshold:t, greedy or async")
     up.add_argument("--rule", choices=["token", "block", "coupled"], help="default acceptance rule")
     up.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration")
     up.add_argument("--address", metavar="HOST:PORT", help="running Ray cluster; no head is started or stopped then")

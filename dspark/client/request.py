@@ -62,7 +62,8 @@ class Sampling:
     max_tokens: longest answer. min_tokens: nothing ends it before. stop, stop_token_ids: what ends it.
     include_stop_str_in_output: keep what ended it in the text. ignore_eos: do not end at the target's stop tokens.
     logprobs: tell each token's log-probability and so many likeliest ones. n: answers to the same prompt.
-    seed: key of the draws. policy: "off", "fixed:k", "threshold:t" or "greedy". rule: "token", "block" or "coupled".
+    seed: key of the draws. policy: "off", "fixed:k", "threshold:t", "greedy" or "async". rule: "token", "block" or
+    "coupled". weight: what a token of this answer is worth to the scheduler beside those of others.
     """
 
     max_tokens: int | None = None
@@ -85,6 +86,7 @@ class Sampling:
     include_stop_str_in_output: bool | None = None
     policy: str = ""
     rule: str = ""
+    weight: float | None = None
     request_id: str = field(default="")
 
 
@@ -109,7 +111,11 @@ def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb
         request = generate_pb2.GenerateRequest(
             request_id=options.request_id or f"cmpl-{secrets.token_hex(12)}",
             sampling_params=params,
-            speculation=generate_pb2.SpeculationParams(policy=options.policy, rule=RULES[options.rule]),  # type: ignore[arg-type]
+            speculation=generate_pb2.SpeculationParams(
+                policy=options.policy,
+                rule=RULES[options.rule],  # type: ignore[arg-type]
+                weight=options.weight,
+            ),
         )
         if isinstance(prompt, str):
             request.text = prompt

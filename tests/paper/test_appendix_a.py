@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.policy import Fixed, Greedy, Off, Policy, Threshold
+from coordinator.policy import Async, Fixed, Greedy, Off, Policy, Threshold
 from coordinator.prefix_scheduler import schedule
 from dspark.decoding.acceptance import accept_probability, residual, token_rule
 
@@ -32,6 +32,15 @@ def by(policy: Policy) -> Prefix:
             return np.array([1.0 / SPS[int(count)] for count in tokens])
 
         return int(schedule(np.array([confidence]), np.array([2]), [policy], seconds)[0])
+
+    return prefix
+
+
+def by_budget(slots: int) -> Prefix:
+    """The deployed `async` with a budget fixed before the draft."""
+
+    def prefix(confidence: list[float]) -> int:
+        return int(schedule(np.array([confidence]), np.array([2]), [Async()], None, budget=slots)[0])
 
     return prefix
 
@@ -72,6 +81,11 @@ def test_a_search_over_all_lengths_lets_the_drafted_token_decide() -> None:
 def test_early_stop_is_lossless_and_the_search_is_not() -> None:
     assert first_token_law(by(Greedy())) == pytest.approx([0.7, 0.3], abs=1e-12)
     assert first_token_law(search) == pytest.approx([0.85, 0.15], abs=1e-12)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 2])
+def test_a_budget_that_is_older_than_the_draft_is_lossless(slots: int) -> None:
+    assert first_token_law(by_budget(slots)) == pytest.approx([0.7, 0.3], abs=1e-12)
 
 
 @pytest.mark.parametrize(

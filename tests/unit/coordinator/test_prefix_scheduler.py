@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policy import Fixed, Greedy, Off, Policy, Threshold
+from coordinator.policy import Async, Columns, Fixed, Greedy, Off, Policy, Threshold
 from coordinator.prefix_scheduler import Floats, StepSeconds, schedule, survival
 
 GREEDY = Greedy()
@@ -21,14 +21,16 @@ def affine(fixed: float, per_token: float) -> StepSeconds:
     return lambda tokens: fixed + per_token * tokens
 
 
-def lengths_of(confidence: list[list[float]], step: StepSeconds | None, policies: list[Policy] | None = None) -> list:
+def lengths_of(
+    confidence: list[list[float]], step: StepSeconds | None, policies: list[Policy] | None = None, **given: object
+) -> list:
     blocks = [np.array(row) for row in confidence]
     widest = max(map(len, blocks))
     padded = np.full((len(blocks), widest), np.nan)
     for row, block in enumerate(blocks):
         padded[row, : len(block)] = block
     drafted = np.array([len(block) for block in blocks])
-    return schedule(padded, drafted, policies or [GREEDY] * len(blocks), step).tolist()
+    return schedule(padded, drafted, policies or [GREEDY] * len(blocks), step, **given).tolist()
 
 
 def test_survival_is_a_running_product_that_is_zero_beyond_each_block() -> None:
@@ -86,6 +88,55 @@ def test_tokens_of_the_step_that_belong_to_no_round_count_as_base() -> None:
     assert schedule(np.array([[0.9, 0.9]]), np.array([2]), [GREEDY], steps, base_tokens=4).tolist() == [1]
 
 
+def test_async_gives_its_budget_to_the_slots_that_rank_first() -> None:
+    rows, policies = [[0.9, 0.9, 0.1], [0.5, 0.9, 0.9]], [Async()] * 2
+    assert lengths_of(rows, None, policies, budget=0) == [0, 0]
+    assert lengths_of(rows, None, policies, budget=3) == [2, 1]
+    assert lengths_of(rows, None, policies, budget=99) == [3, 3]
+    assert lengths_of(rows, None, policies) == [3, 3], "without a past everything is verified"
+
+
+def test_async_ties_go_to_earlier_slots_and_then_to_the_lower_row() -> None:
+    assert lengths_of([[1.0, 1.0]] * 3, None, [Async()] * 3, budget=4) == [2, 1, 1]
+
+
+def test_greedy_rows_see_what_async_rows_take_as_a_base_of_the_step() -> None:
+    steps = table(*[1.0] * 6, 0.01)  # six tokens are free, the seventh is not
+    rows, policies = [[0.9, 0.9, 0.9], [0.1, 0.1, 0.1]], [GREEDY, Async()]
+    assert lengths_of(rows, steps, policies, budget=3) == [1, 3]
+    assert lengths_of(rows, steps, policies, budget=0) == [3, 0]
+
+
+def test_slots_go_where_a_token_is_worth_more() -> None:
+    rows, step = [[0.8, 0.8], [0.8, 0.8]], affine(1.0, 0.35)
+    assert lengths_of(rows, step, weights=np.array([1.0, 4.0])) == [0, 2]
+    assert lengths_of(rows, None, [Async()] * 2, budget=2, weights=np.array([1.0, 4.0])) == [0, 2]
+
+
+def test_promises_that_were_not_kept_weigh_less() -> None:
+    rows, step = [[0.8, 0.8], [0.8, 0.8]], affine(1.0, 0.2)
+    assert lengths_of(rows, step) == [2, 2]
+    assert lengths_of(rows, step, trust=np.array([0.1, 1.0])) == [0, 2]
+
+
+def test_columns_say_the_same_as_policies() -> None:
+    policies: list[Policy] = [Off(), Fixed(2), Threshold(0.5), GREEDY, Async()]
+    confidence, drafted = np.full((5, 3), 0.7), np.full(5, 3)
+    step = affine(1.0, 0.1)
+    named = schedule(confidence, drafted, policies, step, budget=1).tolist()
+    assert named == schedule(confidence, drafted, Columns.of(policies), step, budget=1).tolist() == [0, 2, 3, 2, 1]
+
+
+def test_a_long_walk_goes_on_past_the_candidates_that_are_rated_together() -> None:
+    rows, drafted, policies = np.full((1000, 7), 0.999), np.full(1000, 7), [GREEDY] * 1000
+
+    def cliff(tokens: Floats) -> Floats:
+        return np.where(tokens <= 4500, 1.0, 100.0)
+
+    assert schedule(rows, drafted, policies, affine(1.0, 1e-9)).sum() == 7000
+    assert schedule(rows, drafted, policies, cliff).sum() == 3500
+
+
 def test_nothing_drafted_is_nothing_verified() -> None:
     assert schedule(np.zeros((2, 0)), np.zeros(2, np.int64), [GREEDY, Fixed(3)], affine(1, 1)).tolist() == [0, 0]
     assert schedule(np.zeros((0, 0)), np.zeros(0, np.int64), [], None).tolist() == []
@@ -96,7 +147,7 @@ confidences = st.lists(
     min_size=1,
     max_size=4,
 )
-policies = st.sampled_from([GREEDY, GREEDY, GREEDY, Off(), Fixed(2), Threshold(0.5)])
+policies = st.sampled_from([GREEDY, GREEDY, GREEDY, Off(), Fixed(2), Threshold(0.5), Async(), Async()])
 curves = st.lists(st.floats(0, 1), min_size=40, max_size=40)  # any shape at all: stairs and cliffs included
 
 
@@ -114,8 +165,11 @@ def test_whether_a_slot_is_admitted_never_depends_on_anything_after_it(rows, ris
     changed = [list(block) for block in rows]
     for later in range(slot + 1, len(changed[row])):
         changed[row][later] = data.draw(st.floats(0, 1))
-    before = lengths_of(rows, curve(rises), chosen) if any(rows) else [0] * len(rows)
-    after = lengths_of(changed, curve(rises), chosen) if any(rows) else [0] * len(rows)
+    budget = data.draw(st.integers(0, 12))  # older than the draft
+    weights = np.array([data.draw(st.sampled_from([0.5, 1.0, 3.0])) for _ in rows])
+    given = {"budget": budget, "weights": weights}
+    before = lengths_of(rows, curve(rises), chosen, **given) if any(rows) else [0] * len(rows)
+    after = lengths_of(changed, curve(rises), chosen, **given) if any(rows) else [0] * len(rows)
     for earlier in range(slot + 1):
         assert (before[row] > earlier) == (after[row] > earlier)
 

@@ -44,6 +44,17 @@ def test_what_is_given_is_taken() -> None:
     assert (request.policy, request.stop_ids) == (Fixed(2), frozenset({4}))
 
 
+def test_a_weight_is_taken_within_bounds_and_is_one_when_absent() -> None:
+    message = ask()
+    assert read(message).weight == 1.0
+    message.speculation.weight = 4.0
+    assert read(message).weight == 4.0
+    for wrong in (0.0, -1.0, 1e9, math.nan):
+        message.speculation.weight = wrong
+        with pytest.raises(InvalidRequest, match=r"^speculation\.weight: "):
+            read(message)
+
+
 def test_zero_is_a_temperature_and_a_seed() -> None:
     request = read(ask(temperature=0.0, seed=0))
     assert (request.law.temperature, request.law.seed) == (0.0, 0)

@@ -1,0 +1,117 @@
+"""Who is drafted for and how long blocks are, against costs and evidence made up here."""
+
+import numpy as np
+
+from coordinator.cost_curve import CostCurve
+from coordinator.evidence import Evidence
+from coordinator.planning import Cohort, Plan, Planner
+from coordinator.policy import Columns, Fixed, Greedy, Off, Policy
+from coordinator.step_cost import StepCost
+
+SLOTS = 4
+TOKENS = [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+class World:
+    """Sequences of given survival, a cost per verified token and per drafted slot."""
+
+    def __init__(
+        self, survivals: list[list[float]], *, token_s: float, slot_s: float, policies: list[Policy] | None = None
+    ) -> None:
+        self.evidence = Evidence()
+        self.evidence.widen(SLOTS)
+        self.cost = StepCost(CostCurve(TOKENS, [64], [0.010 + token_s * count for count in TOKENS]))
+        self.planner = Planner(self.cost, self.evidence, explore=1 / 64, bypass=True)
+        self.slot_s = slot_s
+        self.survivals = np.array(survivals)
+        self.rows = np.array([self.evidence.take() for _ in survivals])
+        self.policies = Columns.of(policies or [Greedy()] * len(survivals))
+        self.round = 0
+
+    def plan(self) -> Plan:
+        self.round += 1
+        count = len(self.rows)
+        cohort = Cohort(
+            sequence=np.arange(count, dtype=np.uint64),
+            round=np.full(count, self.round, np.uint64),
+            row=self.rows,
+            weight=np.ones(count),
+            policies=self.policies,
+            able=self.policies.kind > 0,
+            fed=np.ones(count, np.bool_),
+            context=64.0,
+        )
+        return self.planner.plan(cohort, lambda share, slots: self.slot_s * slots if share > 0 else 0.0)
+
+    def judge(self, plan: Plan) -> None:
+        at = plan.able & plan.drafted
+        alive = self.survivals[at][:, : plan.slots]
+        if len(alive):
+            lengths = np.full(len(alive), alive.shape[1])
+            accepted = np.rint(alive.sum(axis=1)).astype(np.int64)
+            self.evidence.observe(self.rows[at], alive, lengths, lengths, accepted, least_weight=plan.least_weight)
+
+    def run(self, rounds: int) -> list[Plan]:
+        plans = []
+        for _ in range(rounds):
+            plans.append(self.plan())
+            self.judge(plans[-1])
+        return plans
+
+
+def test_slots_that_bring_less_than_they_cost_are_not_drafted() -> None:
+    plans = World([[0.9, 0.8, 0.02, 0.01]], token_s=0.0005, slot_s=0.0010).run(300)
+    assert np.median([plan.slots for plan in plans[100:]]) == 2
+
+
+def test_whole_blocks_are_drafted_now_and_then_all_the_same() -> None:
+    plans = World([[0.9, 0.8, 0.02, 0.01]], token_s=0.0005, slot_s=0.0010).run(600)
+    assert 0 < sum(plan.slots == SLOTS for plan in plans[200:]) < 60
+
+
+def test_slots_that_cost_next_to_nothing_are_all_drafted() -> None:
+    plans = World([[0.9, 0.8, 0.7, 0.6]], token_s=0.0001, slot_s=0.0001).run(100)
+    assert all(plan.slots == SLOTS and plan.drafted.all() for plan in plans)
+
+
+def test_where_nothing_is_accepted_plain_decoding_takes_over_and_probes_become_rare() -> None:
+    plans = World([[0.05, 0.0, 0.0, 0.0]], token_s=0.001, slot_s=0.001).run(1200)
+    drafted = [bool(plan.drafted.any()) for plan in plans]
+    assert sum(drafted[200:]) < 0.02 * 1000
+    assert any(drafted[200:])
+    assert all(not plan.resting.any() for plan, asked in zip(plans, drafted, strict=True) if asked)
+    assert sum(bool(plan.resting.any()) for plan in plans[200:]) > 900
+
+
+def test_easier_text_is_noticed_by_a_probe() -> None:
+    world = World([[0.05, 0.0, 0.0, 0.0]], token_s=0.0005, slot_s=0.0005)
+    world.run(300)
+    assert world.planner.plain
+    world.survivals[:] = [0.95, 0.95, 0.9, 0.9]
+    plans = world.run(600)
+    assert not world.planner.plain
+    assert plans[-1].drafted.all()
+
+
+def test_a_hard_sequence_beside_easy_ones_goes_plain_alone() -> None:
+    world = World([[0.95, 0.9, 0.85, 0.8]] * 7 + [[0.01, 0.0, 0.0, 0.0]], token_s=0.0008, slot_s=0.0002)
+    plans = world.run(300)[100:]
+    easy = np.mean([plan.drafted[:7].mean() for plan in plans])
+    hard = np.mean([plan.drafted[7] for plan in plans])
+    assert easy > 0.95
+    assert hard < 0.1
+
+
+def test_policies_that_name_a_length_are_drafted_for_whatever_they_bring() -> None:
+    policies: list[Policy] = [Greedy(), Fixed(2), Off()]
+    world = World([[0.01, 0.0, 0.0, 0.0]] * 3, token_s=0.001, slot_s=0.001, policies=policies)
+    plans = world.run(300)[100:]
+    assert all(plan.drafted[1] for plan in plans)
+    assert not any(plan.drafted[2] for plan in plans)
+    assert sum(plan.drafted[0] for plan in plans) < 20
+
+
+def test_without_a_curve_everybody_is_drafted_for_in_full() -> None:
+    world = World([[0.01, 0.0, 0.0, 0.0]], token_s=0.001, slot_s=0.001)
+    world.planner = Planner(StepCost(None), world.evidence, explore=1 / 64, bypass=True)
+    assert all(plan.slots == SLOTS and plan.drafted.all() for plan in world.run(50))
