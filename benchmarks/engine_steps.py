@@ -50,16 +50,24 @@ def main(argv: list[str] | None = None) -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """Every variant, in turns."""
-    verifier = VerifyEngine.load(
-        VerifyConfig(target=arguments.target, drafter=arguments.drafter, threads=arguments.threads)
+    verifier, stock = (
+        VerifyEngine.load(
+            VerifyConfig(
+                target=arguments.target, drafter=arguments.drafter, threads=arguments.threads, lean_layers=lean
+            )
+        )
+        for lean in (True, False)
     )
     drafter = DraftEngine.load(DraftConfig(drafter=arguments.drafter, threads=arguments.threads))
     block = drafter.drafter.config.block_size
     variants = {
         "plain forward, 1 token": plain_step(arguments, 1),
         f"plain forward, {block + 1} tokens": plain_step(arguments, block + 1),
-        "verify, 1 token": verify_step(verifier, arguments, 0),
-        f"verify, {block + 1} tokens": verify_step(verifier, arguments, block),
+        **{
+            f"{name}, {tokens} token{'s' * (tokens > 1)}": verify_step(engine, arguments, tokens - 1)
+            for tokens in sorted({1, 4, block + 1})
+            for name, engine in (("verify", verifier), ("verify, stock layers", stock))
+        },
         "draft": draft_step(drafter, arguments),
     }
     samples: dict[str, list[float]] = {name: [] for name in variants}
