@@ -139,6 +139,11 @@ def _many(fields: tuple[Word, ...], shape: tuple[int, ...]) -> npt.NDArray[np.fl
     return draws
 
 
+def recording() -> bool:
+    """Whether anybody wants to be told."""
+    return bool(_recorders)
+
+
 def note(seeds: npt.NDArray[np.uint64], words: Sequence[npt.NDArray[np.uint64]]) -> None:
     """Tells whoever records; arguments broadcast against each other."""
     if not _recorders:

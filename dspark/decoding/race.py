@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, note, philox_array
+from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, note, philox_array, recording
 from dspark.types import Law, Rule
 
 NEAR_TIE = 1e-4  # a lead below this, in nats, may fall the other way on another device or in another batch
@@ -35,15 +35,19 @@ def times(laws: Sequence[Law], positions: Sequence[int], vocab: int, device: tor
     if torch.device(device).type == "cpu":
         lanes = _uniforms(_blocks(laws, positions, groups), axis=-1)
         return torch.from_numpy(_exponentials(lanes.reshape(len(laws), -1)[:, :vocab]))
-    return _on_device(_device_blocks(laws, positions, torch.from_numpy(groups.astype(np.int64)).to(device)), vocab)
+    words = _device_blocks(laws, positions, torch.from_numpy(groups.astype(np.int64)).to(device))
+    return _on_device(words).flatten(-2)[:, :vocab]
 
 
 def times_of(laws: Sequence[Law], positions: Sequence[int], ids: Tensor) -> Tensor:
     """E of the tokens ids [n, K] alone: [n, K] float64, the very numbers of `times`."""
-    tokens = ids.cpu().numpy().astype(np.uint64)
+    if ids.device.type != "cpu":
+        four = _on_device(_device_blocks(laws, positions, ids // _LANES))
+        return four.gather(-1, (ids % _LANES).unsqueeze(-1)).squeeze(-1)
+    tokens = ids.numpy().astype(np.uint64)
     lanes = _uniforms(_blocks(laws, positions, tokens // np.uint64(_LANES)), axis=0)
     lane = (tokens % np.uint64(_LANES)).astype(np.int64)
-    return torch.from_numpy(_exponentials(np.take_along_axis(lanes, lane[None], axis=0)[0])).to(ids.device)
+    return torch.from_numpy(_exponentials(np.take_along_axis(lanes, lane[None], axis=0)[0]))
 
 
 def winners(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,17 +101,17 @@ def _exponentials(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.negative(e, out=e)
 
 
-def _on_device(words: tuple[Tensor, ...], vocab: int) -> Tensor:
-    """`_uniforms` and `_exponentials` on an accelerator."""
+def _on_device(words: tuple[Tensor, ...]) -> Tensor:
+    """`_uniforms` and `_exponentials` on an accelerator: words [n, groups] -> times [n, groups, 4]."""
     whole = torch.stack([words[lane].double() + words[lane - 3].double() * 2.0**-32 for lane in range(_LANES)], dim=-1)
-    u = (whole.reshape(len(whole), -1)[:, :vocab] + 2.0**-33) * 2.0**-32
-    return -u.clamp_(max=_SURE).log_()
+    return -((whole + 2.0**-33) * 2.0**-32).clamp_(max=_SURE).log_()
 
 
 def _device_blocks(laws: Sequence[Law], positions: Sequence[int], groups: Tensor) -> tuple[Tensor, ...]:
     """`_blocks` on an accelerator, in int64: a product wraps, but its 64 bits are the right ones."""
     seeds, choices, places = _keys(laws, positions)
-    note(seeds, (places, groups.cpu().numpy().astype(np.uint64), np.array([[_TAG]], np.uint64), choices))
+    if recording():  # looking at the groups would wait for the device
+        note(seeds, (places, groups.cpu().numpy().astype(np.uint64), np.array([[_TAG]], np.uint64), choices))
 
     def column(values: npt.NDArray[np.uint64]) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(groups.device)

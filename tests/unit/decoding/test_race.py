@@ -36,8 +36,16 @@ def test_a_few_tokens_have_the_times_of_the_whole_row() -> None:
 
 def test_an_accelerator_runs_the_same_race() -> None:
     groups = torch.arange(26)[None]
-    on_device = race._on_device(race._device_blocks(LAWS, PLACES, groups), 103)
+    on_device = race._on_device(race._device_blocks(LAWS, PLACES, groups)).flatten(-2)[:, :103]
     torch.testing.assert_close(on_device, times(LAWS, PLACES, 103), rtol=1e-14, atol=0.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_runs_the_same_race() -> None:
+    ids = torch.randint(0, 103, (3, 9), generator=torch.Generator().manual_seed(2))
+    whole = times(LAWS, PLACES, 103)
+    torch.testing.assert_close(times(LAWS, PLACES, 103, "cuda").cpu(), whole, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(times_of(LAWS, PLACES, ids.cuda()).cpu(), whole.gather(-1, ids), rtol=1e-14, atol=0.0)
 
 
 def test_times_are_exponential_and_never_zero_or_endless() -> None:
