@@ -112,8 +112,8 @@ class Admission:
             self.ended(track, None)
         return bool(tracks)
 
-    def finish(self, track: Track, tokens: int) -> None:
-        """Its text ended an answer after so many tokens. The front end knows, so nothing is told."""
+    def finish(self, track: Track) -> None:
+        """Its text ended an answer. The front end found it, so nothing is told."""
         if not track.sequence.finished:
             track.end = End(Reason.STOP)
             self.ended(track, None)

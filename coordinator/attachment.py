@@ -8,7 +8,6 @@ bug, leaves its neighbours alone.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import structlog
@@ -40,6 +39,7 @@ class _Relay:
     number: int
     to: Attachment
     open: int = 1  # answers that have not ended
+    answers: int = 1
     call: Call | None = None
     timer: Timer | None = None
 
@@ -83,15 +83,12 @@ class Attachment:
     def requests(self) -> int:
         return len(self._calls)
 
-    async def batches(self) -> AsyncIterator[frontend_pb2.CellBatch]:
-        """One message for all that happened since the last one was taken, until the end."""
-        while True:
-            await self._bell.heard()
-            if self._overran:
-                raise Overloaded("the front end does not read", retry_after_s=1.0)
-            if self._ended:
-                return
-            yield self._collect()
+    async def next(self) -> frontend_pb2.CellBatch | None:
+        """One message for all that happened since the last one was taken; None at the end."""
+        await self._bell.heard()
+        if self._overran:
+            raise Overloaded("the front end does not read", retry_after_s=1.0)
+        return None if self._ended else self._collect()
 
     def heard(self, batch: frontend_pb2.FrontendBatch) -> None:
         """Carries out one message. Raises when the front end broke the protocol."""
@@ -153,7 +150,7 @@ class Attachment:
         relay = _Relay(number, self)
         try:
             order = self._order(submit)
-            relay.open = order.request.choices
+            relay.open = relay.answers = order.request.choices
             self._calls[number] = relay
             relay.call = self._cell.submit(order, relay)
         except DsparkError as error:
@@ -189,8 +186,10 @@ class Attachment:
         relay = self._calls.get(finish.call)
         if relay is None or relay.call is None:
             self._metrics.dropped.labels(kind="finish", reason="late").inc()
+        elif finish.index >= relay.answers:
+            raise PeerError(f"answer {finish.index} of a request for {relay.answers}")
         else:
-            relay.call.finish(finish.index, finish.tokens)
+            relay.call.finish(finish.index)
 
     def _forget(self, number: int, kind: str) -> _Relay | None:
         relay = self._calls.pop(number, None)

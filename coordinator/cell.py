@@ -35,8 +35,8 @@ class Order:
 class Call(Protocol):
     """A request that was taken in. Both may come too late, and do nothing then."""
 
-    def finish(self, index: int, tokens: int) -> None:
-        """The text of an answer ended it after so many tokens; what was committed behind them was never said."""
+    def finish(self, index: int) -> None:
+        """Its text ended an answer; what is committed from now on was never said."""
 
     def cut(self, error: Exception) -> None:
         """Nobody waits for what has not ended yet; frees it at once."""

@@ -41,7 +41,7 @@ class CellService(frontend_pb2_grpc.CellServicer):
         log.info("frontend.attached", name=attachment.hello.name, endpoint=attachment.hello.endpoint)
         reader = asyncio.create_task(self._read(batches, attachment))
         try:
-            async for batch in attachment.batches():
+            while (batch := await attachment.next()) is not None:
                 yield batch
             await reader
         finally:

@@ -38,8 +38,8 @@ class LocalCall:
     admission: Admission
     tracks: tuple[Track, ...]
 
-    def finish(self, index: int, tokens: int) -> None:
-        self.admission.finish(self.tracks[index], tokens)
+    def finish(self, index: int) -> None:
+        self.admission.finish(self.tracks[index])
 
     def cut(self, error: Exception) -> None:
         for track in self.tracks:

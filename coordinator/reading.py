@@ -113,10 +113,10 @@ class Reader:
         """Tokens that came behind stop strings."""
         return sum(reading.unsaid for reading in self.readings)
 
-    def read(self, waiting: Iterable[tuple[Piece, float]], finish: Callable[[int, int], None]) -> list[Shown]:
+    def read(self, waiting: Iterable[tuple[Piece, float]], finish: Callable[[int], None]) -> list[Shown]:
         """What to show of pieces and the clock times they came at: one item per answer, whatever was waiting.
 
-        `finish(index, tokens)` is called when its text ends an answer.
+        `finish(index)` is called when its text ends an answer.
         """
         shown: dict[int, Shown] = {}
         for piece, at in waiting:
@@ -126,5 +126,5 @@ class Reader:
             if reading.read(piece, at, shown[piece.index]):
                 self._open -= 1
                 if reading.end is not None and reading.end.text is not None:
-                    finish(piece.index, reading.answered)
+                    finish(piece.index)
         return [one for one in shown.values() if one.tokens or one.text]

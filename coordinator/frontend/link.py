@@ -35,10 +35,10 @@ class RemoteCall:
         self._said = [0] * answers  # tokens that came, by answer
         self._open = set(range(answers))
 
-    def finish(self, index: int, tokens: int) -> None:
+    def finish(self, index: int) -> None:
         """The coordinator hears of it unless it has ended the answer itself."""
         if index in self._open:
-            self._link.send("finishes", frontend_pb2.Finish(call=self.number, index=index, tokens=tokens))
+            self._link.send("finishes", frontend_pb2.Finish(call=self.number, index=index))
             self._ended(index)
 
     def cut(self, error: Exception) -> None:

@@ -124,11 +124,11 @@ class RemoteCell:
     async def _attach(self) -> bool:
         """From hello to the end of one stream; returns whether anything was heard."""
         heard, why = False, "the stream ended"
-        link = Link(self._clock, self._metrics)
+        link = Link(self._hello(), self._clock, self._metrics)
         channel = open_channel(self._endpoint)
         try:
             stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
-            async for batch in stub.Attach(link.batches(self._hello()), metadata=auth_metadata(self._token)):
+            async for batch in stub.Attach(link, metadata=auth_metadata(self._token)):
                 heard, self._link = True, link
                 self._metrics.cell_batches.labels(direction="in").inc()
                 if batch.HasField("terms"):

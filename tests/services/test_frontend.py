@@ -453,7 +453,7 @@ async def test_what_a_front_end_says_is_checked_one_request_at_a_time(pair: str)
         bad_text.request.text = "words"
         nameless = submit(4)
         nameless.request.request_id = ""
-        late = frontend_pb2.Finish(call=99, index=0, tokens=1)
+        late = frontend_pb2.Finish(call=99, index=0)
         await wire.say(
             submits=[submit(1), submit(2, top_p=7.0), bad_text, nameless, submit(5, stop=["x"])], finishes=[late]
         )

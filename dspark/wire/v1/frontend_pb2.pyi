@@ -50,14 +50,12 @@ class Submit(_message.Message):
     def __init__(self, call: _Optional[int] = ..., request: _Optional[_Union[_generate_pb2.GenerateRequest, _Mapping]] = ..., waited_us: _Optional[int] = ..., deadline_us: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("call", "index", "tokens")
+    __slots__ = ("call", "index")
     CALL_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     call: int
     index: int
-    tokens: int
-    def __init__(self, call: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, call: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Drop(_message.Message):
     __slots__ = ("call", "why")

@@ -38,7 +38,7 @@ class Told:
         request = Request("r", tuple(PROMPT), law, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
         self.reader = Reader(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0)
         self.reading = self.reader.readings[0]
-        self.finished: list[tuple[int, int]] = []
+        self.finished: list[int] = []
         self.log: list[int] = []
         self.shown: list[Shown] = []
 
@@ -51,7 +51,7 @@ class Told:
         self.read(self.piece(ids))
 
     def read(self, *pieces: Piece) -> None:
-        self.shown += self.reader.read([(piece, 101.0) for piece in pieces], lambda *said: self.finished.append(said))
+        self.shown += self.reader.read([(piece, 101.0) for piece in pieces], self.finished.append)
 
     def say(self, text: str, size: int) -> None:
         """Commits the text's tokens `size` at a time, until the answer ends."""
@@ -94,7 +94,8 @@ def test_a_stop_string_across_chunk_borders_is_never_shown() -> None:
         told.say("go on STOP and on", size)
         assert told.text == "go on "
         assert told.reading.end == End(Reason.STOP, text="STOP")
-        assert told.finished == [(0, len("go on STOP"))]
+        assert told.finished == [0]
+        assert told.reading.answered == len("go on STOP")
 
 
 def test_tokens_end_with_the_one_that_completes_the_stop_string() -> None:
@@ -178,20 +179,20 @@ def test_several_answers_are_kept_apart() -> None:
     request = Request("r", (1,), Law(), 9, Off(), choices=2)
     reader = Reader(request, lambda: None, 0.0)
     pieces = [Piece((5,), None, 0), Piece((6, 7), End(Reason.LENGTH), 1), Piece((8,), None, 0)]
-    shown = reader.read([(piece, 1.0) for piece in pieces], lambda index, tokens: None)
+    shown = reader.read([(piece, 1.0) for piece in pieces], lambda _: None)
     assert [(one.index, one.tokens) for one in shown] == [(0, [5, 8]), (1, [6, 7])]
     assert not reader.done
-    reader.read([(Piece((), End(Reason.ABORT), 0), 1.0)], lambda index, tokens: None)
+    reader.read([(Piece((), End(Reason.ABORT), 0), 1.0)], lambda _: None)
     assert reader.done
 
 
 def test_numbers_come_from_the_pieces_and_stop_where_the_answer_does() -> None:
     told = Told(stops=("lo",))
     ids = TOKENIZER.encode("hello there")
-    told.reader.read([(Piece(ids[:1], None, started=Started(0.25, 16)), 100.5)], lambda *_: None)
+    told.reader.read([(Piece(ids[:1], None, started=Started(0.25, 16)), 100.5)], lambda _: None)
     logprobs = tuple(TokenLogprobs(-float(n)) for n in range(8))
     piece = Piece(ids[1:9], None, logprobs=logprobs, round=Round(9, 8, 7))
-    shown = told.reader.read([(piece, 101.0), (Piece(ids[9:], None, round=Round(9, 8, 1)), 102.0)], lambda *_: None)
+    shown = told.reader.read([(piece, 101.0), (Piece(ids[9:], None, round=Round(9, 8, 1)), 102.0)], lambda _: None)
     tally = told.reading.tally
     assert [one.logprob for one in shown[0].logprobs] == [0.0, -1.0, -2.0, -3.0]
     assert (tally.rounds, tally.drafted, tally.verified, tally.accepted, tally.committed_by_rounds) == (1, 9, 8, 4, 4)
