@@ -34,6 +34,7 @@ from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
 MAX_SLOTS = 64  # longest block anybody may send
 MAX_Q_ENTRIES = 4096
+SHORT_LAW = 256  # bytes of a law's message
 MAX_ENDS = 1024  # ids that may not come before min_tokens
 
 
@@ -75,11 +76,11 @@ def _write_rest(law: Law, message: types_pb2.Law) -> None:
 
 
 def read_law(message: types_pb2.Law) -> Law:
-    return _known_law(message.SerializeToString())
+    data = message.SerializeToString()
+    return _known_law(data) if len(data) <= SHORT_LAW else _known_long_law(data)
 
 
-@lru_cache(maxsize=8192)  # a law travels with every draft of its sequence
-def _known_law(data: bytes) -> Law:
+def _read_law(data: bytes) -> Law:
     message = types_pb2.Law.FromString(data)
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
         raise PeerError("law.temperature: must be finite and not negative")
@@ -122,6 +123,11 @@ def _known_law(data: bytes) -> Law:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_len=message.prompt_len,
     )
+
+
+# A law travels with every draft of its sequence. Long ones, with biases, are kept in smaller number: 100 kB each.
+_known_law = lru_cache(maxsize=8192)(_read_law)
+_known_long_law = lru_cache(maxsize=128)(_read_law)
 
 
 def read_q(entries: int, ids: bytes, probs: bytes, slots: int) -> SparseQ:
