@@ -23,7 +23,7 @@ from benchmarks.load import prompts
 from benchmarks.load import run as loop
 from benchmarks.load.grpc_endpoint import GrpcEndpoint
 from benchmarks.load.prompts import Question
-from benchmarks.pair import ROOT
+from benchmarks.pair import ROOT, leave_in_order
 from benchmarks.real_cell import FILES, cell, measure
 from benchmarks.row import Row, note
 from coordinator.simulation.run import simulate
@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--file", type=Path, default=FILES / "paper.yaml", help="YAML of the synthetic pair")
     parser.add_argument("--simulate", action="store_true", help="explore in simulated time; no row is claimed")
     args = parser.parse_args()
+    leave_in_order()
     # A line per request is a service's log; the simulated coordinator writes none.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     codes = [0]
@@ -96,7 +97,7 @@ async def _synthetic(args: argparse.Namespace) -> Row:
 
 
 async def _pair(args: argparse.Namespace) -> Row:
-    settle_s, window_s = (2.0, 6.0) if args.quick else (4.0, 20.0)
+    settle_s, window_s = (2.0, 5.0) if args.quick else (4.0, 20.0)
     bar = f"at least {PAIR_LEAST}x"
     models = ROOT / "models"
     with LocalCell(models / "demo-target", models / "demo-dspark") as running:

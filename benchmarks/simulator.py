@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from benchmarks.pair import leave_in_order
 from benchmarks.real_cell import FILES, Point, cell, measure, slower
 from benchmarks.row import Row, note
 from coordinator.simulation import plot
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--pace", type=float, default=1.0, metavar="F", help="slower devices, for a busy machine (1)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="PNG or SVG of the budget curve")
     args = parser.parse_args()
+    leave_in_order()
     # A line per request is a service's log; the simulated coordinator writes none.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     if args.plot is not None:
