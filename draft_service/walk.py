@@ -65,6 +65,8 @@ def walk(
             logits = shaped_last(logits, zip(said, shapers, strict=True))
         if noise is None:
             token = logits.argmax(dim=-1)
+        elif noise.whole:  # no q travels, so nothing has to be cut
+            token = noise.race_whole(slot, logits, columns)
         else:
             slot_ids, slot_probs = draft_distribution(logits, columns, entries)
             token = noise.pick(slot, slot_ids, slot_probs)
@@ -77,6 +79,9 @@ def walk(
     if noise is None:
         one = token_ids[..., None].astype(np.uint32)
         return Walked(token_ids, one, np.ones(one.shape, np.float32), confidence)
+    if not ids:
+        none = np.zeros((*token_ids.shape, 0))
+        return Walked(token_ids, none.astype(np.uint32), none.astype(np.float32), confidence)
     return Walked(
         token_ids,
         torch.stack(ids, dim=1).cpu().numpy().astype(np.uint32),

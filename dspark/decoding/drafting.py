@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.race import times, times_of, winners
-from dspark.decoding.sampling import draft_uniforms, draw_sparse
+from dspark.decoding.sampling import LawColumns, distribution, draft_uniforms, draw_sparse
 from dspark.types import Cursor, Law, Rule
 
-WHOLE = 8192  # n V up to which a CPU is quicker with the noise of all tokens at once than with K of them, slot by slot
+WHOLE = 16384  # n V up to which a CPU draws the noise of all tokens at once: as quick as K of them, slot by slot
 
 
 def coupled(law: Law) -> bool:
@@ -57,6 +57,16 @@ class DraftNoise:
         tokens[self._ratio] = draw_sparse(ids[self._ratio], probs[self._ratio], self._coins[:, slot])
         tokens[self._raced] = self._race(slot, ids[self._raced], probs[self._raced])
         return tokens
+
+    @property
+    def whole(self) -> bool:
+        """Whether every sequence can race over the whole vocabulary, which matches more often than K entries do."""
+        return self._whole is not None and self._coins is None
+
+    def race_whole(self, slot: int, logits: Tensor, columns: LawColumns) -> Tensor:
+        """Tokens of slot `slot` where `whole`: logits [n, V] -> [n]."""
+        assert self._whole is not None
+        return winners(distribution(logits, columns), self._whole[:, slot])[0]
 
     def _race(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
         if self._whole is not None:
