@@ -184,3 +184,17 @@ async def test_rows_in_float8_change_no_greedy_answer_and_still_serve_the_drafte
         tokens.append(int(target(tokens, 1)[0].argmax()))
     assert list(completion.token_ids) == tokens[len(prompt) :]
     assert completion.end.speculation.draft_tokens > 0
+
+
+async def test_the_rule_in_force_is_reported(cell: Cell) -> None:
+    client = AsyncClient(cell.endpoint)
+    assert (await client.model_info()).rule == "block"
+    for asked, reported in (
+        ({}, "block"),
+        ({"seed": 4}, "coupled"),
+        ({"seed": 4, "rule": "token"}, "token"),
+        ({"rule": "coupled"}, "coupled"),
+    ):
+        completion = await client.complete([5, 6, 7], timeout=60.0, max_tokens=6, ignore_eos=True, **asked)
+        assert completion.end.speculation.rule == reported
+    await client.close()
