@@ -24,9 +24,10 @@ def _plan(config: ClusterConfig, file: Path | None = None, **environ: str) -> di
 
 
 def test_every_process_gets_what_its_room_understands() -> None:
-    plan = _plan(ClusterConfig(target="t", drafter="d", policy="fixed:3", device="cpu", revision="r1"))
+    plan = _plan(ClusterConfig(target="t", drafter="d", policy="fixed:3", rule="coupled", device="cpu", revision="r1"))
     assert plan["coordinator/0"]["bind"] == "127.0.0.1:4242"
     assert plan["coordinator/0"]["policy"] == "fixed:3"
+    assert plan["coordinator/0"]["rule"] == "coupled"
     assert (plan["verify/0"]["target"], plan["verify/0"]["drafter"]) == ("t", "d")
     assert plan["draft/0"]["drafter"] == "d"
     assert {plan[name]["bind"] for name in ("verify/0", "draft/0")} == {"127.0.0.1:0"}
