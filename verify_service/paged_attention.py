@@ -41,6 +41,9 @@ class KeyValuePool:
         self.page_size = page_size  # of kernels that read pages in place; num_slots is a multiple
         self._num_slots = num_slots
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._gathered: dict[
+            tuple[str, int, int], Tensor
+        ] = {}  # room for gathered rows, used by one layer after the other
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The pools of a layer whose new keys and values are [T, Hkv, D]."""
@@ -49,6 +52,19 @@ class KeyValuePool:
             pools = (self._empty(key), self._empty(value))
             self._layers[index] = pools
         return pools
+
+    def gather(self, which: str, rows: Tensor, index: Tensor) -> Tensor:
+        """rows [num_slots, Hkv, D] at index [R]: a view [R, Hkv, D] that the next call with this name overwrites.
+
+        On a CPU fresh memory of that size costs more than the copy into it.
+        """
+        if rows.device.type != "cpu":
+            return rows.index_select(0, index)
+        key, count = (which, rows.shape[1], rows.shape[2]), index.shape[0]
+        room = self._gathered.get(key)
+        if room is None or room.shape[0] < count or room.dtype != rows.dtype:
+            room = self._gathered[key] = rows.new_empty(count + count // 4, *rows.shape[1:])
+        return torch.index_select(rows, 0, index, out=room[:count])
 
     def fill(self, slots: Tensor) -> None:
         """Ordinary numbers into slots that nothing wrote, so that a timed pass reads no garbage."""
@@ -59,6 +75,7 @@ class KeyValuePool:
     def reset(self) -> None:
         """Lets go of all memory; only when no sequence holds slots."""
         self._layers.clear()
+        self._gathered.clear()
 
     def _empty(self, like: Tensor) -> Tensor:
         return torch.zeros(self._num_slots, like.shape[1], like.shape[2], dtype=like.dtype, device=like.device)
@@ -104,23 +121,26 @@ def attend_rows(
         paged = (-1, pool.page_size, *keys.shape[1:])
         return plan.kernel(query, keys.view(paged), values.view(paged), plan.tables, call.scaling, call.window)
     if len(plan.groups) == 1:
-        return _attend(plan.groups[0], call, query, keys, values)
+        return _attend(plan.groups[0], call, query, keys, values, pool)
     out = query.new_empty(*query.shape[:2], values.shape[-1])
     for group in plan.groups:
-        part = _attend(group, call, query, keys, values)
+        part = _attend(group, call, query, keys, values, pool)
         rows = group.rows if group.kept is None else group.rows[group.kept]  # type: ignore[index]
         out.index_copy_(0, rows, part)  # type: ignore[arg-type]
     return out
 
 
-def _attend(group: Group, call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend(
+    group: Group, call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor, pool: KeyValuePool
+) -> Tensor:
     """Outputs of a group's own queries: [sum of counts, Hq, D], in the group's order."""
     n, kv_heads, heads = group.members, keys.shape[1], query.shape[1]
     if group.view is not None:
         k, v = keys[group.view].unsqueeze(0), values[group.view].unsqueeze(0)
     else:
-        k = keys.index_select(0, group.gather).view(n, -1, kv_heads, keys.shape[2])  # type: ignore[arg-type]
-        v = values.index_select(0, group.gather).view(n, -1, kv_heads, values.shape[2])  # type: ignore[arg-type]
+        assert group.gather is not None
+        k = pool.gather("keys", keys, group.gather).view(n, -1, kv_heads, keys.shape[2])
+        v = pool.gather("values", values, group.gather).view(n, -1, kv_heads, values.shape[2])
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [n, Hkv, S, D]
     most = max(group.counts)
     q = query if group.rows is None else query.index_select(0, group.rows)

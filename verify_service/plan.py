@@ -22,7 +22,7 @@ from verify_service.varlen import Kernel, Tables
 Indices = npt.NDArray[np.int64]
 
 _TRIANGLE_UP_TO = 16  # queries of a lone member up to which masks are kept
-ALONE_FROM = 192  # on a CPU, from this context length a sliced view beats a share of a padded gather
+ALONE_FROM = 384  # on a CPU, from this context length a sliced view beats a share of a padded gather
 
 
 @dataclass(frozen=True, slots=True)
