@@ -9,6 +9,7 @@ trades tokens at the price they have now. Corrections use finished rounds only, 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,6 +57,7 @@ class CostCurve:
         columns = grid.reshape(len(tokens), len(contexts))
         self._stairs: Floats = np.maximum.accumulate(columns, axis=0)
         self._fit = np.stack([convex_fit(self._tokens, columns[:, c]) for c in range(len(contexts))], axis=1)
+        self._points = (self._tokens.tolist(), self._contexts.tolist(), self._stairs.tolist())
         self.live = Line()  # from measured seconds to those of finished steps
 
     def column(self, context: float) -> StepSeconds:
@@ -68,7 +70,7 @@ class CostCurve:
 
     def seconds(self, tokens: float, context: float) -> float:
         """What a step of this size is expected to take."""
-        return float(self.stairs(context)(np.array([tokens], np.float64))[0])
+        return max(self.live.at(self._measured(tokens, context)), LEAST_SECONDS)
 
     def grid(self) -> tuple[list[int], list[int], list[float]]:
         """Tokens, contexts and the convex seconds in force, [tokens, contexts] in row-major order."""
@@ -77,9 +79,24 @@ class CostCurve:
 
     def observe(self, tokens: float, context: float, seconds: float) -> None:
         """Move the correction a little towards what a finished step took."""
-        values = self._at(self._stairs, context)
-        measured = float(_extended(self._tokens, values, np.array([tokens], np.float64))[0])
-        self.live.observe(measured, seconds)
+        self.live.observe(self._measured(tokens, context), seconds)
+
+    def _measured(self, tokens: float, context: float) -> float:
+        """One point of the stairs; without arrays, for it is asked for many times a round."""
+        x, y, grid = self._points
+        right = min(max(bisect_left(x, tokens), 1), len(x) - 1) if len(x) > 1 else 0
+        above = min(max(bisect_left(y, context), 1), len(y) - 1) if len(y) > 1 else 0
+        share_y = min(max((context - y[above - 1]) / (y[above] - y[above - 1]), 0.0), 1.0) if above else 0.0
+
+        def at(index: int) -> float:
+            row = grid[index]
+            return row[0] if not above else (1.0 - share_y) * row[above - 1] + share_y * row[above]
+
+        if not right:
+            return at(0)
+        share = max((tokens - x[right - 1]) / (x[right] - x[right - 1]), 0.0)
+        low, high = at(right - 1), at(right)
+        return low + share * (high - low)
 
     def _read(self, grid: Floats, context: float) -> StepSeconds:
         offset, slope, x = self.live.offset, self.live.slope, self._tokens
