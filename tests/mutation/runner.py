@@ -70,7 +70,10 @@ def changed(mutant: Mutant) -> str:
 
 
 def run(mutants: Sequence[Mutant] = MUTANTS, jobs: int = JOBS) -> list[Outcome]:
-    """Every mutant's outcome, in order; raises RuntimeError when the tests fail without any bug."""
+    """Every mutant's outcome, in order; raises RuntimeError when the tests fail without any bug, ValueError when one does
+    not fit the source."""
+    for mutant in mutants:
+        changed(mutant)  # a text that is not there any more is an error, and no catch
     _import_the_slow()
     context = multiprocessing.get_context("fork")
 
