@@ -24,7 +24,8 @@ from mutants import HELPERS, MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 90.0  # for one mutant
-PASSED, FAILED = 0, 1  # pytest's exit codes
+ENDED = 40  # on top of pytest's exit codes, so that a crash is not taken for one
+PASSED, FAILED = ENDED, ENDED + 1
 JOBS = 2
 
 
@@ -70,8 +71,10 @@ def changed(mutant: Mutant) -> str:
 
 
 def run(mutants: Sequence[Mutant] = MUTANTS, jobs: int = JOBS) -> list[Outcome]:
-    """Every mutant's outcome, in order; raises RuntimeError when the tests fail without any bug, ValueError when one does
-    not fit the source."""
+    """Every mutant's outcome, in order.
+
+    Raises RuntimeError when the tests fail without any bug, and ValueError when a bug does not fit the source.
+    """
     for mutant in mutants:
         changed(mutant)  # a text that is not there any more is an error, and no catch
     _import_the_slow()
@@ -138,4 +141,4 @@ def _child(mutant: Mutant | None, tests: Sequence[str], output: str) -> None:
         warnings = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins came with the slow imports
         code = int(pytest.main([*calm, *warnings, *tests]))
         sys.stdout.flush()
-    os._exit(code)
+    os._exit(ENDED + code)
