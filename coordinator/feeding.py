@@ -86,6 +86,8 @@ class Feeding:
         def answered(done: Future[Any]) -> None:
             timer.cancel()
             refused = not _fine(done)
+            if not done.cancelled() and done.exception() is None and isinstance(done.result(), Declined):
+                self._metrics.refusals.labels(reason=f"open_{done.result().why.name.lower()}").inc()
             if track.drafter is not drafter or track.sequence.epoch != cursor.epoch or track.sequence.finished:
                 self._metrics.dropped.labels(kind="opened", reason="stale").inc()
             elif refused:

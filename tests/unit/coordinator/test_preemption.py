@@ -79,3 +79,14 @@ async def test_sequences_are_taken_in_by_what_they_hold(make_cell: MakeCell) -> 
     assert not paging.fits(lone, [], page_size=16, pages_total=18)
     assert paging.youngest(tracks[:4]) is tracks[3]
     assert paging.youngest([]) is None
+
+
+async def test_a_drafter_without_room_costs_drafts_and_nothing_else(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.drafters[0].full = True
+    tracks = [cell.ask((seed, 7), max_tokens=12) for seed in range(3)]
+    await cell.finish(*tracks)
+    assert [await read(track) for track in tracks] == [answer_of((seed, 7), 12) for seed in range(3)]
+    assert cell.metrics.value("refusals_total", reason="open_no_pages") > 0
+    assert cell.metrics.value("empty_blocks_total", reason="no_drafter") == sum(track.tally.rounds for track in tracks)
+    assert cell.metrics.value("num_preemptions_total") == 0
