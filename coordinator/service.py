@@ -7,6 +7,7 @@ own; only the cell behind the desk differs.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -25,10 +26,13 @@ MAX_ABORTS = 1024
 
 
 class GenerationService(generate_pb2_grpc.GenerationServicer):
-    """Generate, Abort, GetModelInfo."""
+    """Generate, Abort, GetModelInfo. `interval_s`: least time between the chunks of one client."""
 
-    def __init__(self, desk: FrontDesk, clock: Clock, longest_s: float, metrics: Metrics) -> None:
+    def __init__(
+        self, desk: FrontDesk, clock: Clock, longest_s: float, metrics: Metrics, *, interval_s: float = 0.0
+    ) -> None:
         self._desk, self._clock, self._longest_s, self._metrics = desk, clock, longest_s, metrics
+        self._interval_s = interval_s
 
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -47,6 +51,8 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
                 for shown in reader.read(waiting, call.finish):
                     self._metrics.client_chunks.inc()
                     yield replies.chunk(name, shown)
+                if self._interval_s and not reader.done:
+                    await asyncio.sleep(self._interval_s)  # what comes meanwhile goes out together
             yield replies.complete(reader)
         finally:
             timer.cancel()

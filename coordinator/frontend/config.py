@@ -22,4 +22,7 @@ class FrontendConfig:
     max_streams: int = field(default=4096, metadata={"doc": "Requests at one time; more are refused."})
     max_unread: int = field(default=1024, metadata={"doc": "Commits a client may leave unread before it is cut."})
     request_deadline_s: float = field(default=600.0, metadata={"doc": "Longest life of any request."})
+    chunk_interval_ms: float = field(
+        default=0.0, metadata={"doc": "Least time between chunks of one client after its first; 0 holds nothing back."}
+    )
     attach_wait_s: float = field(default=10.0, metadata={"doc": "How long a start waits for the coordinator's terms."})

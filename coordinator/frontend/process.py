@@ -22,6 +22,7 @@ from dspark.wire.v1 import frontend_pb2, generate_pb2_grpc
 
 log = structlog.get_logger("dspark.frontend")
 
+MOST_INTERVAL_MS = 10_000.0
 LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
 
 
@@ -89,7 +90,9 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
             metrics=metrics,
         )
         desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
-        generation = GenerationService(desk, clock, config.request_deadline_s, metrics)
+        generation = GenerationService(
+            desk, clock, config.request_deadline_s, metrics, interval_s=config.chunk_interval_ms / 1000
+        )
         server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
         hello.endpoint = server.endpoint(await server.start())
         cell.start()
@@ -120,6 +123,8 @@ def check(config: FrontendConfig) -> None:
     for key in ("max_streams", "max_unread"):
         if getattr(config, key) < 1:
             raise ConfigError(f"frontend.{key}: {getattr(config, key)} is less than 1")
+    if not 0.0 <= config.chunk_interval_ms <= MOST_INTERVAL_MS:
+        raise ConfigError(f"frontend.chunk_interval_ms: {config.chunk_interval_ms} is not in 0..{MOST_INTERVAL_MS:g}")
     for key in ("request_deadline_s", "attach_wait_s"):
         if not getattr(config, key) > 0:
             raise ConfigError(f"frontend.{key}: {getattr(config, key)} is not above 0")

@@ -208,8 +208,10 @@ def test_a_cluster_of_others_is_joined_and_left_as_it_was(
     try:
         theirs = set(marked(head.cell_id))
         models = ("--target", str(golden_target), "--drafter", str(golden_drafter))
-        came_up = dspark("up", "--address", head.address, *models, check=False)
+        came_up = dspark("up", "--address", head.address, *models, "--frontends", "1", check=False)
         assert came_up.returncode == 0, came_up.stderr
+        front = _processes()["frontend/0"]
+        assert came_up.stdout.strip() == find_cell().for_clients == front["endpoint"] != find_cell().endpoint
         assert len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4").stdout.split()) == 4
         ours = {process["pid"] for process in _processes().values()}
         dspark("down")

@@ -357,6 +357,18 @@ async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair:
         assert cell.coordinator.metrics.value("requests_total", outcome="slow_reader") == 1
 
 
+async def test_chunks_may_be_held_back_and_lose_nothing(pair: str, target: str) -> None:
+    async with stage(pair, target) as cell:
+        prompt, options = "abc", {"max_tokens": 100, "seed": 4, "policy": "off"}
+        whole = await cell.client(cell.coordinator).complete(prompt, **options)
+        async with cell.client(await cell.frontend(chunk_interval_ms=60.0)).generate(prompt, **options) as stream:
+            events = [event async for event in stream]
+        chunks = [event for event in events if isinstance(event, Chunk)]
+        assert len(chunks) < 50
+        assert same(Completion.of(events), whole)
+        await cell.freed()
+
+
 async def test_a_full_front_end_says_so(pair: str) -> None:
     async with stage(pair) as cell:
         frontend = await cell.frontend(max_streams=1)
