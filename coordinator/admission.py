@@ -249,7 +249,7 @@ class Admission:
     def _choose(self, track: Track) -> Lane | None:
         """The lane with the fewest sequences that has room for this one."""
         able = [lane for lane in self._lanes if lane not in self._full and lane.can_take(track)]
-        return min(able, key=lambda lane: len(lane.tracks), default=None)
+        return min(able, key=len, default=None)
 
     def _retry(self, lane: Lane) -> None:
         self._full.discard(lane)

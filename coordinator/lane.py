@@ -109,6 +109,13 @@ class Lane:
     def tracks(self) -> Sequence[Track]:
         return tuple(self._tracks.values())
 
+    def __len__(self) -> int:
+        """Sequences it holds: what admission balances, for every request over all lanes."""
+        return len(self._tracks)
+
+    def __bool__(self) -> bool:
+        return True  # an empty lane is a lane
+
     @property
     def drafters(self) -> Sequence[DrafterPort]:
         return self._feeding.drafters
