@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.pair import ROOT, leave_in_order
-from benchmarks.peers import vllm_server
+from benchmarks.peers import vllm_choice
 from benchmarks.row import Row, note
 
 STOP_GRACE_S = 30.0
@@ -48,7 +48,7 @@ ENTRIES = (
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quick", description=__doc__)
-    vllm_server.add_arguments(parser)
+    vllm_choice.add_arguments(parser)
     parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. 3.4,3.5")
     args = parser.parse_args(argv)
     wanted = [word.strip() for word in args.only.split(",") if word.strip()]

@@ -23,13 +23,14 @@ from typing import Any
 
 from benchmarks import cores, ours, twin
 from benchmarks.pair import DOMAINS, ROOT, Pair, add_arguments, chosen
-from benchmarks.peers import vllm_server
+from benchmarks.peers import vllm_choice, vllm_server
 from benchmarks.peers.contestant import Absent, Contestant
 from benchmarks.peers.transformers_peer import TransformersPeer
 from benchmarks.race import Race
 from benchmarks.row import Row, note
 
 GENERATE, ASSISTED, VLLM = "transformers generate", "transformers assisted", "vllm"
+TRIAL_TOKENS = 40
 # pair -> least ratio of the means over the domains, by peer; and of the best domain over `generate`
 BARS: dict[str, dict[str, float]] = {
     "demo": {GENERATE: 1.7, ASSISTED: 1.4, VLLM: 1.6, "best domain": 2.5},
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.single_stream", description=__doc__)
     add_arguments(parser)
     ours.add_arguments(parser)
-    vllm_server.add_arguments(parser)
+    vllm_choice.add_arguments(parser)
     parser.add_argument("--assistant", type=Path, default=ROOT / "models" / "demo-assistant", help="its draft model")
     parser.add_argument("--pairs", default="demo,twin", help="demo, twin or both")
     parser.add_argument("--times", type=int, default=twin.TIMES, help="depth of the twin")
@@ -77,14 +78,24 @@ def _measure(
         peer = stack.enter_context(TransformersPeer(pair.target, args.assistant, used))
         peer.tune([questions[domain][0] for domain in DOMAINS])
         contestants += [peer.plain, peer.assisted]
-        more = [vllm_server.NGRAM, vllm_server.draft_model(args.assistant)] if args.speculating else []
-        for speculation in (None, *more):
+        try:
+            first = [questions[domain][0] for domain in DOMAINS]
+            vllm = vllm_choice.start_best(
+                stack, args, pair.target, used, lambda server: _seconds(server, first), quick=args.quick
+            )
+            contestants.append(vllm)
+            note(f"vllm serves with {vllm.openmp} OpenMP")
+        except Absent as reason:
+            absent[VLLM] = str(reason)
+        for speculation in _speculations(args):
             try:
-                server = vllm_server.VllmServer(args.vllm_python, pair.target, used, speculation=speculation)
+                server = vllm_server.VllmServer(
+                    args.vllm_python, pair.target, used, speculation=speculation, openmp="intel"
+                )
                 contestants.append(stack.enter_context(server))
                 note(f"{server.name} serves")
             except Absent as reason:
-                absent[f"vllm {speculation['method']}" if speculation else VLLM] = str(reason)
+                absent[f"vllm {speculation['method']}"] = str(reason)
         client = stack.enter_context(stack.enter_context(ours.cell(pair, given)).client())
         ahead, plain = ours.Ours(client, args.policy), ours.Ours(client, "off")
         race = Race([ahead, plain, *contestants], questions, tokens, ours.Meter(client))
@@ -99,6 +110,7 @@ def _measure(
         "same_ids": race.same_ids(ahead.name),
         "settings": {"ours": {k: dict(v) for k, v in given.items() if v}, "policy": args.policy},
     }
+    value["settings"]["vllm"] = {"openmp": args.vllm_openmp}
     value["settings"]["transformers"] = {"generate": peer.settings[False], "assisted": peer.settings[True]}
     names = [contestant.name for contestant in (plain, *contestants)]
     value["mean"] = {
@@ -109,6 +121,16 @@ def _measure(
     if absent:
         value["absent"] = absent
     return value
+
+
+def _seconds(contestant: Contestant, prompts: list[list[int]]) -> float:
+    """Of short answers to `prompts`, warm."""
+    contestant.ask(prompts[0], TRIAL_TOKENS)
+    return sum(contestant.ask(prompt, TRIAL_TOKENS).seconds for prompt in prompts)
+
+
+def _speculations(args: argparse.Namespace) -> list[dict[str, Any]]:
+    return [vllm_server.NGRAM, vllm_server.draft_model(args.assistant)] if args.speculating else []
 
 
 def _row(name: str, value: dict[str, Any], args: argparse.Namespace) -> Row:

@@ -23,12 +23,13 @@ from benchmarks.load.grpc_endpoint import GrpcEndpoint
 from benchmarks.load.prompts import Question
 from benchmarks.load.summary import summarise
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
-from benchmarks.peers import vllm_server
+from benchmarks.peers import vllm_choice, vllm_server
 from benchmarks.peers.contestant import Absent
 from benchmarks.row import Row, note
 from dspark.client.request import Sampling
 
 VLLM, OFF = "vllm", "dspark off"
+TRIAL_TOKENS = 32
 BARS = {VLLM: 0.9, OFF: 1.1}
 KEPT = ("tok_s", "tok_s_user", "ttft_ms", "itl_ms", "tau", "budget", "verified_per_token", "bytes_per_token", "errors")
 
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sixteen_streams", description=__doc__)
     add_arguments(parser)
     ours.add_arguments(parser)
-    vllm_server.add_arguments(parser)
+    vllm_choice.add_arguments(parser)
     parser.add_argument("--streams", type=int, default=16, help="users at a time (16)")
     parser.add_argument("--repetitions", type=int, help="5")
     parser.add_argument("--rounds", type=int, help="answers of each user in a repetition: 2")
@@ -52,19 +53,25 @@ def main(argv: list[str] | None = None) -> int:
     used, absent = cores.pin(), {}
     with ExitStack() as stack:
         servers = []
-        for speculation in (None, vllm_server.NGRAM) if args.speculating else (None,):
-            try:
-                server = vllm_server.VllmServer(args.vllm_python, pair.target, used, speculation=speculation)
+        try:
+            vllm = vllm_choice.start_best(
+                stack, args, pair.target, used, lambda server: _seconds(server, args.streams, pair), quick=args.quick
+            )
+            servers.append(vllm)
+            note(f"vllm serves with {vllm.openmp} OpenMP")
+            if args.speculating:
+                ngram = vllm_server.NGRAM
+                server = vllm_server.VllmServer(args.vllm_python, pair.target, used, speculation=ngram, openmp="intel")
                 servers.append(stack.enter_context(server))
-                note(f"{server.name} serves")
-            except Absent as reason:
-                absent[VLLM] = str(reason)
+        except Absent as reason:
+            absent[VLLM if not servers else "vllm ngram"] = str(reason)
         settings = ours.settings(args)
         cell = stack.enter_context(ours.cell(pair, settings))
         points = asyncio.run(_measure(args, pair, cell.endpoint, servers, repetitions, rounds, tokens))
     value = _value(points, f"dspark {args.policy}")
     value |= {"streams": args.streams, "tokens": tokens, "repetitions": repetitions, "cores": used}
     value["settings"] = {role: dict(flags) for role, flags in settings.items() if flags}
+    value["settings"]["vllm"] = {"openmp": args.vllm_openmp}
     if absent:
         value["absent"] = absent
     return _row(value, args.streams).show(as_json=args.json)
@@ -86,9 +93,7 @@ async def _measure(
         for policy in (args.policy, "off")
     ]
     endpoints += [server.endpoint(tokens) for server in servers]
-    each = -(-args.streams // len(DOMAINS))
-    columns = [[Question(tuple(pair.token_ids(p)), d) for p in pair.prompts(d, each)] for d in DOMAINS]
-    questions = [question for row in zip(*columns, strict=True) for question in row][: args.streams]
+    questions = _questions(pair, args.streams)
     points: dict[str, list[dict[str, Any]]] = {endpoint.name: [] for endpoint in endpoints}
     try:
         for repetition in range(repetitions):
@@ -106,6 +111,21 @@ async def _measure(
         for endpoint in endpoints:
             await endpoint.close()
     return points
+
+
+def _questions(pair: Pair, streams: int) -> list[Question]:
+    """One for each stream, domains in turns."""
+    each = -(-streams // len(DOMAINS))
+    columns = [[Question(tuple(pair.token_ids(p)), d) for p in pair.prompts(d, each)] for d in DOMAINS]
+    return [question for row in zip(*columns, strict=True) for question in row][:streams]
+
+
+def _seconds(server: vllm_server.VllmServer, streams: int, pair: Pair) -> float:
+    """Of short answers to everybody at once, warm."""
+    plan = loop.Plan(concurrency=streams, requests=streams, warmup=streams)
+    questions = iter(2 * _questions(pair, streams))
+    outcome = asyncio.run(loop.run(server.endpoint(TRIAL_TOKENS), questions, plan, lambda answers, tokens: None))
+    return outcome.closed - outcome.opened
 
 
 def _value(points: dict[str, list[dict[str, Any]]], ahead: str) -> dict[str, Any]:

