@@ -194,6 +194,7 @@ class Lane:
             track.request.longest,
             self._feeding.prefilling(track),
             keep,
+            track.request.cache_salt,
         )
         began = self._clock.time()
         reply = self.verifier.prefill(order)

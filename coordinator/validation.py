@@ -44,6 +44,8 @@ def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> No
     """Everything that can be refused before the prompt is looked at."""
     if len(message.request_id) > MAX_ID:
         raise InvalidRequest("request_id", f"{len(message.request_id)} characters, at most {MAX_ID} are allowed")
+    if len(message.cache_salt) > MAX_ID:
+        raise InvalidRequest("cache_salt", f"{len(message.cache_salt)} characters, at most {MAX_ID} are allowed")
     kind = message.WhichOneof("input")
     if kind is None:
         raise InvalidRequest("input", "give text or tokenized.input_ids")
@@ -90,6 +92,7 @@ def read_request(
         skip_special=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
         choices=read_choices(params),
         weight=_read_weight(message.speculation),
+        cache_salt=message.cache_salt,
     )
 
 

@@ -111,6 +111,7 @@ class Link:
             request_id=order.request.id,
             sampling_params=order.message.sampling_params,
             speculation=order.message.speculation,
+            cache_salt=order.message.cache_salt,
         )
         message.sampling_params.ClearField("stop")  # looked for here
         message.tokenized.input_ids.extend(order.request.prompt)

@@ -64,6 +64,7 @@ class Sampling:
     logprobs: tell each token's log-probability and so many likeliest ones. n: answers to the same prompt.
     seed: key of the draws. policy: "off", "fixed:k", "threshold:t", "greedy" or "async". rule: "token", "block" or
     "coupled". weight: what a token of this answer is worth to the scheduler beside those of others.
+    cache_salt: computed prefixes are shared with requests of the same salt only.
     """
 
     max_tokens: int | None = None
@@ -87,6 +88,7 @@ class Sampling:
     policy: str = ""
     rule: str = ""
     weight: float | None = None
+    cache_salt: str = ""
     request_id: str = field(default="")
 
 
@@ -116,6 +118,7 @@ def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb
                 rule=RULES[options.rule],  # type: ignore[arg-type]
                 weight=options.weight,
             ),
+            cache_salt=options.cache_salt,
         )
         if isinstance(prompt, str):
             request.text = prompt
