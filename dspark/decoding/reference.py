@@ -3,7 +3,7 @@
 `generate` decodes with whatever target, drafter and schedule it is given; `replay` repeats a recorded run from its
 blocks and prefix lengths. Invariant 7: with one law, a system that made the recorded choices must show these tokens.
 Everything that is decided is decided by `sampling`, `acceptance` and the keys of `philox`; nothing else is random. The
-rules are written out here slot by slot and with dense q, as in the papers; the deployed ones are packed and sparse.
+rules are those of `paper`, slot by slot and with dense q; the deployed ones are packed and sparse.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.acceptance import accept_probability, first_token, residual
+from dspark.decoding import paper
+from dspark.decoding.acceptance import first_token
 from dspark.decoding.philox import Purpose, uniforms
-from dspark.decoding.race import times, times_of, winners
+from dspark.decoding.race import times_of, winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution, draw, draw_sparse
 from dspark.decoding.shaping import Shaper, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
@@ -143,7 +144,7 @@ def _verify(
     logits = target([*tokens, *prefix], len(prefix) + 1)
     p = distribution(shaped(logits, [(0, prefix, Shaper.of(law, tokens))]), LawColumns.of([law]))
     if law.rule is Rule.COUPLED and not law.greedy:
-        return _coupled(p, prefix, law, len(tokens))
+        return paper.coupled(p, prefix, law, len(tokens))
 
     def coin(purpose: Purpose, slot: int) -> float:
         return uniforms(law.seed, law.choice, law.rule, purpose, epoch, len(tokens) - 1, [slot]).item()
@@ -151,51 +152,11 @@ def _verify(
     if law.rule is Rule.COUPLED:  # greedy: a draft is right or wrong, and nothing was drawn
         drawn_from = torch.nn.functional.one_hot(torch.tensor(prefix, dtype=torch.int64), p.shape[-1]).double()
     else:
-        drawn_from = _dense(q, len(prefix), p.shape[-1])
-    rule = _block if law.rule is Rule.BLOCK else _token
+        drawn_from = paper.dense(q, len(prefix), p.shape[-1])
+    rule = paper.block if law.rule is Rule.BLOCK else paper.token
     accepted, after = rule(p, drawn_from, prefix, lambda slot: coin(Purpose.ACCEPT, slot))
     u = torch.tensor([coin(Purpose.EMIT, accepted + 1)], dtype=torch.float64)
     return accepted, int(draw(after.unsqueeze(0), u))
-
-
-def _token(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]) -> tuple[int, Tensor]:
-    """Slot by slot; (accepted, what the next token is drawn from)."""
-    for slot, token in enumerate(prefix):
-        if coin(slot + 1) >= accept_probability(p[slot, token], q[slot, token]):
-            return slot, residual(p[slot], q[slot])
-    return len(prefix), p[-1]
-
-
-def _block(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]) -> tuple[int, Tensor]:
-    """The longest candidate; (accepted, what the next token is drawn from)."""
-    alive = [1.0]
-    for slot, token in enumerate(prefix):
-        alive.append(min(1.0, alive[-1] * float(p[slot, token] / q[slot, token])))
-    if prefix and coin(len(prefix)) < alive[-1]:
-        return len(prefix), p[-1]
-    for length in range(len(prefix) - 1, 0, -1):
-        left = float((alive[length] * p[length] - q[length]).clamp(min=0.0).sum())
-        lost = 1.0 - alive[length]
-        if coin(length) < (left / (left + lost) if left + lost > 0.0 else 1.0):
-            return length, residual(alive[length] * p[length], q[length])
-    return 0, residual(p[0], q[0]) if prefix else p[0]
-
-
-def _coupled(p: Tensor, prefix: Sequence[int], law: Law, position: int) -> tuple[int, int]:
-    """The target draws by itself from `position` on; the draft is right as long as it says the same."""
-    for slot, row in enumerate(p):
-        token = int(winners(row.unsqueeze(0), times([law], [position + slot], len(row)))[0])
-        if slot == len(prefix) or token != prefix[slot]:
-            break
-    return slot, token
-
-
-def _dense(q: SparseQ, slots: int, vocab: int) -> Tensor:
-    """[slots, V] float64 of the numbers sent."""
-    ids, weights = q.arrays()
-    rows = torch.zeros(slots, vocab, dtype=torch.float64)
-    rows.scatter_(-1, torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(weights.astype(np.float64)))
-    return rows / rows.sum(dim=-1, keepdim=True)
 
 
 def _stopped(answer: Sequence[int], stop_ids: Collection[int]) -> bool:
