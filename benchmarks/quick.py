@@ -23,25 +23,26 @@ from benchmarks.peers import vllm_choice
 from benchmarks.row import Row, note
 
 STOP_GRACE_S = 30.0
+BUDGET_S = 590.0  # of all rows together
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row: its program, the most seconds it may take, and whether it knows the peers."""
+    """One row: its program, seconds kept for it whatever the rows before it take, and whether it knows the peers."""
 
     row: str
     module: str
-    limit_s: float
+    share_s: float
     peers: bool = False
 
 
 ENTRIES = (
-    Entry("3.1", "benchmarks.single_stream", 330, peers=True),
-    Entry("3.2", "benchmarks.sixteen_streams", 180, peers=True),
-    Entry("3.3", "benchmarks.policies", 240),
-    Entry("3.4", "benchmarks.round_overhead", 120),
-    Entry("3.5", "benchmarks.scheduler", 60),
-    Entry("3.6", "benchmarks.lane_rate", 120),
+    Entry("3.1", "benchmarks.single_stream", 240, peers=True),
+    Entry("3.2", "benchmarks.sixteen_streams", 90, peers=True),
+    Entry("3.3", "benchmarks.policies", 120),
+    Entry("3.4", "benchmarks.round_overhead", 50),
+    Entry("3.5", "benchmarks.scheduler", 30),
+    Entry("3.6", "benchmarks.lane_rate", 60),
     Entry("3.6", "benchmarks.front_end", 180),
 )
 
@@ -56,14 +57,15 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--only: no row {', '.join(sorted(unknown))}")
     leave_in_order()
     began, code = time.monotonic(), 0
-    for entry in ENTRIES:
-        if not wanted or entry.row in wanted:
-            code |= _run(entry, args)
+    chosen = [entry for entry in ENTRIES if not wanted or entry.row in wanted]
+    for place, entry in enumerate(chosen):
+        kept = sum(later.share_s for later in chosen[place + 1 :])
+        code |= _run(entry, args, max(entry.share_s, BUDGET_S - kept - (time.monotonic() - began)))
     note(f"{time.monotonic() - began:.0f} s in all")
     return code
 
 
-def _run(entry: Entry, args: argparse.Namespace) -> int:
+def _run(entry: Entry, args: argparse.Namespace, limit_s: float) -> int:
     """Passes the program's rows through; says so in a row where it gave none."""
     command = [sys.executable, "-m", entry.module, "--quick", "--json"]
     if entry.peers and args.vllm_python:
@@ -73,10 +75,10 @@ def _run(entry: Entry, args: argparse.Namespace) -> int:
     # In a session of its own: what it started can be ended with it.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
     try:
-        out, _ = process.communicate(timeout=entry.limit_s)
+        out, _ = process.communicate(timeout=limit_s)
         said = f"ended with status {process.returncode}"
     except subprocess.TimeoutExpired:
-        said = f"took longer than {entry.limit_s:g} s"
+        said = f"took longer than {limit_s:.0f} s"
         out = _stop(process)
     except BaseException:
         _stop(process)
