@@ -19,6 +19,7 @@ from coordinator.prefix_scheduler import StepSeconds
 from coordinator.running_fit import Line
 
 Floats = npt.NDArray[np.float64]
+Points = tuple[list[float], list[float], list[list[float]]]  # tokens, contexts, seconds by both
 
 LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
 
@@ -57,7 +58,7 @@ class CostCurve:
         columns = grid.reshape(len(tokens), len(contexts))
         self._stairs: Floats = np.maximum.accumulate(columns, axis=0)
         self._fit = np.stack([convex_fit(self._tokens, columns[:, c]) for c in range(len(contexts))], axis=1)
-        self._points = (self._tokens.tolist(), self._contexts.tolist(), self._stairs.tolist())
+        self._points: Points = (self._tokens.tolist(), self._contexts.tolist(), self._stairs.tolist())
         self.live = Line()  # from measured seconds to those of finished steps
 
     def column(self, context: float) -> StepSeconds:

@@ -98,6 +98,8 @@ class SparseQ:
     def prefix(self, slots: int) -> SparseQ:
         """The first `slots` slots, without looking inside."""
         end = slots * self.entries * 4
+        if end >= len(self.ids):
+            return self
         return SparseQ(self.entries, self.ids[:end], self.probs[:end])
 
     def arrays(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:

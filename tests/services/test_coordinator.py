@@ -235,7 +235,7 @@ async def test_abort_ends_a_running_answer(cell: Cell) -> None:
         (request((5,), tokens=600), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.max_tokens"),
         (request((5,), min_p=1.5), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.min_p"),
         (request((5,), logit_bias={128: 1.0}), grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.logit_bias"),
-        (request((5,), policy="async"), grpc.StatusCode.UNIMPLEMENTED, "speculation.policy"),
+        (request((5,), policy="fastest"), grpc.StatusCode.INVALID_ARGUMENT, "speculation.policy"),
     ],
 )
 async def test_a_bad_request_is_answered_with_its_field(cell: Cell, message: Any, code: Any, field: str) -> None:
