@@ -1,4 +1,4 @@
-"""What the load generator sends to real services is what the simulator asks of its own, and devices slow down evenly."""
+"""The load generator sends to real services what the simulator asks of its own, and devices slow down evenly."""
 
 from __future__ import annotations
 
