@@ -5,6 +5,8 @@ makes, number for number, so that the same blocks are drafted and the same token
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,14 +67,18 @@ class Point:
 async def measure(endpoint: str, scenario: Scenario) -> Point:
     """The load of a scenario, for as many real seconds, on real services."""
     options = Sampling(policy=scenario.policy, temperature=scenario.temperature, seed=scenario.seed, rule="block")
+    longest_s = scenario.warmup_s + scenario.window_s
     plan = loop.Plan(
         concurrency=scenario.concurrency,
         rate=scenario.rate,
-        duration_s=scenario.warmup_s + scenario.window_s,
+        requests=math.ceil(2 * scenario.rate * longest_s) + 8 if scenario.rate else 0,  # more than arrive in time
+        duration_s=longest_s,
         seed=scenario.seed,
     )
     outcome = await loop.run(GrpcEndpoint(endpoint, options), questions(scenario), plan, lambda *_: None)
     opens = outcome.opened + scenario.warmup_s
+    if scenario.rate:  # it counts from the first arrival, the scenario from when the first gap began
+        opens -= random.Random(f"arrivals/{scenario.seed}").expovariate(scenario.rate)
     closes = opens + scenario.window_s
     tokens = sum(
         count
