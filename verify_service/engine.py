@@ -25,7 +25,7 @@ from verify_service.interface import Prefill, Progress
 from verify_service.judging import rule_problem, shaper_of, told
 from verify_service.loading import load_parts
 from verify_service.packed_step import Chunk, PackedStep
-from verify_service.passes import Runner
+from verify_service.passes import PackedRunner, Runner
 from verify_service.rounds import Rounds
 from verify_service.sequences import VerifyItem, check_prompt, invalid, stale, unknown
 
@@ -59,6 +59,7 @@ class VerifyEngine:
             most=config.max_sequences,
             store=store,
             keep_prefixes=config.prefix_cache and runner.path == "packed",
+            copy=runner.copy if isinstance(runner, PackedRunner) and runner.likes_rows else None,
         )
         mean = config.force_acceptance
         forced = None if mean is None else Forced(mean, config.force_acceptance_slots)
@@ -226,6 +227,11 @@ class VerifyEngine:
     def prefill_next(self, *, short: bool = False) -> Progress | None:
         """A chunk of the first prompt in line, in a pass of its own; None when nobody waits."""
         return self._rounds.prefill_next(short=short)
+
+    def take_failed(self) -> Prefill | None:
+        """A prompt whose pass failed, once; it is in line no more. Any thread may ask."""
+        failed = self._rounds.failed
+        return failed.popleft() if failed else None
 
     # -- for timing -------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ before the step began.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from dspark.types import Cursor, Law, Refusal, RefusalReason
@@ -22,14 +23,23 @@ class Holdings:
     """The memory of one engine."""
 
     def __init__(
-        self, *, pages: int, page_size: int, most: int, store: FeatureStore | None, keep_prefixes: bool
+        self,
+        *,
+        pages: int,
+        page_size: int,
+        most: int,
+        store: FeatureStore | None,
+        keep_prefixes: bool,
+        copy: Callable[[Slots, Slots], None] | None = None,  # of keys and values, where rows that lie together pay
     ) -> None:
         self.states: dict[int, SequenceState] = {}
         self.last_logits: dict[int, Tensor] = {}  # of prefilled sequences whose anchor is not drawn yet
         self.store = store
         self._most = most
         self.pool = PagePool(pages, page_size)
-        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes)
+        self._copy = copy
+        # Where rows should lie together, kept pages leave half of the pool to those who run.
+        self.prefixes = PrefixCache(self.pool, enabled=keep_prefixes, most=pages if copy is None else pages // 2)
 
     @property
     def row_form(self) -> str:
@@ -52,7 +62,10 @@ class Holdings:
         token_ids: Sequence[int] | None,
         salt: str,
     ) -> SequenceState | Refusal:
-        """Pages for the prompt, as far as they are not kept from before; one more page stays free per sequence."""
+        """Pages for the prompt, as far as they are not kept from before; one more page stays free per sequence.
+
+        While memory is plentiful a kept prefix is copied where that lets the whole sequence lie in a row, else shared.
+        """
         if len(self.states) >= self._most:
             return Refusal(RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit")
         keep_features = keep_features and self.store is not None
@@ -60,9 +73,12 @@ class Holdings:
         for page in shared:  # ours before anything is given back to make room
             self.pool.retain(page)
         wanted = self.pool.pages_for(cursor.committed_len) - len(shared)
+        own = bool(shared) and self._copy is not None and self._plentiful(cursor.committed_len)
         opened = self._make_free(wanted + len(self.states)) and self.pool.open(
-            cursor.sequence, cursor.committed_len, longest, shared
+            cursor.sequence, cursor.committed_len, longest, () if own else shared
         )
+        if own and opened:
+            self._take_copy(cursor.sequence, shared)
         for page in shared:
             self.pool.let_go(page)
         if not opened:
@@ -89,6 +105,18 @@ class Holdings:
         """Room for so many tokens in all, or nothing changes."""
         missing = self.pool.missing(state.sequence, tokens)
         return not missing or (self._make_free(missing) and self.pool.grow(state.sequence, tokens))
+
+    def grow_within(self, state: SequenceState, least: int, more: int) -> int | None:
+        """Room for `least` tokens and as many of `more` as there are pages for; how many of those, None without any."""
+        if self.grow(state, least + more):
+            return more
+        size = self.pool.page_size
+        missing = self.pool.missing(state.sequence, least + more)
+        held = self.pool.pages_for(least + more) - missing
+        room = (held + self.pool.free) * size  # prefixes have given way already
+        if room < least or not self.grow(state, room):
+            return None
+        return min(room - least, more)
 
     def slots(self, state: SequenceState, start: int, stop: int) -> Slots:
         return self.pool.slots(state.sequence, start, stop)
@@ -117,6 +145,19 @@ class Holdings:
         assert self.store is not None
         kept = self.store.get(self.slots(state, start, stop))
         return FeatureRows(state.sequence, state.epoch, start, state.token_ids[start:stop], kept, self.row_form)
+
+    def _plentiful(self, tokens: int) -> bool:
+        return self.pool.free - self.pool.pages_for(tokens) >= self.pool.total // 4
+
+    def _take_copy(self, sequence: int, pages: Sequence[int]) -> None:
+        """Keys, values and feature rows of kept pages, into a sequence's own."""
+        assert self._copy is not None
+        size = self.pool.page_size
+        source = (np.asarray(pages, np.int64)[:, None] * size + np.arange(size)).ravel()
+        target = self.pool.slots(sequence, 0, len(source))
+        self._copy(source, target)
+        if self.store is not None:
+            self.store.put(target, self.store.get(source))
 
     def _make_free(self, pages: int) -> bool:
         """Whether so many pages are free, after kept prefixes have given way."""

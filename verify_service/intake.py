@@ -11,10 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
+
+from dspark.errors import Unavailable
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 from verify_service.interface import Engine, FeatureRun, Prefill, Progress
+
+log = structlog.get_logger("dspark.verify")
 
 IDLE_S = 0.02  # without a round for so long nobody decodes
 LIVELY_S = 0.5  # after the last round somebody may decode again any moment: chunks stay short
@@ -76,6 +81,9 @@ class Intake:
 
     async def _work(self) -> None:
         while self._pending:
+            while (failed := self._engine.take_failed()) is not None:
+                if (waiting := self._waiting.get(failed)) is not None:
+                    self._fail([waiting])
             quiet_s = time.monotonic() - self._last_round
             if self._rounds or quiet_s < IDLE_S:
                 await asyncio.sleep(max(IDLE_S - quiet_s, IDLE_S / 4))
@@ -84,16 +92,18 @@ class Intake:
             try:
                 short = quiet_s < LIVELY_S
                 progress = await self._device.run(lambda short=short: self._engine.prefill_next(short=short))
+            except Unavailable:
+                self._fail(pending)
+                return
             except Exception as error:
-                self._fail(pending, f"the pass failed: {type(error).__name__}")
-                raise
-            if progress is None:  # a round that failed took its prompt out of the line
-                self._fail(pending, "the pass of a round failed")
+                log.error("prefill.failed", exc_info=error)
                 continue
+            if progress is None:
+                continue  # a round took the last of the line with it, or failed with it
             self._metrics.forward_seconds.labels(kind="prefill").observe(time.monotonic() - began)
             self.deliver([progress])
 
-    def _fail(self, pending: Sequence[_Waiting], why: str) -> None:
+    def _fail(self, pending: Sequence[_Waiting]) -> None:
         for each in pending:
             if not each.future.done():
-                each.future.set_result(Refusal(RefusalReason.INTERNAL, f"the prompt could not be run: {why}"))
+                each.future.set_result(Refusal(RefusalReason.INTERNAL, "the prompt could not be run"))

@@ -150,6 +150,9 @@ class Engine(Protocol):
     def prefill_next(self, *, short: bool = False) -> Progress | None:
         """A chunk of the first prompt in line, by itself; a short one when a round may come. None: nobody waits."""
 
+    def take_failed(self) -> Prefill | None:
+        """A prompt whose pass failed, once; it is in line no more. Any thread may ask."""
+
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal: ...
 
     def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:

@@ -68,6 +68,16 @@ class PackedStep:
         """Runs, judges, commits."""
         if not items and chunk is None:
             return Stepped([], [], None, 0)
+        try:
+            return self._run(items, chunk)
+        except BaseException:  # nobody knows what lies in their pages now, so nobody else shall find them
+            for state in [self._holdings.states[item.cursor.sequence] for item in items]:
+                state.salt = None
+            if chunk is not None:
+                chunk.state.salt = None
+            raise
+
+    def _run(self, items: Sequence[VerifyItem], chunk: Chunk | None) -> Stepped:
         holdings = self._holdings
         segments: list[Segment] = []
         cases: list[Case] = []
@@ -91,6 +101,8 @@ class PackedStep:
         taken = None if chunk is None else self._take_in(chunk, result, row)
         committed = [each for each in (*wanted, taken) if each is not None]
         rows = iter(self._project(committed, result))
+        if chunk is not None and chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
+            holdings.keep_prefix(chunk.state)
         features = [None if each is None else next(rows) for each in wanted]
         return Stepped(outcomes, features, None if taken is None else next(rows), row)
 
@@ -128,7 +140,6 @@ class PackedStep:
         state.token_ids.extend(chunk.token_ids)
         if state.cached == state.prompt_len:
             self._holdings.last_logits[state.sequence] = result.logits[-1]
-            self._holdings.keep_prefix(state)
         if not (state.keep_features or chunk.wants_rows):
             return None
         return _Committed(state, start, list(chunk.token_ids), row)

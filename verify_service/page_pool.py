@@ -39,6 +39,8 @@ class PagePool:
         self.page_size = page_size
         self._holders = np.zeros(pages, np.int32)
         self._wished = np.zeros(pages, np.bool_)
+        self._kept = np.zeros(pages, np.bool_)
+        self.idle = 0  # kept pages without another holder
         self._tables: dict[Hashable, _Table] = {}
 
     def __contains__(self, key: Hashable) -> bool:
@@ -68,7 +70,7 @@ class PagePool:
         table = self._tables[key] = _Table()
         self._give(table, shared)
         for page in shared:
-            self._holders[page] += 1
+            self.retain(page)
         goes_on = bool(shared) and self._is_open(shared[-1] + 1)
         wanted = self.pages_for(longest) - len(shared)
         if not goes_on and (home := self._home(wanted)) is not None:
@@ -121,6 +123,7 @@ class PagePool:
         """One more holder of a page that has one."""
         if self._holders[page] < 1:
             raise ValueError(f"nobody holds page {page}")
+        self.idle -= bool(self._kept[page] and self._holders[page] == 1)
         self._holders[page] += 1
 
     def let_go(self, page: int) -> bool:
@@ -130,7 +133,23 @@ class PagePool:
         self._holders[page] -= 1
         empty = bool(self._holders[page] == 0)
         self.free += empty
+        self.idle += bool(self._kept[page] and self._holders[page] == 1)
         return empty
+
+    def keep(self, page: int) -> None:
+        """One more holder, for the time after the others: at most one of them keeps a page."""
+        if self._kept[page]:
+            raise ValueError(f"page {page} is kept already")
+        self.retain(page)
+        self._kept[page] = True
+
+    def give_up(self, page: int) -> bool:
+        """Keeps a page no longer; whether it is free now."""
+        if not self._kept[page]:
+            raise ValueError(f"page {page} is not kept")
+        self.idle -= bool(self._holders[page] == 1)
+        self._kept[page] = False
+        return self.let_go(page)
 
     def _is_open(self, page: int) -> bool:
         """Whether it exists, has no holder and nobody wishes for it."""

@@ -66,6 +66,12 @@ class KeyValuePool:
             room = self._gathered[key] = rows.new_empty(count + count // 4, *rows.shape[1:])
         return torch.index_select(rows, 0, index, out=room[:count])
 
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Rows at some slots [R] into those at others, in every layer."""
+        for pools in self._layers.values():
+            for pool in pools:
+                pool.index_copy_(0, target, pool.index_select(0, source))
+
     def fill(self, slots: Tensor) -> None:
         """Ordinary numbers into slots that nothing wrote, so that a timed pass reads no garbage."""
         for pools in self._layers.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,6 +114,16 @@ class PackedRunner:
     @torch.inference_mode()
     def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
         self._pool.fill(torch.as_tensor(slots[:length], device=self.device))
+
+    @property
+    def likes_rows(self) -> bool:
+        """Whether a sequence whose slots lie in a row is cheaper than one whose do not."""
+        return self.device.type == "cpu" and self._kernel is None
+
+    @torch.inference_mode()
+    def copy(self, source: Slots, target: Slots) -> None:
+        """Keys and values of some slots into as many others."""
+        self._pool.copy(*(torch.as_tensor(np.asarray(slots), device=self.device) for slots in (source, target)))
 
     def reset(self) -> None:
         if self._graphs is not None:

@@ -27,15 +27,16 @@ class _Kept(NamedTuple):
 class PrefixCache:
     """One holder of pages among others."""
 
-    def __init__(self, pool: PagePool, *, enabled: bool = True) -> None:
+    def __init__(self, pool: PagePool, *, enabled: bool = True, most: int | None = None) -> None:
         self._pool, self._enabled = pool, enabled
+        self._most = pool.total if most is None else most  # pages kept
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
         self.evicted = 0  # pages, in all
 
     @property
     def idle(self) -> int:
-        """Pages that only the cache holds."""
-        return sum(self._pool.holders(kept.page) == 1 for kept in self._kept.values())
+        """Pages that only the cache holds; any thread may ask."""
+        return self._pool.idle
 
     def match(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> list[int]:
         """Pages of the longest kept prefix; at least one token is left over, for whose logits a pass is needed."""
@@ -55,11 +56,13 @@ class PrefixCache:
             kept = self._kept.get(name)
             if kept is not None and (kept.rows or not rows):
                 continue
-            self._pool.retain(page)
+            if kept is None or kept.page != page:
+                self._pool.keep(page)
+                if kept is not None:
+                    self._pool.give_up(kept.page)
             self._kept[name] = _Kept(page, rows)
-            if kept is not None:
-                self._pool.let_go(kept.page)
         self._touch(names)
+        self.reclaim(len(self._kept) - self._most)
 
     def reclaim(self, pages: int) -> int:
         """Gives back up to so many pages that nobody else holds; returns how many."""
@@ -68,7 +71,7 @@ class PrefixCache:
             for name, kept in list(self._kept.items()):
                 if self._pool.holders(kept.page) == 1:
                     del self._kept[name]
-                    self._pool.let_go(kept.page)
+                    self._pool.give_up(kept.page)
                     freed += 1
                     if freed == pages:
                         break
@@ -78,7 +81,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Forgets everything."""
         for kept in self._kept.values():
-            self._pool.let_go(kept.page)
+            self._pool.give_up(kept.page)
         self._kept.clear()
 
     def _names(self, token_ids: Sequence[int], salt: str) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -31,6 +31,7 @@ class Rounds:
         self, step: PackedStep, holdings: Holdings, config: VerifyConfig, vocab_size: int, device: torch.device
     ) -> None:
         self.line: deque[Prefill] = deque()  # prompts on their way in
+        self.failed: deque[Prefill] = deque()  # prompts whose pass failed, for whoever waits for them
         self._step, self._holdings, self._config = step, holdings, config
         self._vocab_size = vocab_size
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(device.type, 512)
@@ -60,15 +61,15 @@ class Rounds:
             else:
                 outcomes[index] = answer
                 replayed += isinstance(answer, Verdict)
-        runnable = self._ask(items, runnable, outcomes)
+        given = self._ask(items, runnable, outcomes)
         tokens = prefill_tokens = 0
         progress: list[Progress] = []
-        for batch in self._batches(items, runnable):
+        for batch in self._batches(given):
             prefill = self.line[0] if self.line and not progress else None
             if prefill is None:
-                stepped = self._step.run([items[i] for i in batch], None)
+                stepped = self._step.run([given[i] for i in batch], None)
             else:
-                made, stepped = self._progress(prefill, self._ride_along, [items[i] for i in batch])
+                made, stepped = self._progress(prefill, self._ride_along, [given[i] for i in batch])
                 progress.append(made)
                 prefill_tokens += made.tokens
             tokens += stepped.tokens
@@ -87,24 +88,30 @@ class Rounds:
 
     def _ask(
         self, items: Sequence[VerifyItem], runnable: Sequence[int], outcomes: dict[int, Verdict | Refusal]
-    ) -> list[int]:
-        """Pages for everybody, the oldest sequence first; who gets them, in the order of the items."""
-        given = []
-        for index in sorted(runnable, key=lambda i: items[i].cursor.sequence):
-            state = self._holdings.states[items[index].cursor.sequence]
-            tokens = state.cached + 1 + len(items[index].draft_ids)
-            if self._holdings.grow(state, tokens):
-                given.append(index)
-            else:
-                outcomes[index] = Refusal(RefusalReason.OUT_OF_PAGES, f"no page is left for token {tokens}")
-        return sorted(given)
+    ) -> dict[int, VerifyItem]:
+        """Pages for everybody, the oldest sequence first; those who get them by index, in the order of the items.
 
-    def _batches(self, items: Sequence[VerifyItem], runnable: Sequence[int]) -> list[list[int]]:
+        Invariant 2, no peeking: a prefix that finds too few pages is cut to those there are, and only an anchor
+        without one is refused. Refusing for the length of the prefix, which depends on its own tokens by way of later
+        confidences, would make what is drawn instead depend on them too.
+        """
+        given: dict[int, VerifyItem] = {}
+        for index in sorted(runnable, key=lambda i: items[i].cursor.sequence):
+            item = items[index]
+            state = self._holdings.states[item.cursor.sequence]
+            slots = self._holdings.grow_within(state, state.cached + 1, len(item.draft_ids))
+            if slots is None:
+                outcomes[index] = Refusal(RefusalReason.OUT_OF_PAGES, f"no page is left for token {state.cached + 1}")
+            else:
+                given[index] = item if slots == len(item.draft_ids) else item.prefix(slots)
+        return dict(sorted(given.items()))
+
+    def _batches(self, items: Mapping[int, VerifyItem]) -> list[list[int]]:
         """Indices of items by pass."""
         batches: list[list[int]] = []
         size = 0
-        for index in runnable:
-            count = 1 + len(items[index].draft_ids)
+        for index, item in items.items():
+            count = 1 + len(item.draft_ids)
             if not batches or size + count > self._config.max_batch_tokens:
                 batches.append([])
                 size = 0
@@ -124,6 +131,7 @@ class Rounds:
             stepped = self._step.run(items, Chunk(state, ids, prefill.wants_rows))
         except BaseException:
             self._leave(prefill)  # whatever it was, it does not come again with the next round
+            self.failed.append(prefill)
             raise
         done = state.cached == state.prompt_len
         if done:

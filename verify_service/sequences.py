@@ -7,13 +7,13 @@ is here. A verdict may get lost on its way, so the last one is kept and said aga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dspark.decoding.sparse_q import validate_q
-from dspark.types import Cursor, Law, Refusal, RefusalReason, Rule, SparseQ, TokenLogprobs, Verdict
+from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Rule, SparseQ, TokenLogprobs, Verdict
 
 if TYPE_CHECKING:
     from dspark.decoding.shaping import Shaper
@@ -30,6 +30,10 @@ class VerifyItem:
     draft_ids: tuple[int, ...]
     q: SparseQ
     wants_rows: bool = True  # whether feature rows of what is committed are to be sent
+
+    def prefix(self, slots: int) -> VerifyItem:
+        """The same with the first `slots` drafted tokens only."""
+        return replace(self, draft_ids=self.draft_ids[:slots], q=self.q.prefix(slots) if slots else NO_Q)
 
 
 @dataclass(slots=True)

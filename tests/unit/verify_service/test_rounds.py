@@ -149,3 +149,23 @@ def test_a_kept_prefix_brings_its_feature_rows_and_the_same_answer(pair: PAIR) -
     assert engine.spared(3, 1, rows=False)[0] == 24
     assert engine.open(Cursor(4, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31], salt="other") is None
     assert engine.spared(4, 1, rows=True) == (0, None)
+
+
+@pytest.mark.parametrize("kv_tokens", [512, 48])
+def test_a_kept_prefix_is_copied_while_memory_is_plentiful_and_shared_when_not(pair: PAIR, kv_tokens: int) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=8, kv_tokens=kv_tokens))
+    cold = [*PROMPT, take_in(engine, 1, PROMPT)]
+    say(engine, {1: cold})
+    warm = [*PROMPT, take_in(engine, 2, PROMPT)]
+    assert engine.spared(2, 1, rows=False)[0] == 16
+    pool = engine._holdings.pool
+    common = set(pool.pages(1)) & set(pool.pages(2))
+    assert len(common) == (0 if kv_tokens == 512 else 2)
+    assert isinstance(pool.slots(2, 0, 20), range) == (kv_tokens == 512)
+    rows = engine.features(Cursor(2, 1, 1, 21), 0)
+    kept = engine.features(Cursor(1, 1, 1, 21), 0)
+    assert isinstance(rows, FeatureRows)
+    assert isinstance(kept, FeatureRows)
+    torch.testing.assert_close(rows.rows[:16], kept.rows[:16], rtol=0, atol=0)
+    say(engine, {2: warm})
+    assert warm == cold
