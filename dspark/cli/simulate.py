@@ -40,7 +40,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     pools.add_argument("--coordinators", type=int, default=1, metavar="N", help="coordinators that share the lanes (1)")
     pools.add_argument("--kv-tokens", type=int, default=0, metavar="N", help="token slots of a verifier; 0: no limit")
     pools.add_argument("--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens of one pass (256)")
-    pools.add_argument("--cohorts", type=int, default=2, metavar="N", help="cohorts of a lane at most (2)")
+    pools.add_argument("--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement (0)")
     hops = parser.add_argument_group("what lies between, in microseconds; docs/simulator.md says how to measure it")
     hops.add_argument("--hop-us", type=float, metavar="US", help="one way")
     hops.add_argument("--hop-sequence-us", type=float, metavar="US", help="more for each sequence of a message")
