@@ -98,8 +98,9 @@ class Intake:
             except Exception as error:
                 log.error("prefill.failed", exc_info=error)
                 continue
-            if progress is None:
-                continue  # a round took the last of the line with it, or failed with it
+            if progress is None:  # a round took the last of the line with it; its news are on their way
+                await asyncio.sleep(IDLE_S / 4)
+                continue
             self._metrics.forward_seconds.labels(kind="prefill").observe(time.monotonic() - began)
             self.deliver([progress])
 

@@ -144,6 +144,9 @@ class SyntheticVerifyEngine:
         self._sleep(began, seconds)
         return progress[0] if progress else None
 
+    def take_failed(self) -> Prefill | None:
+        return None
+
     def _ride(self, budget: int, *, most: int) -> tuple[list[Progress], float]:
         """The next tokens of prompts in line, first come, first served: what came of them, and their seconds."""
         made: list[Progress] = []
