@@ -45,7 +45,7 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
             busy.plot([load for load, _ in shares], [share for _, share in shares], f"o{dash}", label=label)
     speed.set(xlabel="tokens a second, in all", ylabel="tokens a second, per user", title="speed")
     load_name = "streams" if closed else "requests a second"
-    budget.set(xlabel=load_name, ylabel="tokens verified a round and sequence, anchor included", title="budget")
+    budget.set(xlabel=load_name, ylabel="tokens verified a round, anchor included", title="budget")
     busy.set(xlabel=load_name, ylabel="share of time at work", title="pools")
     for axes in (speed, budget, busy):
         axes.set_ylim(bottom=0)
