@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 
 import numpy as np
@@ -22,25 +22,25 @@ import structlog
 
 from coordinator.budget import Budget
 from coordinator.clock import Clock, settled
-from coordinator.drafting import Asked, Drafting, result_of
+from coordinator.drafting import Drafting, result_of
 from coordinator.evidence import Evidence
 from coordinator.feeding import Feeding
+from coordinator.foresight import Foresight, columns_of
+from coordinator.learning import Learning
 from coordinator.pipelining import Pipelining
-from coordinator.planning import Bools, Cohort, Plan, Planner
-from coordinator.policy import Columns, Kind
+from coordinator.planning import Cohort, Plan, Planner
+from coordinator.policy import Kind
 from coordinator.ports import DrafterPort, Judged, VerifierPort
-from coordinator.rounds import Blocks, Terms, Turn, choose_prefixes, mean_context
+from coordinator.rounds import Blocks, Terms, Turn, choose_prefixes
 from coordinator.sequence import Event, State
 from coordinator.settling import Settling
 from coordinator.step_cost import StepCost
 from coordinator.track import Feed, Track
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Verdict
 
 log = structlog.get_logger("dspark.rounds")
 
 TURNS_TO_SEND = 2  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
-LENIENCE = 1.1  # two cohorts are tried when they are expected to take less than this much of one's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,6 @@ class Pace:
     bypass: bool = True  # adaptive sequences whose drafts do not pay go without
     explore: float = 1 / 64  # share of their rounds that are drafted nevertheless
     cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """A plan, and whom it was made for: place in the plan by sequence number."""
-
-    known: dict[int, int]
-    plan: Plan
 
 
 class RoundLoop:
@@ -87,15 +79,14 @@ class RoundLoop:
         self._feeding, self._drafting, self._settling = feeding, drafting, settling
         self._pace, self._lose_verifier, self._clock, self._metrics = pace, lose_verifier, clock, metrics
         self._planner = Planner(self.cost, self.evidence, explore=pace.explore, bypass=pace.bypass)
+        self._foresight = Foresight(tracks, feeding, drafting, self._planner, self.cost, self._hidden_s)
         self._budget = Budget()
+        self._learning = Learning(self.cost, self.evidence, self._budget)
         self._wake: dict[int, asyncio.Future[None]] = {}
         self._second: asyncio.Task[None] | None = None
         self._in_verification = 0
-        self._verify_s = 0.0  # device seconds of the last step
-        self._extra_tokens = 0.0  # of the last step, besides its cohort: prefills
         self._closed = False
         self._said_uncosted = False
-        self._ahead: dict[int, Ahead] = {}  # by part
         self._late: list[Callable[[], None]] = []  # what finished rounds left to learn
 
     async def run(self) -> None:
@@ -142,11 +133,12 @@ class RoundLoop:
     async def _round(self, part: int, turns: list[Turn]) -> None:
         """Everything that need not come before a message to a worker comes after it."""
         began = self._clock.time()
-        plan = self._planned(part, turns)
+        plan = self._foresight.planned(part, turns)
         drafts = self._drafting.ask(self._ask_whom(turns, plan))
         await self._sent()
         self._catch_up()
-        cohort = self._cohort(turns)
+        cohort = columns_of(turns, self._feeding, self._learning.extra_tokens)
+        self._say_uncosted(cohort)
         terms = self._terms(cohort, max(self._drafting.seconds(drafts.orders) - self._hidden_s(), 0.0))
         trust = self.evidence.trust(cohort.row)
         drafted_s = await self._drafting.fill(drafts)
@@ -164,10 +156,20 @@ class RoundLoop:
         self.rounds += len(turns)
         self.committed += committed
         now = self._clock.time()
-        rest_s = now - began - drafted_s - verified_s
-        self._late.append(lambda: self._learn(turns, cohort, blocks, judged, plan, drafts, rest_s))
+        learn = partial(
+            self._learning.learn,
+            turns,
+            cohort,
+            blocks,
+            judged,
+            plan,
+            price=self._planner.price,
+            speculative=bool(drafts.orders),
+            rest_s=now - began - drafted_s - verified_s if self.pipelining.depth == 1 else None,
+        )
+        self._late.append(learn)
         if self.pipelining.judged(now, committed, len(self._tracks)):
-            self.pipelining.may_try(self._two_could_win(turns, cohort.context, drafts.orders))
+            self.pipelining.may_try(self._foresight.two_could_win(turns, cohort.context, drafts.orders))
 
     async def _sent(self) -> None:
         """Lets a message that was just ordered leave, before anything else is computed."""
@@ -183,56 +185,13 @@ class RoundLoop:
 
     def _hidden_s(self) -> float:
         """Seconds of a draft that pass behind the other cohort's step."""
-        return self._verify_s if self.pipelining.depth > 1 else 0.0
+        return self._learning.verify_s if self.pipelining.depth > 1 else 0.0
 
-    # What is asked of drafters, planned while the verifier computes.
-
-    def _planned(self, part: int, turns: Sequence[Turn]) -> Plan:
-        """The plan that was made during the last step; a new one when it was for others."""
-        ahead = self._ahead.pop(part, None)
-        known = ahead.known if ahead is not None else {}
-        if ahead is None or 2 * sum(turn.cursor.sequence in known for turn in turns) <= len(turns):
-            return self._plan(self._cohort(turns))
-        count, plan = len(turns), ahead.plan
-        places = [known.get(turn.cursor.sequence, -1) for turn in turns]
-        if places == list(range(len(plan.able))):
-            return plan  # nobody came, nobody left
-        at, new = np.array(places), np.array(places) < 0
-
-        def spread(column: Bools, otherwise: bool) -> Bools:
-            return np.where(new, otherwise, column[at]) if count else column
-
-        newcomers = not self._planner.plain or plan.probe
-        return replace(
-            plan,
-            able=spread(plan.able, True),
-            drafted=spread(plan.drafted, newcomers),
-            resting=spread(plan.resting, False),
-        )
-
-    def _plan(self, cohort: Cohort) -> Plan:
-        hidden_s = self._hidden_s()
-        able = Counter(track.drafter for track in self._tracks.values() if track.drafter is not None)
-        share_of_lane = len(cohort.row) / max(len(self._tracks), 1)
-
-        def draft_seconds(share: float, slots: int) -> float:
-            asked = {
-                drafter: max(round(share * share_of_lane * count), 1) for drafter, count in able.items() if share > 0.0
-            }
-            return max(self._drafting.would_take(asked, cohort.context, slots) - hidden_s, 0.0)
-
-        return self._planner.plan(cohort, draft_seconds)
-
-    def _plan_ahead(self, part: int, turns: Sequence[Turn], cohort: Cohort) -> None:
-        """The next round of these sequences, by what is known before this one is judged."""
-        able = np.fromiter((self._feeding.reachable(turn.track) for turn in turns), np.bool_, len(turns))
-        fed = np.fromiter((turn.track.feed is Feed.FED for turn in turns), np.bool_, len(turns))
-        row = np.fromiter((turn.track.row for turn in turns), np.int64, len(turns))
-        if (row < 0).any():
-            return  # somebody ended: the next round is planned when it begins
-        after = replace(cohort, round=cohort.round + np.uint64(1), able=able, fed=fed, row=row)
-        known = {turn.cursor.sequence: place for place, turn in enumerate(turns)}
-        self._ahead[part] = Ahead(known, self._plan(after))
+    def _say_uncosted(self, cohort: Cohort) -> None:
+        if self.cost.verify is None and not self._said_uncosted and cohort.policies.adaptive.any():
+            self._said_uncosted = True
+            name = self._verifier.facts.name
+            log.warning("lane.no_cost_curve", verifier=name, effect="greedy and async verify everything")
 
     # The steps.
 
@@ -246,26 +205,6 @@ class RoundLoop:
                 sequence.apply(Event.GATHERED)
                 turns.append(Turn.begin(track))
         return turns
-
-    def _cohort(self, turns: Sequence[Turn]) -> Cohort:
-        count = len(turns)
-        tracks = [turn.track for turn in turns]
-        policies = Columns.of([track.request.policy for track in tracks])
-        if self.cost.verify is None and not self._said_uncosted and policies.adaptive.any():
-            self._said_uncosted = True
-            name = self._verifier.facts.name
-            log.warning("lane.no_cost_curve", verifier=name, effect="greedy and async verify everything")
-        return Cohort(
-            sequence=np.fromiter((turn.cursor.sequence for turn in turns), np.uint64, count),
-            round=np.fromiter((turn.cursor.round for turn in turns), np.uint64, count),
-            row=np.fromiter((track.row for track in tracks), np.int64, count),
-            weight=np.fromiter((track.request.weight for track in tracks), np.float64, count),
-            policies=policies,
-            able=np.fromiter((self._feeding.reachable(track) for track in tracks), np.bool_, count),
-            fed=np.fromiter((track.feed is Feed.FED for track in tracks), np.bool_, count),
-            context=mean_context(turns),
-            extra_tokens=self._extra_tokens,
-        )
 
     def _ask_whom(self, turns: Sequence[Turn], plan: Plan) -> dict[DrafterPort, list[Turn]]:
         asked: list[Turn] = []
@@ -309,7 +248,7 @@ class RoundLoop:
         try:
             await self._sent()
             self._catch_up()
-            self._plan_ahead(part, turns, cohort)
+            self._foresight.plan_ahead(part, turns, cohort)
             await settled((reply,), self._pace.verify_s, self._clock)
         finally:
             self._in_verification -= 1
@@ -325,63 +264,3 @@ class RoundLoop:
             overheads = self.cost.speculative if drafted else self.cost.plain
             overheads.verify_hops.observe(took - judged.forward_s)
         return judged, took
-
-    def _two_could_win(
-        self, turns: Sequence[Turn], context: float, asked: Mapping[DrafterPort, Sequence[Turn]]
-    ) -> bool:
-        """Whether halves that overlap are expected to come near one cohort: the model of the design, leniently."""
-        if not asked or self.cost.verify is None:
-            return bool(asked)
-        tokens = float(len(turns) + sum(turn.prefix for turn in turns))
-        counts = {drafter: len(its) for drafter, its in asked.items()}
-        slots = max(turn.slots for its in asked.values() for turn in its)
-
-        def draft_s(share: float) -> float:
-            some = {drafter: max(round(share * count), 1) for drafter, count in counts.items()}
-            return self._drafting.would_take(some, context, slots)
-
-        rest, half = self.cost.speculative.seconds, self.cost.verify.seconds(tokens / 2.0, context)
-        two = max(2.0 * half, half + draft_s(0.5) + rest)
-        return two < LENIENCE * (self.cost.verify.seconds(tokens, context) + draft_s(1.0) + rest)
-
-    def _learn(
-        self,
-        turns: Sequence[Turn],
-        cohort: Cohort,
-        blocks: Blocks,
-        judged: Judged,
-        plan: Plan,
-        drafts: Asked,
-        rest_s: float,
-    ) -> None:
-        """What this round says about the next ones."""
-        prefixes = np.fromiter((turn.prefix for turn in turns), np.int64, len(turns))
-        self._verify_s = judged.forward_s
-        if self.pipelining.depth == 1:
-            (self.cost.speculative if drafts.orders else self.cost.plain).rest.observe(rest_s)
-        self._extra_tokens = max(float(judged.tokens - len(turns) - int(prefixes.sum())), 0.0)
-        if self.cost.verify is not None:
-            self.cost.verify.observe(judged.tokens, cohort.context, judged.forward_s)
-        if not blocks.confidence.shape[1]:
-            return
-        accepted = np.fromiter(
-            (verdict.accepted if isinstance(verdict, Verdict) else -1 for verdict in judged.verdicts),
-            np.int64,
-            len(turns),
-        )
-        row = np.fromiter((turn.track.row for turn in turns), np.int64, len(turns))  # -1 once a sequence has ended
-        counts = (blocks.lengths > 0) & (accepted >= 0) & (row >= 0)
-        alive = blocks.alive()
-        self.evidence.observe(
-            row[counts],
-            alive[counts],
-            blocks.lengths[counts],
-            prefixes[counts],
-            accepted[counts],
-            price=self._planner.price,
-            least_weight=plan.least_weight,
-        )
-        asynchronous = counts & (cohort.policies.kind == Kind.ASYNC)
-        if asynchronous.any():
-            worth = self.evidence.trust(row[asynchronous]) * cohort.weight[asynchronous]
-            self._budget.remember(alive[asynchronous] * worth[:, None])

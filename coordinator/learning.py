@@ -1,0 +1,69 @@
+"""What a judged round says about the next ones: costs, evidence, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coordinator.budget import Budget
+from coordinator.evidence import Evidence
+from coordinator.planning import Cohort, Plan
+from coordinator.policy import Kind
+from coordinator.ports import Judged
+from coordinator.rounds import Blocks, Turn
+from coordinator.step_cost import StepCost
+from dspark.types import Verdict
+
+
+class Learning:
+    """Of one lane."""
+
+    def __init__(self, cost: StepCost, evidence: Evidence, budget: Budget) -> None:
+        self._cost, self._evidence, self._budget = cost, evidence, budget
+        self.verify_s = 0.0  # device seconds of the last step
+        self.extra_tokens = 0.0  # of the last step, besides its cohort: prefills
+
+    def learn(
+        self,
+        turns: Sequence[Turn],
+        cohort: Cohort,
+        blocks: Blocks,
+        judged: Judged,
+        plan: Plan,
+        *,
+        price: float,
+        speculative: bool,
+        rest_s: float | None,
+    ) -> None:
+        """`rest_s`: seconds of the round that were neither drafting nor verifying; None when it overlapped another."""
+        prefixes = np.fromiter((turn.prefix for turn in turns), np.int64, len(turns))
+        self.verify_s = judged.forward_s
+        if rest_s is not None:
+            (self._cost.speculative if speculative else self._cost.plain).rest.observe(rest_s)
+        self.extra_tokens = max(float(judged.tokens - len(turns) - int(prefixes.sum())), 0.0)
+        if self._cost.verify is not None:
+            self._cost.verify.observe(judged.tokens, cohort.context, judged.forward_s)
+        if not blocks.confidence.shape[1]:
+            return
+        accepted = np.fromiter(
+            (verdict.accepted if isinstance(verdict, Verdict) else -1 for verdict in judged.verdicts),
+            np.int64,
+            len(turns),
+        )
+        row = np.fromiter((turn.track.row for turn in turns), np.int64, len(turns))  # -1 once a sequence has ended
+        counts = (blocks.lengths > 0) & (accepted >= 0) & (row >= 0)
+        alive = blocks.alive()
+        self._evidence.observe(
+            row[counts],
+            alive[counts],
+            blocks.lengths[counts],
+            prefixes[counts],
+            accepted[counts],
+            price=price,
+            least_weight=plan.least_weight,
+        )
+        asynchronous = counts & (cohort.policies.kind == Kind.ASYNC)
+        if asynchronous.any():
+            worth = self._evidence.trust(row[asynchronous]) * cohort.weight[asynchronous]
+            self._budget.remember(alive[asynchronous] * worth[:, None])
