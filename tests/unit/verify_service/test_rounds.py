@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Verdict
+from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
@@ -70,6 +71,24 @@ def test_who_finds_no_page_is_refused_and_stands_and_the_oldest_goes_on(pair: PA
     # What was taken out begins again with what it had said, and goes on as if nothing had been.
     engine.release(5, 1)
     assert take_in(engine, 6, texts[6], epoch=2) == again[len(texts[6])]
+
+
+def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR) -> None:
+    """Invariant 2: the length of a prefix depends on its own tokens, so nothing may be drawn anew because of it."""
+    alone = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=256, page_size=8, prefix_cache=False))
+    text = [*PROMPT, take_in(alone, 1, PROMPT)]
+    while len(text) < 40:
+        say(alone, {1: text})
+    engine = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=24, page_size=8, prefix_cache=False))
+    assert take_in(engine, 1, PROMPT) == text[20]
+    draft = tuple(text[21:28])  # all of them right; three pages hold the anchor and three more
+    q = SparseQ.of(np.array(draft, np.uint32)[:, None], np.ones((7, 1), np.float32))
+    verdict = engine.judge_cohort([VerifyItem(Cursor(1, 1, 0, 21), text[20], draft, q)]).outcomes[0]
+    assert isinstance(verdict, Verdict)
+    assert (verdict.accepted, verdict.next_token) == (3, text[24])
+    refused = engine.judge_cohort([VerifyItem(Cursor(1, 1, 1, 25), text[24], (), NO_Q)]).outcomes[0]
+    assert isinstance(refused, Refusal)
+    assert refused.reason is RefusalReason.OUT_OF_PAGES
 
 
 def test_one_more_page_per_sequence_stays_free_when_another_comes_in(pair: PAIR) -> None:
