@@ -27,18 +27,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import yaml
 from tokenizers import Tokenizer
 
 from benchmarks.row import Row, note
 from benchmarks.synthetic_cell import FLAT
-from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
 RATE_BAR, STREAMS_BAR = 12_000.0, 2_000
 TARGET = Path(__file__).resolve().parent.parent / "models" / "demo-target"
 TOKENS_EACH = 4096  # token slots of one sequence in the synthetic pools
 CHANNELS = 16
+WAVE = 50  # clients that come at once
 INTERVAL_MS = 100
 WARM_UP_S = 120.0
 SLOW_MS = 500.0  # of a step while streams are held: no answer is over before the last one has begun
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON row per part")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
     parser.add_argument("--streams", type=int, default=128, help="clients while the rate is measured")
-    parser.add_argument("--held", type=int, default=STREAMS_BAR, help="clients at once in the second part")
+    parser.add_argument("--held", type=int, default=2048, help="clients at once in the second part")
     args = parser.parse_args(argv)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 16_384), hard), hard))
@@ -85,7 +86,12 @@ class Processes:
                 verify=verify,
                 draft=draft,
                 target=TARGET,
-                **{"max-running": self._room, "max-queued": self._room, "request-deadline-s": 1200},
+                **{
+                    "max-running": self._room,
+                    "max-queued": self._room,
+                    "max-prefills": 256,
+                    "request-deadline-s": 1200,
+                },
             )
             self.paced, self.paced_pid = self._serve(
                 "frontend", coordinator=self.coordinator, target=TARGET, **{"chunk-interval-ms": INTERVAL_MS}
@@ -149,11 +155,19 @@ class Clients:
 
     def __init__(self, endpoint: str) -> None:
         self.heard = Heard()
-        self._channels = [open_channel(endpoint) for _ in range(CHANNELS)]
+        # No keepalive: all share two cores, and a starved client is not what is measured.
+        self._channels = [
+            grpc.aio.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)])
+            for _ in range(CHANNELS)
+        ]
         self._tasks: list[asyncio.Task[None]] = []
 
-    def ask(self, count: int, policy: str, tokens: int, *, forever: bool) -> None:
+    async def ask(self, count: int, policy: str, tokens: int, *, forever: bool) -> None:
+        """In waves, over connections that stand."""
+        await asyncio.gather(*(channel.channel_ready() for channel in self._channels))
         for number in range(count):
+            if number % WAVE == WAVE - 1:
+                await asyncio.sleep(0.02)
             stub = generate_pb2_grpc.GenerationStub(self._channels[number % CHANNELS])  # type: ignore[no-untyped-call]
             self._tasks.append(asyncio.create_task(self._talk(stub, number, policy, tokens, forever)))
 
@@ -235,8 +249,8 @@ async def _rates(cell: Processes, streams: int, windows: int, seconds: float) ->
 async def _clients(endpoint: str, streams: int, policy: str) -> AsyncIterator[Heard]:
     """Clients that have all begun to hear."""
     clients = Clients(endpoint)
-    clients.ask(streams, policy, 1 << 11, forever=True)
     try:
+        await clients.ask(streams, policy, 1 << 11, forever=True)
         async with asyncio.timeout(WARM_UP_S):
             await clients.started(streams)
         await asyncio.sleep(1.0)
@@ -249,7 +263,7 @@ async def _hold(cell: Processes, streams: int, tokens: int) -> dict[str, Any]:
     """All clients at once, and what becomes of them."""
     clients = Clients(cell.frontend)
     began, spent = time.monotonic(), cpu_seconds(cell.frontend_pid)
-    clients.ask(streams, "greedy", tokens, forever=False)
+    await clients.ask(streams, "greedy", tokens, forever=False)
     ended = asyncio.create_task(clients.ended())
     peak = 0.0
     while not ended.done():

@@ -66,6 +66,9 @@ class GrpcServer:
                 ("grpc.max_send_message_length", MAX_MESSAGE),
                 # Bounds what one peer can do to the others by opening and cancelling calls.
                 ("grpc.max_concurrent_streams", max_concurrent_streams),
+                # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a word.
+                ("grpc.server.max_pending_requests", max(max_concurrent_streams, 1000)),
+                ("grpc.server.max_pending_requests_hard_limit", max(2 * max_concurrent_streams, 3000)),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
                 # A starved process reads several pings at once; that must not cost its peers the connection.
                 ("grpc.http2.max_ping_strikes", 0),
