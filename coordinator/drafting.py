@@ -8,6 +8,7 @@ more until it came, so a hung one costs a single deadline.
 from __future__ import annotations
 
 from asyncio import Future
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -54,7 +55,7 @@ class Drafting:
 
     def __init__(self, feeding: Feeding, waits: DraftWaits, clock: Clock, metrics: Metrics) -> None:
         self._feeding, self._waits, self._clock, self._metrics = feeding, waits, clock, metrics
-        self._owed: dict[DrafterPort, Future[Drafted]] = {}  # replies that missed their deadline
+        self._owed: Counter[DrafterPort] = Counter()  # replies that missed their deadline
         self._costs: dict[DrafterPort, DraftCost] = {}
         self.hops = Running()  # round trips of drafts less device time
 
@@ -149,14 +150,16 @@ class Drafting:
 
     def _owe(self, drafter: DrafterPort, reply: Future[Drafted], its: Sequence[Turn]) -> None:
         log.warning("draft.late", drafter=drafter.facts.name, sequences=len(its))
-        self._owed[drafter] = reply
+        self._owed[drafter] += 1
         timer = self._clock.call_later(
             self._waits.patience_s, drafter.close, f"silent for more than {self._waits.patience_s:g} s"
         )
 
         def came(done: Future[Drafted]) -> None:
             timer.cancel()
-            self._owed.pop(drafter, None)
+            self._owed[drafter] -= 1
+            if self._owed[drafter] <= 0:
+                del self._owed[drafter]
             drafted = result_of(done)
             if drafted is not None:
                 self._learn(drafter, its, drafted.forward_s)

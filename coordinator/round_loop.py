@@ -142,8 +142,8 @@ class RoundLoop:
         terms = self._terms(cohort, max(self._drafting.seconds(drafts.orders) - self._hidden_s(), 0.0))
         trust = self.evidence.trust(cohort.row)
         drafted_s = await self._drafting.fill(drafts)
-        stays = [turn.track.sequence.state is State.DRAFTING for turn in turns]
-        if not all(stays):  # some ended meanwhile
+        stays = [turn.stands(State.DRAFTING) for turn in turns]
+        if not all(stays):  # some ended meanwhile, or left and came back
             turns, alive = list(compress(turns, stays)), np.array(stays, np.bool_)
             cohort, trust = cohort.only(alive), trust[alive]
         blocks = Blocks.of(turns)

@@ -12,6 +12,7 @@ import numpy as np
 from coordinator.policy import Columns, Fixed
 from coordinator.ports import DraftOrder, Sink, VerifyOrder
 from coordinator.prefix_scheduler import Floats, Ints, StepSeconds, schedule, survival
+from coordinator.sequence import State
 from coordinator.track import Track
 from dspark.types import NO_Q, Block, Cursor
 
@@ -40,6 +41,11 @@ class Turn:
         policy = self.track.request.policy
         slots = policy.slots if isinstance(policy, Fixed) else longest
         self.slots = min(slots, self.track.answer.room - 1)
+
+    def stands(self, state: State) -> bool:
+        """Whether the sequence is still what it was when the turn began, in this state."""
+        sequence = self.track.sequence
+        return sequence.state is state and sequence.epoch == self.cursor.epoch
 
     def draft_order(self, block_size: int) -> DraftOrder:
         track, slots = self.track, self.slots

@@ -61,10 +61,11 @@ class Settling:
         committed = 0
         for turn, verdict in zip(turns, verdicts, strict=True):
             track = turn.track
-            if track.sequence.state is not State.VERIFYING or verdict.cursor != turn.cursor:
+            stands = turn.stands(State.VERIFYING)
+            if not stands or verdict.cursor != turn.cursor:
                 self._metrics.dropped.labels(kind="verdict", reason="stale").inc()
                 self._metrics.draft_wasted_tokens.labels(reason="stale").inc(len(turn.block.token_ids))
-                if track.sequence.state is State.VERIFYING:
+                if stands:
                     self._orphan(track)  # the verifier speaks of another moment
             elif isinstance(verdict, Declined):
                 self._declined(turn, verdict)

@@ -139,6 +139,9 @@ class RemoteCell:
         except PeerError as error:
             why = f"it broke the protocol: {error}"
             log.error("frontend.protocol", coordinator=self._endpoint, problem=str(error))
+        except Exception as error:  # a bug: requests end, and the next attachment has its chance
+            why = "a bug in the front end"
+            log.error("frontend.failed", coordinator=self._endpoint, exc_info=error)
         finally:
             self._link = None
             self._set_terms(None, f"the coordinator at {self._endpoint} is not attached ({why})")
