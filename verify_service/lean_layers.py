@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from dspark.model.products import Product
-from verify_service.paged_attention import AttentionCall, KeyValuePool, attend_rows
+from verify_service.kv_pool import KeyValuePool
+from verify_service.paged_attention import AttentionCall, attend_rows
 from verify_service.plan import Plan
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from dspark.model.products import Product
 from dspark.model.target import decoder_layers
+from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_layers import LeanLayer, Norm, fits
-from verify_service.paged_attention import AttentionCall, KeyValuePool
+from verify_service.paged_attention import AttentionCall
 from verify_service.plan import Segment, build_plan
 
 COPY_AT_MOST = 2 << 30  # bytes of weights that may be held twice

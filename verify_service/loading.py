@@ -19,7 +19,8 @@ from dspark.model.placement import pick_device, pick_dtype
 from dspark.model.target import TargetTaps
 from verify_service import self_test, varlen
 from verify_service.config import VerifyConfig
-from verify_service.passes import PackedRunner, PerRequestRunner, Runner
+from verify_service.passes import PackedRunner, Runner
+from verify_service.per_request import PerRequestRunner
 
 log = structlog.get_logger("dspark.verify")
 

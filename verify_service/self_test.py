@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dspark.model.checkpoint import LoadedTarget
-from verify_service.passes import Runner, use_own_attention
+from verify_service.passes import Runner
+from verify_service.per_request import use_own_attention
 from verify_service.plan import Segment
 
 _LENGTHS = (23, 9)

@@ -12,7 +12,8 @@ import transformers
 
 from dspark.model.checkpoint import LoadedTarget
 from verify_service import self_test
-from verify_service.passes import PackedRunner, PerRequestRunner
+from verify_service.passes import PackedRunner
+from verify_service.per_request import PerRequestRunner
 
 SHAPE = {
     "vocab_size": 128,

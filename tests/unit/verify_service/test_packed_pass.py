@@ -9,7 +9,8 @@ import torch
 
 from dspark.model.checkpoint import LoadedTarget, load_target
 from verify_service import self_test
-from verify_service.passes import PackedRunner, PerRequestRunner, Runner
+from verify_service.passes import PackedRunner, Runner
+from verify_service.per_request import PerRequestRunner
 from verify_service.plan import ALONE_FROM, Segment, build_plan
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-4}  # logits of this target reach 15
