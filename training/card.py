@@ -114,7 +114,7 @@ distinct-4 is the share of different runs of four tokens in the generated text.
 {facts["continuations"]["tokens"] / 1e6:.2f} M tokens that the target wrote after training prompts of all
 three domains, at temperatures 0, 0.3, 0.7 and 1, and a fifth as much plain training text.
 {run["steps"]:,} steps of {recipe["anchors"]:,} blocks; losses
-0.1 cross-entropy, 0.9 L1, 1.0 confidence, slots decaying by 4.0;
+0.1 cross-entropy, 0.9 L1, 1.0 confidence, slots decaying by {recipe["loss_decay"]:.1f};
 seed {recipe["seed"]}; {run["seconds"] / 60:.0f} minutes
 on two shared CPU cores, after {facts["continuations"]["minutes"]:.0f} minutes of generation.
 
