@@ -70,7 +70,7 @@ def schedule(
     worth = alive if scale is None else alive * scale[:, None]
     if ranked and budget is not None:
         gain = worth if asynchronous.all() else worth[asynchronous]
-        chosen[asynchronous] = _leading(gain, budget)
+        chosen[asynchronous] = _leading(gain, budget, _rank(gain, budget))
     if walked and step_seconds is not None:
         expected = float(rows) if weights is None else float(weights.sum())
         if greedy.all():
@@ -79,7 +79,9 @@ def schedule(
             others = np.arange(slots) < np.where(greedy, 0, chosen)[:, None]
             expected += float(worth[others].sum())
             tokens, gain = base_tokens + rows + int(chosen[~greedy].sum()), worth[greedy]
-        chosen[greedy] = _leading(gain, _early_stop(gain, step_seconds, tokens, expected))
+        ranks = _descending(gain)
+        admitted = _early_stop(ranks, step_seconds, tokens, expected)
+        chosen[greedy] = _leading(gain, admitted, float(ranks[admitted - 1]) if admitted else np.inf)
     return chosen
 
 
@@ -95,35 +97,45 @@ def _own_lengths(columns: Columns, confidence: Floats, lengths: Ints) -> Ints:
     return chosen
 
 
-def _early_stop(gain: Floats, step_seconds: StepSeconds, tokens: float, expected: float) -> int:
-    """Algorithm 1 from a base of `tokens` and `expected` committed ones: how many candidates are admitted."""
+def _descending(gain: Floats) -> Floats:
+    """Gains above 0, from the highest to the lowest."""
+    flat = np.sort(gain.T, axis=None)
+    return flat[::-1][: int(np.count_nonzero(flat > 0.0))]
+
+
+def _rank(gain: Floats, count: int) -> float:
+    """The `count`-th highest gain, without sorting the others; infinite for none."""
+    if count <= 0:
+        return float("inf")
     flat = gain.T.ravel()
-    ranks = -np.sort(-flat[flat > 0.0])
+    place = max(len(flat) - count, 0)
+    return float(np.partition(flat, place)[place])
+
+
+def _early_stop(ranks: Floats, step_seconds: StepSeconds, tokens: float, expected: float) -> int:
+    """Algorithm 1 from a base of `tokens` and `expected` committed ones: how many candidates are admitted."""
     committed = np.empty(len(ranks) + 1)
-    committed[0], committed[1:] = 0.0, np.cumsum(ranks)
+    committed[0] = 0.0
+    np.cumsum(ranks, out=committed[1:])
     for start in range(0, len(ranks), STRETCH):  # most walks end in the first stretch
-        stretch = slice(start, min(start + STRETCH, len(ranks)) + 1)
-        ahead = np.arange(stretch.start, stretch.stop, dtype=np.float64)
-        rate = (expected + committed[stretch]) / step_seconds(tokens + ahead)
+        stop = min(start + STRETCH, len(ranks)) + 1
+        rate = (expected + committed[start:stop]) / step_seconds(tokens + np.arange(start, stop, dtype=np.float64))
         worse = rate[1:] <= rate[:-1]
         if worse.any():
             return start + int(worse.argmax())
     return len(ranks)
 
 
-def _leading(gain: Floats, count: int) -> Ints:
-    """Prefix lengths [n] when the first `count` candidates are admitted. Along a row gains never increase."""
+def _leading(gain: Floats, count: int, least: float) -> Ints:
+    """Prefix lengths [n] when the first `count` candidates are admitted, the last of which gains `least`.
+
+    Along a row gains never increase, and no candidate gains 0.
+    """
     by_slot = gain.T
-    alive = by_slot > 0.0
-    candidates = int(np.count_nonzero(alive))
-    if count <= 0 or candidates == 0:
-        return np.zeros(len(gain), np.int64)
-    if count >= candidates:
-        everything: Ints = alive.sum(axis=0, dtype=np.int64)
-        return everything
-    flat = by_slot.ravel()
-    least = np.partition(flat, len(flat) - count)[len(flat) - count]
-    above = by_slot > least
+    above = by_slot > max(least, 0.0)
     lengths: Ints = above.sum(axis=0, dtype=np.int64)
-    tied = np.flatnonzero(by_slot == least)[: count - int(lengths.sum())]  # the earlier slot, then the lower row
+    missing = count - int(lengths.sum())
+    if missing <= 0 or least <= 0.0:
+        return lengths
+    tied = np.flatnonzero(by_slot == least)[:missing]  # the earlier slot, then the lower row
     return lengths + np.bincount(tied % len(gain), minlength=len(gain)).astype(np.int64)

@@ -298,8 +298,8 @@ MUTANTS = [
         ("an equal rate is an improvement", "worse = rate[1:] <= rate[:-1]", "worse = rate[1:] < rate[:-1]", SCHEDULER),
         (
             "a budget is spent without regard to rank",
-            "least = np.partition(flat, len(flat) - count)[len(flat) - count]",
-            "least = np.partition(flat, count)[count]",
+            "place = max(len(flat) - count, 0)",
+            "place = min(count, len(flat) - 1)",
             SCHEDULER,
         ),
         ("survival is not a running product", "own[slot] *= own[slot - 1]", "pass", SCHEDULER),
