@@ -15,7 +15,7 @@ from dspark.errors import Overloaded
 from dspark.types import Cursor, RefusalReason
 
 KINDS = ("open", "draft", "prefill", "verify", "resend")
-POLICIES = ("greedy", "fixed:2", "threshold:0.5", "off")
+POLICIES = ("greedy", "async", "fixed:2", "threshold:0.5", "off")
 
 
 class Storm:
@@ -28,7 +28,9 @@ class Storm:
             drafters=2,
             pages=40,
             cost=curve,
-            waits=Conduct(draft=DraftWaits(deadline_s=0.1, patience_s=2.0), prefills=3, verify_s=60.0),
+            waits=Conduct(
+                draft=DraftWaits(deadline_s=0.1, patience_s=2.0), prefills=3, verify_s=60.0, cohorts=seed % 3
+            ),
             bounds=Bounds(max_running=12, max_queued=20, max_handovers=1000),
             outlet=1000,
         )

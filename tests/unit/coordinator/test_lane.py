@@ -32,7 +32,7 @@ async def make_cell() -> AsyncIterator[MakeCell]:
         await cell.close()
 
 
-@pytest.mark.parametrize("policy", ["greedy", "fixed:1", "fixed:3", "threshold:0.5", "off"])
+@pytest.mark.parametrize("policy", ["greedy", "async", "fixed:1", "fixed:3", "threshold:0.5", "off"])
 async def test_the_answer_is_what_plain_decoding_gives_under_every_policy(make_cell: MakeCell, policy: str) -> None:
     cell = make_cell()
     track = cell.ask(max_tokens=23, policy=policy)
@@ -515,6 +515,39 @@ async def test_other_policies_are_not_second_guessed(make_cell: MakeCell, policy
     track = cell.ask(max_tokens=60, policy=policy)
     await cell.finish(track)
     assert cell.metrics.value("spec_decode_num_drafts_total") == 58
+
+
+async def test_two_cohorts_take_turns_and_are_told_apart_by_number(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Conduct(cohorts=2))
+    tracks = [cell.ask((seed, 7), max_tokens=30) for seed in range(6)]
+    cell.verifier.holding.add("verify")
+    await calm()
+    drafting = [line for line in cell.talk.lines if "<- draft [" in line]
+    cell.verifier.let_go("verify")
+    await cell.finish(*tracks)
+    assert len(drafting) == 2, "the second half is drafted for while the first is verified"
+    for seed, track in enumerate(tracks):
+        assert await read(track) == answer_of((seed, 7), 30)
+    numbers = {track.sequence.number: f"s{place + 1}." for place, track in enumerate(tracks)}
+    halves = [{name for number, name in numbers.items() if number % 2 == part} for part in (0, 1)]
+    for line in cell.talk.lines:
+        if "<- verify [" in line:
+            there = {name for name in numbers.values() if f"{name}0." in line}
+            assert there <= halves[0] or there <= halves[1]
+    assert cell.lane.depth == 2
+
+
+async def test_rows_rest_while_no_draft_is_near_and_are_caught_up_before_one(make_cell: MakeCell) -> None:
+    curve = CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017])
+    cell = make_cell(cost=curve, outlet=1000)
+    cell.drafters[0].wrong_every = 1  # every slot is wrong
+    track = cell.ask(max_tokens=300)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 300)
+    plain = [line for line in cell.talk.lines if "<- verify [" in line and "no-sink" in line]
+    assert len(plain) > 200
+    assert 1 <= cell.metrics.value("resends_total", reason="rested") < 20
+    assert cell.metrics.value("empty_blocks_total", reason="features_missing") == 0
 
 
 async def test_without_a_cost_curve_a_gauge_says_so(make_cell: MakeCell) -> None:
