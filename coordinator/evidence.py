@@ -16,6 +16,7 @@ import numpy.typing as npt
 from coordinator.prefix_scheduler import Floats, Ints
 
 WEIGHT = 0.04  # of one round in a sequence's means, once it has had a few
+FORGETTING = 1.5  # a sequence's first rounds weigh 1 / (rounds + this): soon they outweigh what others were like
 UNSEEN_WEIGHT = 0.02  # with which slots that were not drafted follow the slot before them
 TRUST_WEIGHT = 0.03
 TRUST_STIFFNESS = 4.0  # accepted tokens a round that the lane's trust counts for in a sequence's own
@@ -97,7 +98,7 @@ class Evidence:
         drafted, verified = slots < lengths[:, None], slots < prefixes[:, None]
         worthy = verified | (drafted & (alive >= price))
         brought = np.where(worthy, alive, 0.0)
-        weight = np.maximum(least_weight, 1.0 / (self.judged[rows] + 2.0))[:, None]
+        weight = np.maximum(least_weight, 1.0 / (self.judged[rows] + FORGETTING))[:, None]
         weight = np.where(drafted, weight, 0.0)
         gain, used = self.gain[rows], self.used[rows]
         gain[:, :width] += weight * (brought - gain[:, :width])
