@@ -88,7 +88,9 @@ def test_dangerous_calls_are_absent() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", ["coordinator.process", "dspark.cli.main", "dspark.client"])
+@pytest.mark.parametrize(
+    "module", ["coordinator.process", "coordinator.frontend.process", "dspark.cli.main", "dspark.client"]
+)
 def test_light_entry_points_load_neither_torch_nor_ray(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
