@@ -85,6 +85,11 @@ class VerifyEngine:
         return self._runner.path
 
     @property
+    def make(self) -> str:
+        """What else decides how long a pass takes: lean layers, weight forms, kernels."""
+        return self._runner.make
+
+    @property
     def device(self) -> torch.device:
         return self._runner.device
 

@@ -35,6 +35,7 @@ class Runner(Protocol):
     """How the engine reaches the target."""
 
     path: str  # "packed" or "per_request"
+    make: str  # how its passes are made, as far as that decides how long they take
     device: torch.device
 
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
@@ -69,6 +70,7 @@ class PackedRunner:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
         self.lean = make_lean(model) if lean else Lean()
+        self.make = f"lean {self.lean.layers}, kernel {kernel is not None}, graphs {graphs}, layout 2"
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
         self._model, self._taps, self._kernel = model, taps, kernel

@@ -18,6 +18,7 @@ class PerRequestRunner:
     """One pass per segment over the library's own caches: slower, and right for more models."""
 
     path = "per_request"
+    make = "library"
 
     def __init__(self, model: Any, taps: TargetTaps | None) -> None:
         use_own_attention(model)

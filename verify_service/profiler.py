@@ -128,6 +128,7 @@ def _key(engine: VerifyEngine) -> dict[str, object]:
         "model": engine.fingerprint,
         "projection": engine.projection.fingerprint if engine.projection is not None else "",
         "path": engine.attention_path,
+        "make": engine.make,
         "machine": platform.node(),
         "processor": platform.processor() or platform.machine(),
         "device": str(engine.device) if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device),
