@@ -22,6 +22,7 @@ PACKED = (f"{D}test_acceptance.py::test_a_packed_pass_judges_every_sequence_as_i
 NUMBERS = (f"{D}test_acceptance.py::test_the_very_numbers_that_were_sent_are_weighed",)
 FIRST = (f"{D}test_acceptance.py::test_a_coupled_first_token_is_the_one_a_round_would_have_added",)
 LIES = (f"{D}test_acceptance.py::test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept",)
+DRAWN = (f"{D}test_sampling.py::test_a_draft_is_drawn_from_the_very_numbers_that_are_sent",)
 PAPER = ("tests/paper",)
 SCHEDULER = (f"{C}test_prefix_scheduler.py", *PAPER)
 WALK = ("tests/unit/draft_service/test_walk.py",)
@@ -205,7 +206,7 @@ MUTANTS = [
             "the draft is drawn at another temperature",
             "draw(probs.double(), u)",
             "draw(probs.double() ** 1.1, u)",
-            REAL,
+            DRAWN,
         ),
         (
             "q is not renormalised after the cut",
