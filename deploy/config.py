@@ -25,7 +25,9 @@ class ClusterConfig:
     bind: str = field(default="127.0.0.1", metadata={"doc": "Address every server listens on."})
     port: int = field(default=0, metadata={"doc": "Port of the coordinator; 0 takes a free one and keeps it."})
     insecure: bool = field(default=False, metadata={"doc": "Listen beyond this machine without asking for a token."})
-    policy: str | None = field(default=None, metadata={"doc": "Default policy: off, fixed:k, threshold:t, greedy or async."})
+    policy: str | None = field(
+        default=None, metadata={"doc": "Default policy: off, fixed:k, threshold:t, greedy or async."}
+    )
     rule: str | None = field(default=None, metadata={"doc": "Default acceptance rule: token, block or coupled."})
     device: str | None = field(default=None, metadata={"doc": "Device of both pools; absent: what is there."})
     verifier_gpus: float = field(default=0.0, metadata={"doc": "GPUs Ray reserves for each verifier."})
