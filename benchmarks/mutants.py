@@ -6,6 +6,7 @@ The bugs and the tests that must see them are listed in `tests/mutation/mutants.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import time
@@ -25,11 +26,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "mutation"))
-    from runner import MUTANTS, run
-
-    chosen = [mutant for mutant in MUTANTS if args.only in mutant.name or args.only in mutant.file]
+    runner = importlib.import_module("runner")
+    chosen = [mutant for mutant in runner.MUTANTS if args.only in mutant.name or args.only in mutant.file]
     began = time.monotonic()
-    outcomes = run(chosen[::3] if args.quick else chosen)
+    outcomes = runner.run(chosen[::3] if args.quick else chosen)
     seconds = time.monotonic() - began
     for outcome in outcomes:
         note(f"{'caught' if outcome.caught else 'MISSED'} in {outcome.seconds:5.1f} s: {outcome.name} {outcome.why}")
