@@ -39,7 +39,8 @@ from dspark.types import Law, Rule
 REQUESTS, QUICK = 500, 100
 CONCURRENCY = 24
 MOST_LOST = 10
-KV_TOKENS = 640  # of each verifier: five or so of these sequences at their full length, so others wait or are preempted
+LONG = 0.2  # of the answers outgrow what a verifier keeps free for them, so that sequences are preempted
+KV_TOKENS = 480  # of each verifier: a handful of these sequences, so others wait, and long ones are preempted
 POLICIES = ("off", "greedy", "async", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3", "threshold:0.7")
 NOISE = {1: 0.6, 2: 20.0}  # by drafter: noise on its weights, in their own standard deviations
 
@@ -129,7 +130,7 @@ def requests(pair: Pair, count: int, rng: random.Random) -> list[Ask]:
             "top_k": rng.choice([0, 0, 20]),
             "top_p": rng.choice([1.0, 1.0, 0.9]),
             "seed": rng.getrandbits(64),
-            "max_tokens": rng.randrange(8, 49),
+            "max_tokens": rng.randrange(120, 200) if rng.random() < LONG else rng.randrange(8, 49),
         }
         if rng.random() < 0.2:
             options |= {"repetition_penalty": 1.2, "presence_penalty": 0.4}
