@@ -100,6 +100,7 @@ def decode_cases(file: Path, *, drafter: BlockDrafter, target_folder: Path | Non
             device="cpu",
             dtype="float32",
             kv_tokens=room,
+            prefix_cache=False,  # every case begins with nothing
             measure_cost=False,
         )
     )
