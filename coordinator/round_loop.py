@@ -139,7 +139,7 @@ class RoundLoop:
         self._catch_up()
         cohort = columns_of(turns, self._feeding, self._learning.extra_tokens)
         self._say_uncosted(cohort)
-        terms = self._terms(cohort, max(self._drafting.seconds(drafts.orders) - self._hidden_s(), 0.0))
+        terms = self._terms(turns, cohort, drafts.orders)
         trust = self.evidence.trust(cohort.row)
         drafted_s = await self._drafting.fill(drafts)
         stays = [turn.stands(State.DRAFTING) for turn in turns]
@@ -222,14 +222,18 @@ class RoundLoop:
                 asked.append(turn)
         return self._drafting.sort(asked)
 
-    def _terms(self, cohort: Cohort, draft_s: float) -> Terms:
+    def _terms(self, turns: Sequence[Turn], cohort: Cohort, orders: Mapping[DrafterPort, Sequence[Turn]]) -> Terms:
+        """Only rows that were asked a draft for share the budget: of the others nothing is to be verified."""
+        draft_s = max(self._drafting.seconds(orders) - self._hidden_s(), 0.0)
         budget = None
         if (cohort.policies.kind == Kind.ASYNC).any():
-            rows = cohort.policies.kind == Kind.ASYNC
+            asked = {turn.cursor.sequence for its in orders.values() for turn in its}
+            drafted = np.fromiter((turn.cursor.sequence in asked for turn in turns), np.bool_, len(turns))
+            rows = int((drafted & (cohort.policies.kind == Kind.ASYNC)).sum())
             step = self.cost.of_round_measured(cohort.context, draft_s)
             if step is not None:
                 tokens = len(cohort.row) + cohort.extra_tokens
-                budget = self._budget.slots(int(rows.sum()), tokens, float(cohort.weight.sum()), step)
+                budget = self._budget.slots(rows, tokens, float(cohort.weight.sum()), step)
         return Terms(self.cost.of_round(cohort.context, draft_s), cohort.extra_tokens, budget)
 
     async def _verify(self, part: int, turns: Sequence[Turn], cohort: Cohort) -> tuple[Judged | None, float]:
