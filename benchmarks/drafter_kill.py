@@ -37,6 +37,9 @@ class Trace:
     finish: str = ""
 
 
+POLICY = "fixed:3"
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drafter_kill", description=__doc__)
     add_arguments(parser)
@@ -122,7 +125,9 @@ async def _streams(
     traces = [Trace() for _ in prompts]
 
     async def one(client: AsyncClient, prompt: list[int], trace: Trace) -> None:
-        async for event in client.generate(prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True, timeout=900):
+        # A fixed length: `greedy` may have gone plain by itself, which would hide whether drafts come back.
+        asked = client.generate(prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True, policy=POLICY, timeout=900)
+        async for event in asked:
             if isinstance(event, Chunk):
                 if event.offset != len(trace.ids):
                     raise AssertionError(f"offset {event.offset} after {len(trace.ids)} tokens")
