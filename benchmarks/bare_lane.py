@@ -1,7 +1,9 @@
 """A lane in the measuring process, before synthetic workers: requests enter and pieces leave as through a front end.
 
-Admission, lane, scheduler and the gRPC sessions are the deployed ones; no client streams. Temperature 1, 64 entries of
-q per drafted slot. Nobody joins or leaves while it is measured.
+Admission, lane, scheduler and the gRPC sessions are the deployed ones. Requests come in by an attached front end's
+message and commits leave in its batches, packed to bytes (`coordinator.attachment`), as a coordinator with front ends
+in processes of their own does it; only the writing of those few messages to a socket is left out. Temperature 1, 64
+entries of q per drafted slot. Nobody joins or leaves while it is measured.
 """
 
 from __future__ import annotations
@@ -16,35 +18,23 @@ import structlog
 
 from benchmarks.synthetic_cell import SyntheticWorkers
 from coordinator.admission import Admission, Bounds
-from coordinator.answer import Answer, Piece
-from coordinator.commit_log import CommitLog
+from coordinator.attachment import Attachment
 from coordinator.lane import Conduct, Lane
+from coordinator.local_cell import LocalCell, Offer
 from coordinator.membership import Membership
 from coordinator.policy import parse_policy
-from coordinator.request import Request
-from coordinator.sequence import Sequence
-from coordinator.tally import Tally
-from coordinator.track import Track
 from coordinator.worker import Address, Role
+from dspark.client.request import Sampling, write_request
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law
+from dspark.wire.v1 import frontend_pb2
 
 PROMPT = 32
 ANSWER = 1 << 14  # longer than any measurement
+ANSWER_S = 3600.0  # likewise
 WARM_UP_S = 60.0
 WARM_UP_ROUNDS = 24  # all are in, evidence is there
 
-_numbers: Iterator[int] = itertools.count(1)  # of sequences: none is used twice
-
-
-class Drain:
-    """Stands in for a front end: takes pieces as they come."""
-
-    def push(self, piece: Piece) -> None:
-        pass
-
-    def close(self, error: Exception | None = None) -> None:
-        pass
+_numbers: Iterator[int] = itertools.count(1)  # of requests: none is used twice
 
 
 def quiet() -> None:
@@ -65,22 +55,50 @@ async def running_lane(
     addresses = [
         Address(role, endpoint, 0, f"{role.value}/0") for role in Role for endpoint in workers.endpoints(role.value)
     ]
+    attachment: Attachment | None = None
+    front: asyncio.Task[None] | None = None
     try:
         assert await membership.announce(addresses) == len(addresses)
-        tracks = [_track(next(_numbers), policy, clock.time()) for _ in range(sequences)]
-        for track in tracks:
-            admission.submit(track)
+        cell = LocalCell(admission, membership, Offer(parse_policy(policy)))
+        hello = frontend_pb2.FrontendHello(name="frontend/0")
+        attachment = Attachment(cell, hello, clock, metrics)
+        front = asyncio.create_task(_read(attachment))
+        requests = [_submit(next(_numbers), policy) for _ in range(sequences)]
+        attachment.heard(frontend_pb2.FrontendBatch(submits=requests))
+        names = [submit.request.request_id for submit in requests]
         async with asyncio.timeout(WARM_UP_S):
-            while any(track.sequence.round < WARM_UP_ROUNDS for track in tracks):  # noqa: ASYNC110  rounds ring no bell
+            while any(_rounds(admission, name) < WARM_UP_ROUNDS for name in names):  # noqa: ASYNC110  rounds ring no bell
                 await asyncio.sleep(0.1)
         yield membership.lanes[0], metrics
+        if front.done():
+            front.result()
     finally:
+        if attachment is not None:
+            attachment.close()
+        if front is not None:
+            await asyncio.gather(front, return_exceptions=True)
         admission.cut_all()
         await membership.close()
 
 
-def _track(number: int, policy: str, now: float) -> Track:
-    prompt = tuple(2 + (number * 31 + at) % 1000 for at in range(PROMPT))
-    log = CommitLog(prompt)
-    request = Request(f"r{number}", prompt, Law(temperature=1.0, seed=number), ANSWER, parse_policy(policy))
-    return Track(request, Sequence(number, log), Answer(log, max_tokens=ANSWER), Tally(now), Drain())
+async def _read(attachment: Attachment) -> None:
+    """The front end's stream, up to the socket. Raises when a request failed."""
+    while (batch := await attachment.next()) is not None:
+        batch.SerializeToString()
+        if batch.failed:
+            raise RuntimeError(f"a request failed: {batch.failed[0]}")
+
+
+def _submit(number: int, policy: str) -> frontend_pb2.Submit:
+    prompt = [2 + (number * 31 + at) % 1000 for at in range(PROMPT)]
+    options = Sampling(policy=policy, temperature=1.0, seed=number, rule="block", max_tokens=ANSWER, ignore_eos=True)
+    message = write_request(prompt, options)
+    message.request_id = f"r{number}"
+    return frontend_pb2.Submit(call=number, request=message, deadline_us=int(ANSWER_S * 1e6))
+
+
+def _rounds(admission: Admission, request_id: str) -> int:
+    track = admission.find(request_id)
+    if track is None:
+        raise RuntimeError(f"{request_id} is not running any more")
+    return track.sequence.round

@@ -3,7 +3,7 @@
     python -m benchmarks.oversubscribed
 
 The same requests go through two cells of the same pair, one with room for all and one with pages for half of what the
-running sequences come to. At temperature 0, and with the coupled rule, ids must be those of the roomy cell; every
+running sequences come to. The prefix cache is on, as it is by default. At temperature 0, and with the coupled rule, ids must be those of the roomy cell; every
 request must end. What running out costs is printed beside it: preemptions, prefills done again, and time.
 """
 
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 def _serve(pair: Pair, prompts: list[list[int]], kv_tokens: int) -> tuple[Answers, float, dict[str, int]]:
     """Answers by law, seconds, and what the coordinator counted, with so many token slots."""
     (port,) = free_ports(1)
-    verify = {"kv_tokens": kv_tokens, "page_size": PAGE, "dtype": "float32", "prefix_cache": False}
+    verify = {"kv_tokens": kv_tokens, "page_size": PAGE, "dtype": "float32"}
     coordinator = {"metrics_port": port, "max_running": AT_ONCE}
     with LocalCell(pair.target, pair.drafter, verify=verify, coordinator=coordinator) as cell:
         note(f"{len(prompts)} prompts under {len(LAWS)} laws, {kv_tokens} token slots")

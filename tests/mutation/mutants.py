@@ -328,7 +328,7 @@ MUTANTS = [
     ),
 ]
 # What two of them put in the place of q: the numbers one slot late, and the numbers in half precision.
-HELPERS = """
+SPOILED_Q = """
 
 def _late(case):
     rows = np.frombuffer(case.q.probs, "<f4").reshape(-1, max(case.q.entries, 1))

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType
 
-from mutants import HELPERS, MUTANTS, Mutant
+from mutants import MUTANTS, SPOILED_Q, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0  # for one mutant, or for the sound source; a loaded machine is no catch
@@ -67,7 +67,7 @@ def changed(mutant: Mutant) -> str:
     source = (ROOT / mutant.file).read_text(encoding="utf-8")
     if source.count(mutant.right) != 1:
         raise ValueError(f"{mutant.name}: {source.count(mutant.right)} places in {mutant.file} hold {mutant.right!r}")
-    return source.replace(mutant.right, mutant.wrong) + (HELPERS if mutant.file.endswith("ratio.py") else "")
+    return source.replace(mutant.right, mutant.wrong) + (SPOILED_Q if mutant.file.endswith("ratio.py") else "")
 
 
 def run(mutants: Sequence[Mutant] = MUTANTS, jobs: int = JOBS) -> list[Outcome]:
