@@ -3,8 +3,9 @@
     python -m benchmarks.oversubscribed
 
 The same requests go through two cells of the same pair, one with room for all and one with pages for half of what the
-running sequences come to. The prefix cache is on, as it is by default. At temperature 0, and with the coupled rule, ids must be those of the roomy cell; every
-request must end. What running out costs is printed beside it: preemptions, prefills done again, and time.
+running sequences come to; the prefix cache is on in both, as it is by default. At temperature 0, and with the coupled
+rule, ids must be those of the roomy cell; every request must end. What running out costs is printed beside it:
+preemptions, prefills done again, and time.
 """
 
 from __future__ import annotations

@@ -90,7 +90,12 @@ def _measure(
         for speculation in _speculations(args):
             try:
                 server = vllm_server.VllmServer(
-                    args.vllm_python, pair.target, used, speculation=speculation, openmp="intel"
+                    args.vllm_python,
+                    pair.target,
+                    used,
+                    speculation=speculation,
+                    openmp="intel",
+                    start_s=args.vllm_start_s,
                 )
                 contestants.append(stack.enter_context(server))
                 note(f"{server.name} serves")

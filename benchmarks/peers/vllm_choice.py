@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.peers.vllm_server import OPENMP, VllmServer, intel_openmp
+from benchmarks.peers.vllm_server import OPENMP, START_TIMEOUT_S, VllmServer, intel_openmp
 
 PYTHON = "DSPARK_VLLM_PYTHON"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--vllm-python`."""
+    """`--vllm-python`, `--vllm-openmp`, `--vllm-start-s`."""
     parser.add_argument(
         "--vllm-python",
         type=Path,
@@ -28,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vllm-openmp", choices=["auto", *OPENMP], default="auto", help="its thread library (auto: the faster one)"
+    )
+    parser.add_argument(
+        "--vllm-start-s",
+        type=float,
+        default=START_TIMEOUT_S,
+        metavar="S",
+        help=f"longest wait for it to serve; its first start with a model compiles ({START_TIMEOUT_S:g})",
     )
 
 
@@ -52,7 +59,9 @@ def start_best(
     with ExitStack() as trials:
         for openmp in choices:
             own = trials.enter_context(ExitStack())
-            server = own.enter_context(VllmServer(args.vllm_python, target, cores, openmp=openmp))
+            server = own.enter_context(
+                VllmServer(args.vllm_python, target, cores, openmp=openmp, start_s=args.vllm_start_s)
+            )
             running.append((trial(server) if len(choices) > 1 else 0.0, server, own))
         _, best, kept = min(running, key=lambda found: found[0])
         stack.enter_context(kept.pop_all())

@@ -24,7 +24,7 @@ from benchmarks.load.prompts import Question
 from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Reply
 from deploy.head import free_ports
 
-START_TIMEOUT_S = 420.0  # the first start on a machine compiles
+START_TIMEOUT_S = 900.0  # the first start with a model compiles, for many layers as long as this
 ANSWER_TIMEOUT_S = 300.0
 MODEL = "peer"
 OPENMP = ("system", "intel")  # what torch brings, or Intel's preloaded, as vLLM's log advises
@@ -37,7 +37,10 @@ def draft_model(folder: Path) -> dict[str, Any]:
 
 
 class VllmServer:
-    """One server; a context manager. `speculation`: vLLM's speculative configuration, None for plain decoding."""
+    """One server; a context manager. `speculation`: vLLM's speculative configuration, None for plain decoding.
+
+    start_s: longest wait for it to serve.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class VllmServer:
         *,
         speculation: dict[str, Any] | None = None,
         openmp: str = OPENMP[0],
+        start_s: float = START_TIMEOUT_S,
     ) -> None:
         if python is None or not Path(python).is_file():
             raise Absent(NOT_INSTALLED if python is None else f"{NOT_INSTALLED}: {python} is no file")
@@ -58,6 +62,7 @@ class VllmServer:
         self._cores = cores
         self._speculation = speculation
         self.openmp = openmp
+        self._start_s = start_s
         self._leash: subprocess.Popen[bytes] | None = None
         self._runner = asyncio.Runner()
         self.url = ""
@@ -96,7 +101,7 @@ class VllmServer:
 
     def _await_ready(self) -> None:
         assert self._leash is not None
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self._start_s
         while time.monotonic() < deadline:
             if self._leash.poll() is not None:
                 raise Absent(f"vLLM did not start: {self._last_words()}")
@@ -105,7 +110,7 @@ class VllmServer:
                     return
             except (OSError, urllib.error.URLError):
                 time.sleep(0.5)
-        raise Absent(f"vLLM did not start within {START_TIMEOUT_S:g} s: {self._last_words()}")
+        raise Absent(f"vLLM did not start within {self._start_s:g} s: {self._last_words()}")
 
     def _last_words(self) -> str:
         self._log.seek(0)
