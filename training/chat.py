@@ -1,0 +1,110 @@
+"""Conversations as the target reads them: its chat template, or plain text where it has none.
+
+What is trained on is what the target saw and said, to the token: the prompt is rendered once and the answer keeps the
+ids the target emitted. Answers of earlier turns are part of the last prompt; they are found in the rendered text by the
+literal header and end of an assistant turn and mapped to tokens by character offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import ConfigError
+from dspark.model.location import locate
+
+# How a template opens and closes an assistant's turn; the closing belongs to the answer.
+_SPANS = (("<|im_start|>assistant\n", "<|im_end|>\n"), ("<|turn>model\n", "<turn|>\n"))
+# Of gemma4: what a turn opens with when nothing was thought. The target writes it, nobody learns it.
+_UNSUPERVISED = "<|channel>thought\n<channel|>"
+
+
+class Chat:
+    """A target's tokenizer and template; either may be missing."""
+
+    def __init__(self, target: str | Path, *, revision: str | None = None) -> None:
+        folder = locate(target, revision=revision)
+        self.tokenizer: Any = None
+        if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
+            from transformers import AutoTokenizer
+
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self.has_template = bool(getattr(self.tokenizer, "chat_template", None))
+
+    def prompt_ids(self, turns: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The conversation up to and with a user's turn -> what the target is asked with.
+
+        Without a template one turn is plain text to go on with; a second one would have no meaning.
+        """
+        last = turns[-1]
+        if not self.has_template and len(turns) > 1:
+            raise ConfigError("conversations: the target has no chat template; rows of one turn only")
+        if "token_ids" in last and len(turns) == 1:
+            return [int(token) for token in last["token_ids"]]
+        if self.tokenizer is None:
+            raise ConfigError("conversations: the target has no tokenizer; give prompts as token_ids")
+        text = self._rendered(turns) if self.has_template else str(last["content"])
+        # A template writes its own special tokens.
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=not self.has_template)
+        return ids
+
+    def learned(self, turns: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
+        """A regenerated conversation -> (ids, which of them the target wrote), [T] each.
+
+        The last turn has the ids of its answer in `token_ids`, or its text is rendered in their place.
+        """
+        *history, answer = turns
+        if answer["role"] != "assistant":
+            raise ConfigError("conversations: the last turn is not an answer")
+        ids = self.prompt_ids(history)
+        marks = self._earlier_answers(history, ids)
+        said = answer.get("token_ids")
+        if said is None:
+            if self.tokenizer is None:
+                raise ConfigError("conversations: the target has no tokenizer; answers need token_ids")
+            end = turn_end(self._rendered(history)) if self.has_template else ""
+            said = self.tokenizer.encode(answer["content"] + end, add_special_tokens=False)
+        marks += [True] * len(said)
+        return [*ids, *said], marks
+
+    def _rendered(self, turns: Sequence[Mapping[str, Any]]) -> str:
+        plain = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+        # Thinking is switched off where a template knows the word, as in the published recipe.
+        text: str = self.tokenizer.apply_chat_template(
+            plain, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        return text
+
+    def _earlier_answers(self, history: Sequence[Mapping[str, Any]], ids: Sequence[int]) -> list[bool]:
+        if len(history) < 2:
+            return [False] * len(ids)
+        text = self._rendered(history)
+        spans = answer_spans(text)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return [
+            any(start >= a and end <= b and end > start for a, b in spans) for start, end in encoded["offset_mapping"]
+        ]
+
+
+def turn_end(text: str) -> str:
+    """What closes an assistant's turn in a rendered conversation; empty where the template is not known."""
+    return next((end for header, end in _SPANS if header in text), "")
+
+
+def answer_spans(text: str) -> list[tuple[int, int]]:
+    """Character ranges of all finished assistant turns of a rendered conversation, end marks included."""
+    for header, end in _SPANS:
+        if header in text:
+            spans, place = [], 0
+            while (found := text.find(header, place)) >= 0:
+                start = found + len(header)
+                if text.startswith(_UNSUPERVISED, start):
+                    start += len(_UNSUPERVISED)
+                close = text.find(end, start)
+                if close < 0:  # the turn that is asked for
+                    break
+                spans.append((start, close + len(end)))
+                place = close + len(end)
+            return spans
+    return []
