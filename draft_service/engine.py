@@ -111,15 +111,11 @@ class DraftEngine:
 
     def watermark(self, sequence: int, epoch: int | None = None) -> int:
         """Contiguous rows held; 0 for an unknown sequence or another epoch."""
-        context = self._contexts.get(sequence)
-        if context is None or (epoch is not None and context.epoch != epoch):
-            return 0
-        return context.watermark
+        return self._contexts.watermark(sequence, epoch)
 
     def knows(self, cursor: Cursor) -> bool:
         """Whether the sequence is open under this epoch."""
-        context = self._contexts.get(cursor.sequence)
-        return context is not None and context.epoch == cursor.epoch
+        return self._contexts.knows(cursor)
 
     def release(self, sequence: int, epoch: int) -> bool:
         return self._contexts.release(sequence, epoch)

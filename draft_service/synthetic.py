@@ -15,8 +15,8 @@ import numpy as np
 
 from draft_service.config import DraftConfig
 from draft_service.interface import DraftItem, Held, Rows, Shape
+from draft_service.ledger import Context, Ledger
 from dspark.errors import PeerError
-from dspark.pages import PageTable
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.blocks import BlockMaker
 from dspark.synthetic.law import SyntheticLaw
@@ -28,27 +28,14 @@ from dspark.wire.v1 import types_pb2
 
 
 @dataclasses.dataclass(slots=True)
-class _Context:
+class _Context(Context):
     """Rows of one sequence, as far as anybody can tell from their bounds."""
 
-    epoch: int
-    owner: int
-    capacity: int
-    runs: list[tuple[int, int]]  # ascending and apart, the first from 0
     first_token: int | None = None
 
-    @property
-    def watermark(self) -> int:
-        return self.runs[0][1]
-
-    def add(self, start: int, stop: int) -> None:
-        joined: list[tuple[int, int]] = []
-        for low, high in sorted([*self.runs, (start, stop)]):
-            if joined and low <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], high))
-            else:
-                joined.append((low, high))
-        self.runs = joined
+    def start_over(self, epoch: int) -> None:
+        Context.start_over(self, epoch)
+        self.first_token = None
 
 
 class SyntheticDraftEngine:
@@ -70,8 +57,12 @@ class SyntheticDraftEngine:
         self._law = SyntheticLaw(spec)
         self._blocks = BlockMaker(self._law, self.q_entries)
         self._pace = Pace(spec.jitter, spec.seed + 1)
-        self._pages = PageTable(config.context_tokens // config.page_size, config.page_size)
-        self._contexts: dict[int, _Context] = {}
+        self._contexts = Ledger(
+            _Context,
+            tokens=config.context_tokens,
+            page_size=config.page_size,
+            max_sequences=config.max_sequences,
+        )
 
     @staticmethod
     def load(config: DraftConfig) -> SyntheticDraftEngine:
@@ -85,32 +76,13 @@ class SyntheticDraftEngine:
 
     @property
     def held(self) -> Held:
-        return Held(len(self._contexts), self._pages.held, self._pages.total)
+        pages = self._contexts.pages
+        return Held(len(self._contexts), pages.held, pages.total)
 
     # -- contexts ---------------------------------------------------------------------------
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
-        reserve = min(reserve_tokens, self.context_length)
-        context = self._contexts.get(cursor.sequence)
-        if context is not None and cursor.epoch < context.epoch:
-            return Refusal(RefusalReason.STALE_CURSOR, f"epoch {cursor.epoch} was followed by {context.epoch}")
-        if context is not None and reserve <= context.capacity:
-            context.owner = owner
-            if cursor.epoch > context.epoch:
-                context.epoch, context.runs, context.first_token = cursor.epoch, [(0, 0)], None
-            return None
-        if reserve < 1:
-            return Refusal(RefusalReason.INVALID, "reserve_tokens: 0 rows are no context")
-        if context is not None:
-            self._drop(cursor.sequence)
-        if len(self._contexts) >= self.config.max_sequences:
-            return Refusal(RefusalReason.NO_PAGES, f"{len(self._contexts)} sequences are held, the limit")
-        if not self._pages.can_reserve(reserve):
-            free, wanted = self._pages.total - self._pages.held, self._pages.pages_for(reserve)
-            return Refusal(RefusalReason.NO_PAGES, f"{wanted} pages are needed and {free} are free")
-        self._pages.reserve(cursor.sequence, reserve)
-        self._contexts[cursor.sequence] = _Context(cursor.epoch, owner, self._pages.capacity(cursor.sequence), [(0, 0)])
-        return None
+        return self._contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
 
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Values:
         values = read_rows(chunk, width=self.shape.hidden_size, max_rows=max_rows)
@@ -121,43 +93,27 @@ class SyntheticDraftEngine:
         return [self._ingest(chunk) for chunk in chunks]
 
     def _ingest(self, chunk: Rows) -> int | Refusal:
-        context = self._contexts.get(chunk.sequence)
-        if context is None:
-            return Refusal(RefusalReason.UNKNOWN_SEQUENCE, f"sequence {chunk.sequence} was never opened, or released")
-        if chunk.epoch < context.epoch:
-            return Refusal(RefusalReason.STALE_CURSOR, f"epoch {chunk.epoch} was followed by {context.epoch}")
-        stop = chunk.start + len(chunk.rows)
-        if stop > context.capacity:
-            return Refusal(RefusalReason.INVALID, f"start_position: rows up to {stop} exceed {context.capacity}")
-        if chunk.epoch > context.epoch:
-            context.epoch, context.runs, context.first_token = chunk.epoch, [(0, 0)], None
+        context = self._contexts.admit(chunk)
+        if isinstance(context, Refusal):
+            return context
         try:
             context.first_token = first_token(chunk.rows)
         except PeerError as error:
             return Refusal(RefusalReason.INVALID, str(error))
-        context.add(chunk.start, stop)
+        context.add(chunk.start, chunk.start + len(chunk.rows))
         return context.watermark
 
     def watermark(self, sequence: int, epoch: int | None = None) -> int:
-        context = self._contexts.get(sequence)
-        return 0 if context is None or (epoch is not None and context.epoch != epoch) else context.watermark
+        return self._contexts.watermark(sequence, epoch)
 
     def knows(self, cursor: Cursor) -> bool:
-        context = self._contexts.get(cursor.sequence)
-        return context is not None and context.epoch == cursor.epoch
+        return self._contexts.knows(cursor)
 
     def release(self, sequence: int, epoch: int) -> bool:
-        context = self._contexts.get(sequence)
-        if context is None or context.epoch > epoch:
-            return False
-        self._drop(sequence)
-        return True
+        return self._contexts.release(sequence, epoch)
 
     def release_owner(self, owner: int) -> int:
-        mine = [sequence for sequence, context in self._contexts.items() if context.owner == owner]
-        for sequence in mine:
-            self._drop(sequence)
-        return len(mine)
+        return self._contexts.release_owner(owner)
 
     # -- rounds -----------------------------------------------------------------------------
 
@@ -203,7 +159,3 @@ class SyntheticDraftEngine:
             self.spec.draft.seconds(min(len(asked) - first, most), context) for first in range(0, len(asked), most)
         )
         self.missed_ns += self._pace.sleep_until(began_ns + int(self._pace.take(seconds) * 1e9))
-
-    def _drop(self, sequence: int) -> None:
-        self._contexts.pop(sequence, None)
-        self._pages.release(sequence)

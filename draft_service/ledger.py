@@ -1,0 +1,135 @@
+"""Which sequences have room here and which of their rows have come. No tensors, so engines without weights use it too.
+
+Rows may come in any order and more than once; what counts is the watermark, the length of the run without a gap from
+position 0. Rows belong to an epoch: a higher one starts the context over, a lower one is refused. A sequence that
+nobody opened has no room and gets none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from draft_service.interface import Rows
+from dspark.pages import PageTable
+from dspark.types import Cursor, Refusal, RefusalReason
+
+
+@dataclass(slots=True)
+class Context:
+    """Rows of one sequence."""
+
+    sequence: int
+    epoch: int
+    owner: int  # the session that opened it
+    capacity: int
+    watermark: int = 0
+    ahead: list[tuple[int, int]] = field(default_factory=list)  # runs past a gap, ascending, apart
+
+    def covers(self, start: int, stop: int) -> bool:
+        return stop <= self.watermark or any(low <= start and stop <= high for low, high in self.ahead)
+
+    def add(self, start: int, stop: int) -> None:
+        """Rows start .. stop - 1 are there now."""
+        runs = sorted([(0, self.watermark), *self.ahead, (start, stop)])
+        joined = [runs[0]]
+        for low, high in runs[1:]:
+            if low <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+            else:
+                joined.append((low, high))
+        self.watermark, self.ahead = joined[0][1], joined[1:]
+
+    def start_over(self, epoch: int) -> None:
+        self.epoch, self.watermark, self.ahead = epoch, 0, []
+
+
+C = TypeVar("C", bound=Context)
+
+
+class Ledger(Generic[C]):
+    """All contexts of one drafter and the pages they hold. Used on the device thread, read from anywhere."""
+
+    def __init__(self, kind: type[C], *, tokens: int, page_size: int, max_sequences: int) -> None:
+        self.pages = PageTable(tokens // page_size, page_size)
+        self._kind = kind
+        self._max_sequences = max_sequences
+        self._contexts: dict[int, C] = {}
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def get(self, sequence: int) -> C | None:
+        return self._contexts.get(sequence)
+
+    def __getitem__(self, sequence: int) -> C:
+        return self._contexts[sequence]
+
+    def knows(self, cursor: Cursor) -> bool:
+        """Whether the sequence is open under this epoch."""
+        context = self._contexts.get(cursor.sequence)
+        return context is not None and context.epoch == cursor.epoch
+
+    def watermark(self, sequence: int, epoch: int | None = None) -> int:
+        """Contiguous rows held; 0 for an unknown sequence or another epoch."""
+        context = self._contexts.get(sequence)
+        return 0 if context is None or (epoch is not None and context.epoch != epoch) else context.watermark
+
+    def open(self, cursor: Cursor, reserve_tokens: int, owner: int) -> Refusal | None:
+        """Reserves rows for the sequence's whole life. Opening it again keeps its rows; a higher epoch does not."""
+        context = self._contexts.get(cursor.sequence)
+        if context is not None:
+            if cursor.epoch < context.epoch:
+                return Refusal(RefusalReason.STALE_CURSOR, f"epoch {cursor.epoch} was followed by {context.epoch}")
+            if reserve_tokens <= context.capacity:
+                context.owner = owner
+                if cursor.epoch > context.epoch:
+                    context.start_over(cursor.epoch)
+                return None
+            self._drop(context)
+        if reserve_tokens < 1:
+            return Refusal(RefusalReason.INVALID, "reserve_tokens: 0 rows are no context")
+        if len(self._contexts) >= self._max_sequences:
+            return Refusal(RefusalReason.NO_PAGES, f"{len(self._contexts)} sequences are held, the limit")
+        if not self.pages.can_reserve(reserve_tokens):
+            free = self.pages.total - self.pages.held
+            return Refusal(
+                RefusalReason.NO_PAGES, f"{self.pages.pages_for(reserve_tokens)} pages are needed and {free} are free"
+            )
+        self.pages.reserve(cursor.sequence, reserve_tokens)
+        capacity = self.pages.capacity(cursor.sequence)
+        self._contexts[cursor.sequence] = self._kind(cursor.sequence, cursor.epoch, owner, capacity)
+        return None
+
+    def admit(self, chunk: Rows) -> C | Refusal:
+        """The context that a chunk's rows belong to, started over by a higher epoch; or why they are dropped."""
+        context = self._contexts.get(chunk.sequence)
+        if context is None:
+            return Refusal(RefusalReason.UNKNOWN_SEQUENCE, f"sequence {chunk.sequence} was never opened, or released")
+        if chunk.epoch < context.epoch:
+            return Refusal(RefusalReason.STALE_CURSOR, f"epoch {chunk.epoch} was followed by {context.epoch}")
+        stop = chunk.start + len(chunk.rows)
+        if stop > context.capacity:
+            return Refusal(RefusalReason.INVALID, f"start_position: rows up to {stop} exceed {context.capacity}")
+        if chunk.epoch > context.epoch:
+            context.start_over(chunk.epoch)
+        return context
+
+    def release(self, sequence: int, epoch: int) -> bool:
+        """Frees a context of this epoch or a lower one; an unknown one is fine."""
+        context = self._contexts.get(sequence)
+        if context is None or context.epoch > epoch:
+            return False
+        self._drop(context)
+        return True
+
+    def release_owner(self, owner: int) -> int:
+        """Frees everything a session opened; returns how many."""
+        mine = [context for context in self._contexts.values() if context.owner == owner]
+        for context in mine:
+            self._drop(context)
+        return len(mine)
+
+    def _drop(self, context: C) -> None:
+        del self._contexts[context.sequence]
+        self.pages.release(context.sequence)

@@ -1,0 +1,155 @@
+"""The speculators format, said in the words of the released one, and back. Pure: JSON objects in and out.
+
+Four things differ. Shapes of the layers are nested in `transformer_layer_config`, which may leave out whatever has the
+library's default. Tap ids count hidden states, where 0 is the embedding output, so layer L is L + 1. `block_size` is
+the length of the query; without `sample_from_anchor` (absent means false) its first slot drafts nothing. And the head
+may speak a smaller vocabulary, `draft_vocab_size`, which two tensors `d2t` and `t2d` tie to the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dspark.errors import CheckpointError, UnsupportedFamily
+
+FAMILIES = ("dspark", "dflash", "eagle3")
+_QUERY_ANCHOR = ("dspark", "dflash")  # families whose block is one pass over anchor and masks
+# What the library's Qwen3 configuration has where a file says nothing.
+_QWEN3: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "use_sliding_window": False,
+}
+_LAYER_KEYS = (*_QWEN3, "layer_types", "rope_parameters", "rope_theta", "rope_scaling")
+_HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+
+
+def is_speculators(raw: Mapping[str, Any]) -> bool:
+    """Whether a decoded config.json is of this format."""
+    return "speculators_model_type" in raw or "speculators_config" in raw
+
+
+def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The released key set of a speculators config.json; every complaint names the key."""
+    family = _family(raw)
+    layer = raw.get("transformer_layer_config")
+    if not isinstance(layer, dict):
+        raise CheckpointError(f"transformer_layer_config: expected an object, found {layer!r}")
+    if (kind := layer.get("model_type", "qwen3")) != "qwen3":
+        raise UnsupportedFamily(f"transformer_layer_config.model_type: draft layers of {kind!r} are not supported")
+    said = _QWEN3 | {key: layer[key] for key in _LAYER_KEYS if layer.get(key) is not None}
+    if "rope_parameters" not in said and "rope_theta" not in said:
+        said["rope_parameters"] = {"rope_theta": 10000.0, "rope_type": "default"}
+    wide = raw.get("target_hidden_size")
+    if wide not in (None, said["hidden_size"]):
+        raise UnsupportedFamily(
+            f"target_hidden_size: {wide!r} beside draft layers of {said['hidden_size']!r} is not supported"
+        )
+    said |= {
+        "model_type": "qwen3",
+        "tie_word_embeddings": False,
+        "target_layer_ids": _released_ids(raw),
+        "num_target_layers": 0,  # the format does not say
+        "dtype": raw.get("dtype") or raw.get("torch_dtype") or layer.get("dtype") or "bfloat16",
+    }
+    narrow = raw.get("draft_vocab_size")
+    if narrow is not None and narrow != said["vocab_size"]:
+        said["draft_vocab_size"] = narrow
+    return said | (_eagle3(raw) if family == "eagle3" else _block(raw, family))
+
+
+def from_released(raw: Mapping[str, Any], *, family: str, verifier: str | None = None) -> dict[str, Any]:
+    """A speculators config.json that says what a released one says. `verifier`: name or path of the target."""
+    if raw.get("model_type") != "qwen3":
+        raise UnsupportedFamily(f"model_type: {raw.get('model_type')!r} has no form in the speculators format")
+    anchor = bool(raw.get("sample_from_anchor", True))
+    drafted = int(raw["block_size" if family in _QUERY_ANCHOR else "ttt_length"])
+    layer = {key: raw[key] for key in _LAYER_KEYS if raw.get(key) is not None}
+    ids = [layer_id + 1 for layer_id in raw["target_layer_ids"]]
+    written: dict[str, Any] = {
+        "architectures": [{"dspark": "DSpark", "dflash": "DFlash", "eagle3": "Eagle3"}[family] + "Speculator"],
+        "speculators_model_type": family,
+        "speculators_version": "0.5.0",
+        "speculators_config": {
+            "algorithm": family,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafted}],
+            "verifier": {"name_or_path": verifier, "architectures": ["Qwen3ForCausalLM"]},
+        },
+        "transformer_layer_config": layer | {"model_type": "qwen3"},
+        "draft_vocab_size": raw.get("draft_vocab_size", raw["vocab_size"]),
+        "dtype": raw.get("dtype", "bfloat16"),
+        "tie_word_embeddings": False,
+    }
+    if family == "eagle3":
+        return written | {"eagle_aux_hidden_state_layer_ids": ids, "norm_before_residual": False}
+    return written | {
+        "aux_hidden_state_layer_ids": ids,
+        "block_size": drafted + (not anchor),
+        "mask_token_id": raw["mask_token_id"],
+        "num_anchors": raw.get("num_anchors", 512),
+        "sample_from_anchor": anchor,
+        **{key: raw[key] for key in _HEADS if raw.get(key) is not None},
+    }
+
+
+def _family(raw: Mapping[str, Any]) -> str:
+    settings = raw.get("speculators_config")
+    named = raw.get("speculators_model_type") or (settings.get("algorithm") if isinstance(settings, dict) else None)
+    if named not in FAMILIES or raw.get("projector_type", "dflash") != "dflash":
+        what = named if named not in FAMILIES else raw.get("projector_type")
+        raise UnsupportedFamily(
+            f"speculators_model_type: {what!r} drafters are not supported, {', '.join(FAMILIES)} are"
+        )
+    return str(named)
+
+
+def _released_ids(raw: Mapping[str, Any]) -> object:
+    """Hidden-state indices to layer ids. What is no list of integers is left for the schema to refuse."""
+    for key in ("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids", "target_layer_ids"):
+        if (value := raw.get(key)) is not None:
+            whole = isinstance(value, list) and all(type(each) is int for each in value)
+            return [each - 1 for each in value] if whole else value
+    raise CheckpointError("aux_hidden_state_layer_ids: missing")
+
+
+def _block(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
+    anchor = raw.get("sample_from_anchor", False)
+    if not isinstance(anchor, bool):
+        raise CheckpointError(f"sample_from_anchor: expected true or false, found {anchor!r}")
+    size = raw.get("block_size")
+    if type(size) is not int or size < 1 + (not anchor):
+        raise CheckpointError(f"block_size: expected a length that drafts a token, found {size!r}")
+    heads = {key: raw[key] for key in _HEADS if raw.get(key) is not None} if family == "dspark" else {}
+    if not anchor and heads.get("markov_rank") and heads.get("markov_head_type") == "rnn":
+        raise UnsupportedFamily("markov_head_type: 'rnn' needs sample_from_anchor, its state would begin at the anchor")
+    return heads | {
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": size if anchor else size - 1,
+        "sample_from_anchor": anchor,
+        "mask_token_id": raw.get("mask_token_id"),
+        "num_anchors": raw.get("num_anchors"),
+    }
+
+
+def _eagle3(raw: Mapping[str, Any]) -> dict[str, Any]:
+    for key in ("norm_before_residual", "norm_before_fc"):
+        if raw.get(key):
+            raise UnsupportedFamily(f"{key}: {raw[key]!r} is not supported")
+    settings = raw.get("speculators_config")
+    methods = settings.get("proposal_methods") if isinstance(settings, dict) else None
+    first = methods[0] if isinstance(methods, list) and methods else None
+    if not isinstance(first, dict):
+        raise CheckpointError("speculators_config.proposal_methods: says nothing of speculative_tokens")
+    return {"architectures": ["Qwen3Eagle3Model"], "ttt_length": first.get("speculative_tokens")}
