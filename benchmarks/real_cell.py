@@ -65,7 +65,7 @@ class Point:
 
 
 async def measure(endpoint: str, scenario: Scenario) -> Point:
-    """The load of a scenario, for as many real seconds, on real services."""
+    """The load of a scenario, for as many real seconds, on real services. Raises when a request failed."""
     options = Sampling(policy=scenario.policy, temperature=scenario.temperature, seed=scenario.seed, rule="block")
     longest_s = scenario.warmup_s + scenario.window_s
     plan = loop.Plan(
@@ -75,24 +75,35 @@ async def measure(endpoint: str, scenario: Scenario) -> Point:
         duration_s=longest_s,
         seed=scenario.seed,
     )
-    outcome = await loop.run(GrpcEndpoint(endpoint, options), questions(scenario), plan, lambda *_: None)
-    opens = outcome.opened + scenario.warmup_s
+    settle_s = scenario.warmup_s
     if scenario.rate:  # it counts from the first arrival, the scenario from when the first gap began
-        opens -= random.Random(f"arrivals/{scenario.seed}").expovariate(scenario.rate)
-    closes = opens + scenario.window_s
+        settle_s -= random.Random(f"arrivals/{scenario.seed}").expovariate(scenario.rate)
+    return await windowed(endpoint, options, questions(scenario), plan, settle_s, scenario.window_s)
+
+
+async def windowed(
+    endpoint: str, options: Sampling, asked: Iterator[Question], plan: loop.Plan, settle_s: float, window_s: float
+) -> Point:
+    """A load, and what arrived in the `window_s` seconds from `settle_s` on. Raises when a request failed."""
+    server = GrpcEndpoint(endpoint, options)
+    try:
+        outcome = await loop.run(server, asked, plan, lambda *_: None)
+    finally:
+        await server.close()
+    failed = [answer.error for answer in outcome.answers if answer.error not in ("", loop.CUT)]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
+    opens = outcome.opened + settle_s
     tokens = sum(
         count
         for answer in outcome.answers
         for when, count in zip(answer.times, answer.counts, strict=True)
-        if opens <= when < closes
+        if opens <= when < opens + window_s
     )
-    failed = [answer.error for answer in outcome.answers if answer.error not in ("", loop.CUT)]
-    if failed:
-        raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
     told = [answer.speculation for answer in outcome.answers if answer.speculation is not None]
     rounds = sum(one.rounds for one in told)
     return Point(
-        tokens / scenario.window_s,
+        tokens / window_s,
         sum(one.committed_by_rounds for one in told) / max(rounds, 1),
         sum(one.verified for one in told) / max(rounds, 1),
         len(told),

@@ -25,6 +25,7 @@ from coordinator.simulation import plot
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.world import Hops
+from dspark.plots import check
 from dspark.synthetic.spec import load_spec
 
 BAR = 0.05
@@ -45,7 +46,7 @@ def main() -> int:
     # A line per request is a service's log; the simulated coordinator writes none.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     if args.plot is not None:
-        plot.check(args.plot)
+        check(args.plot)
     codes = [
         asyncio.run(_predictions(args.quick, args.pace)).show(as_json=args.json),
         _budget(args.plot, args.quick).show(as_json=args.json),

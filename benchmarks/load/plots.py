@@ -6,27 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import InvalidRequest
-
-KINDS = (".png", ".svg")
-
-
-def check(path: Path) -> None:
-    """Before anything is measured."""
-    if path.suffix.lower() not in KINDS:
-        raise InvalidRequest("plot", f"{path} must end in one of {', '.join(KINDS)}")
-    if not path.resolve().parent.is_dir():
-        raise InvalidRequest("plot", f"{path.parent} is no folder")
+from dspark.plots import by_streams, panels, write
 
 
 def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
     """One line per series, one point per load; `path` decides the format."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (speed, budget) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    figure, (speed, budget) = panels(2, (5.5, 4.2))
     closed = all(point["concurrency"] for point in points)
     for series in dict.fromkeys(point["series"] for point in points):
         own = [point for point in points if point["series"] == series]
@@ -42,13 +27,5 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
     load_name = "streams" if closed else "requests a second"
     budget.set(xlabel=load_name, ylabel="drafted tokens verified a round", title="budget")
     if closed:
-        budget.set_xscale("log", base=2)
-        budget.xaxis.set_major_formatter("{x:g}")
-    for axes in (speed, budget):
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        by_streams(budget)
+    write(figure, path)

@@ -6,27 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import InvalidRequest
-
-KINDS = (".png", ".svg")
-
-
-def check(path: Path) -> None:
-    """Before anything is simulated."""
-    if path.suffix.lower() not in KINDS:
-        raise InvalidRequest("plot", f"{path} must end in one of {', '.join(KINDS)}")
-    if not path.resolve().parent.is_dir():
-        raise InvalidRequest("plot", f"{path.parent} is no folder")
+from dspark.plots import panels, write
 
 
 def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
     """One line per policy and pool, one point per load; the name of `path` decides the format."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (speed, budget, busy) = pyplot.subplots(1, 3, figsize=(16, 4.4))
+    figure, (speed, budget, busy) = panels(3, (5.3, 4.4))
     closed = all(point["concurrency"] for point in points)
     pools = len({(point["verifiers"], point["drafters"]) for point in points}) > 1
     series: dict[str, list[dict[str, Any]]] = {}
@@ -47,11 +32,4 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
     load_name = "streams" if closed else "requests a second"
     budget.set(xlabel=load_name, ylabel="tokens verified a round, anchor included", title="budget")
     busy.set(xlabel=load_name, ylabel="share of time at work", title="pools")
-    for axes in (speed, budget, busy):
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    write(figure, path)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dspark.cli.numbers import numbers, whole
 from dspark.errors import ConfigError, InvalidRequest
 
 DESCRIPTION = """Asks at the given concurrency (closed loop) or rate (open loop, random arrivals) and measures from
@@ -29,8 +30,8 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     server.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds its key")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
-    loop.add_argument("--concurrency", type=_whole, metavar="N,N", help="users at a time (1,4,16)")
-    loop.add_argument("--rate", type=_numbers, metavar="R,R", help="requests a second, arriving at random")
+    loop.add_argument("--concurrency", type=whole, metavar="N,N", help="users at a time (1,4,16)")
+    loop.add_argument("--rate", type=numbers, metavar="R,R", help="requests a second, arriving at random")
     load.add_argument(
         "--requests", type=int, default=0, metavar="N", help="measured requests a point (4 a user, >= 16)"
     )
@@ -61,30 +62,14 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_bench)
 
 
-def _numbers(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
-    if not all(0 < value < float("inf") for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r}: every number must be above 0")
-    return values
-
-
-def _whole(text: str) -> list[int]:
-    values = _numbers(text)
-    if not all(value == int(value) for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")
-    return [int(value) for value in values]
-
-
 def _bench(args: argparse.Namespace) -> int:
     import asyncio
 
     from benchmarks.load import plots, report, sweep
+    from dspark.plots import check
 
     if args.plot is not None:
-        plots.check(args.plot)
+        check(args.plot)
     elif args.others:
         raise InvalidRequest("with", "needs --plot")
     earlier = [point for path in args.others for point in report.load(path)]

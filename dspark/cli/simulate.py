@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dspark.cli.numbers import numbers, whole, whole_or_zero
+
 DESCRIPTION = """Simulates verifiers and drafters of given step times and acceptance probabilities (FILE, see
 docs/simulator.md) under the coordinator's own admission, lanes and scheduler, in simulated time. Lists make a sweep:
 every combination is simulated."""
@@ -22,9 +24,9 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
     loop.add_argument(
-        "--concurrency", type=_whole, metavar="N,N", help="users, each asking again when answered (1,8,64)"
+        "--concurrency", type=whole, metavar="N,N", help="users, each asking again when answered (1,8,64)"
     )
-    loop.add_argument("--rate", type=_numbers, metavar="R,R", help="requests a second, Poisson arrivals")
+    loop.add_argument("--rate", type=numbers, metavar="R,R", help="requests a second, Poisson arrivals")
     load.add_argument("--input-len", type=_span, default=(32, 32), metavar="A[..B]", help="tokens of a prompt (32)")
     load.add_argument(
         "--output-len", type=_span, default=(128, 128), metavar="A[..B]", help="tokens of an answer (128)"
@@ -35,8 +37,10 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     load.add_argument("--warmup", type=float, default=5.0, metavar="S", help="simulated seconds before the window (5)")
     load.add_argument("--duration", type=float, default=20.0, metavar="S", help="simulated seconds of the window (20)")
     pools = parser.add_argument_group("pools")
-    pools.add_argument("--verifiers", type=_whole, default=[1], metavar="N,N", help="verifiers (1)")
-    pools.add_argument("--drafters", type=_whole, default=[1], metavar="N,N", help="drafters; every one serves all (1)")
+    pools.add_argument("--verifiers", type=whole, default=[1], metavar="N,N", help="verifiers (1)")
+    pools.add_argument(
+        "--drafters", type=whole_or_zero, default=[1], metavar="N,N", help="drafters; every one serves all (1)"
+    )
     pools.add_argument("--coordinators", type=int, default=1, metavar="N", help="coordinators that share the lanes (1)")
     pools.add_argument("--kv-tokens", type=int, default=0, metavar="N", help="token slots of a verifier; 0: no limit")
     pools.add_argument("--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens of one pass (256)")
@@ -50,23 +54,6 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     out.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
     out.add_argument("--plot", type=Path, metavar="FILE", help="PNG or SVG: speed, budget and shares of time")
     parser.set_defaults(run=_simulate)
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
-    if not all(0 <= value < float("inf") for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number is negative")
-    return values
-
-
-def _whole(text: str) -> list[int]:
-    values = _numbers(text)
-    if not all(value == int(value) for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")
-    return [int(value) for value in values]
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -86,12 +73,13 @@ def _simulate(args: argparse.Namespace) -> int:
     from coordinator.simulation import plot, sweep
     from coordinator.simulation.scenario import Scenario
     from coordinator.simulation.world import Hops
+    from dspark.plots import check
     from dspark.synthetic.spec import load_spec
 
     # A line per request is a service's log; here requests are numbers.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     if args.plot is not None:
-        plot.check(args.plot)
+        check(args.plot)
     given = {
         "hop_s": args.hop_us,
         "sequence_s": args.hop_sequence_us,

@@ -1,0 +1,119 @@
+"""Policies against each other under one load after the other: short turns, everybody in every turn, results on disk.
+
+A turn measures every policy once, one after the other with the same requests; every other turn runs backwards, so that
+nobody always follows the same neighbour. A ratio is the median over the turns of the ratio inside a turn. Baselines
+whose median falls below `HOPELESS` of the best baseline's leave: the best of them is sought, and turns are better spent
+on those that may be it. Every measurement is appended to a file as it is made, and one that stands there is not made
+again, so a run that was cut short goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.row import note
+from dspark.errors import InvalidRequest
+from dspark.plots import by_streams, panels, write
+
+ADAPTIVE = ("greedy", "async")
+BASELINES = ("off", *(f"fixed:{slots}" for slots in range(1, 8)))
+HOPELESS = 0.9  # of the best baseline's median; noise of a turn is a few per cent
+
+Rate = Callable[[str, int], Awaitable[float]]  # policy, concurrency -> tokens a second
+
+
+class Book:
+    """Measurements by (part, load, policy), in order of turns; `path` keeps them, None forgets them."""
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+        self._path = path
+        self._rates: dict[tuple[str, int, str], list[float]] = {}
+        if path is None:
+            return
+        head = {"settings": dict(settings)}
+        if not path.exists():
+            self._write(head)
+            return
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if not lines or lines[0] != head:
+            raise InvalidRequest("save", f"{path} holds measurements of other settings; name another file")
+        for line in lines[1:]:
+            self._rates.setdefault((line["part"], line["load"], line["policy"]), []).append(line["tok_s"])
+
+    def rates(self, part: str, load: int, policy: str) -> list[float]:
+        return self._rates.get((part, load, policy), [])
+
+    def add(self, part: str, load: int, policy: str, tok_s: float) -> None:
+        self._rates.setdefault((part, load, policy), []).append(tok_s)
+        if self._path is not None:
+            self._write({"part": part, "load": load, "policy": policy, "tok_s": round(tok_s, 2)})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._path is not None
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@dataclass
+class Tournament:
+    """One part of the row: `rate` measures, `book` remembers."""
+
+    part: str
+    rate: Rate
+    book: Book
+    turns: int
+    points: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    async def run(self, loads: Sequence[int]) -> dict[str, dict[str, Any]]:
+        """What came of each load, by its number."""
+        for load in loads:
+            left = [*BASELINES, *ADAPTIVE]
+            for turn in range(self.turns):
+                for policy in left[:: -1 if turn % 2 else 1]:
+                    if len(self.book.rates(self.part, load, policy)) <= turn:
+                        self.book.add(self.part, load, policy, await self.rate(policy, load))
+                left = self._stay(load, left, turn)
+            self.points[str(load)] = point = self._point(load, left)
+            note(f"{self.part}, {load} streams: {point['best']} over {point['rival']}: {point['ratio']:.3f}x")
+        return self.points
+
+    def _stay(self, load: int, left: Sequence[str], turn: int) -> list[str]:
+        medians = {policy: statistics.median(self.book.rates(self.part, load, policy)[: turn + 1]) for policy in left}
+        best = max(medians[policy] for policy in left if policy in BASELINES)
+        return [policy for policy in left if policy in ADAPTIVE or medians[policy] >= HOPELESS * best]
+
+    def _point(self, load: int, left: Sequence[str]) -> dict[str, Any]:
+        """Medians of everybody; the best adaptive policy over the best baseline that stayed, turn by turn."""
+        rates = {policy: self.book.rates(self.part, load, policy) for policy in (*BASELINES, *ADAPTIVE)}
+        medians = {policy: statistics.median(given) for policy, given in rates.items()}
+        best = max(ADAPTIVE, key=medians.__getitem__)
+        rival = max((policy for policy in left if policy in BASELINES), key=medians.__getitem__)
+        pairs = [one / other for one, other in zip(rates[best], rates[rival], strict=True)]
+        return {
+            "best": best,
+            "rival": rival,
+            "ratio": round(statistics.median(pairs), 4),
+            "ratios": [round(min(pairs), 4), round(max(pairs), 4)],
+            "tok_s": {policy: round(median, 1) for policy, median in medians.items()},
+            "turns": {policy: len(given) for policy, given in rates.items()},
+        }
+
+
+def draw(parts: Mapping[str, Mapping[str, Mapping[str, Any]]], path: Path) -> None:
+    """Each policy's tokens a second over those of the best fixed one, against the load; one panel a part."""
+    figure, row = panels(len(parts), (6.5, 4.4))
+    for axes, (part, points) in zip(row, parts.items(), strict=True):
+        loads = [int(load) for load in points]
+        for policy in (*BASELINES, *ADAPTIVE):
+            share = [point["tok_s"][policy] / point["tok_s"][point["rival"]] for point in points.values()]
+            own = policy in ADAPTIVE
+            axes.plot(loads, share, "o-", label=policy, linewidth=2.4 if own else 1.0, alpha=1.0 if own else 0.6)
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set(xlabel="streams", ylabel="tokens a second over the best fixed policy's", title=part)
+        by_streams(axes)
+    write(figure, path, from_zero=False)

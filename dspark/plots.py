@@ -1,0 +1,51 @@
+"""What every picture of a measurement shares: where it may go, and how it is finished and written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import InvalidRequest
+
+KINDS = (".png", ".svg")
+
+
+def check(path: Path) -> None:
+    """Before anything is measured: raises `InvalidRequest` for a file that could not be written."""
+    if path.suffix.lower() not in KINDS:
+        raise InvalidRequest("plot", f"{path} must end in one of {', '.join(KINDS)}")
+    if not path.resolve().parent.is_dir():
+        raise InvalidRequest("plot", f"{path.parent} is no folder")
+
+
+def panels(count: int, size: tuple[float, float]) -> tuple[Any, Sequence[Any]]:
+    """(figure, its axes in a row), each of `size` inches; for files, without a screen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, count, figsize=(size[0] * count, size[1]), squeeze=False)
+    return figure, list(axes[0])
+
+
+def by_streams(axes: Any) -> None:
+    """Doublings of concurrency at equal distances, as plain numbers."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+
+
+def write(figure: Any, path: Path, *, from_zero: bool = True) -> None:
+    """Grid and legends; the name of `path` decides the format."""
+    from matplotlib import pyplot
+
+    for axes in figure.axes:
+        if from_zero:
+            axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
