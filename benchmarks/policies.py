@@ -15,6 +15,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -79,7 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     settings = {"quick": args.quick, "file": args.file.name, "simulated": args.simulate, "answers": ANSWERS}
     book = Book(args.save, settings | {"answers": list(ANSWERS)})
-    rows, parts = [], {}
+    rows: list[Row] = []
+    parts: dict[str, Any] = {}
     if args.only != "pair":
         rows.append(asyncio.run(_synthetic(args, book)))
         parts["synthetic workers" + ", simulated" * args.simulate] = rows[-1].value
@@ -87,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         rows.append(asyncio.run(_pair(args, book)))
         parts["demo pair"] = rows[-1].value
     if args.plot is not None:
-        draw(parts, args.plot)  # type: ignore[arg-type]  a row's value may be anything
+        draw(parts, args.plot)
     return max(row.show(as_json=args.json) for row in rows)
 
 
