@@ -18,6 +18,7 @@ from transformers import Qwen3ForCausalLM
 from dspark.model.checkpoint import load_drafter, save_drafter
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
+from dspark.model.families import as_block
 from dspark.model.fresh import fresh_drafter
 from dspark.model.target import TargetTaps
 from training import checkpoint, record
@@ -91,7 +92,7 @@ def build(target: Qwen3ForCausalLM, recipe: Recipe) -> BlockDrafter:
     )
     if recipe.start:  # no tensor knows how long a block is
         drafter.load_state_dict(load_drafter(recipe.start).state_dict())
-    return drafter
+    return as_block(drafter)
 
 
 def optimizers_of(drafter: BlockDrafter, recipe: Recipe) -> dict[str, Optimizer]:

@@ -16,6 +16,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from dspark.model.checkpoint import load_drafter
+from dspark.model.families import as_block
 from training import (
     assistant,
     calibrate,
@@ -143,7 +144,7 @@ def fit_calibration(chosen: argparse.Namespace) -> None:
     folder = chosen.models / DRAFTER_NAME
     fits = calibrate.fit(
         load_target(chosen.models / TARGET_NAME, torch.float32),
-        load_drafter(folder),
+        as_block(load_drafter(folder)),
         tokenizer.load(chosen.models / TARGET_NAME),
         tokens.load(chosen.workdir / "tokens.safetensors"),
         folder,
@@ -158,7 +159,7 @@ def fit_calibration(chosen: argparse.Namespace) -> None:
 def run_evaluation(chosen: argparse.Namespace) -> None:
     report = evaluate.evaluate(
         load_target(chosen.models / TARGET_NAME, torch.float32),
-        load_drafter(chosen.models / DRAFTER_NAME),
+        as_block(load_drafter(chosen.models / DRAFTER_NAME)),
         tokenizer.load(chosen.models / TARGET_NAME),
         prompts.read(chosen.prompts),
         seed=chosen.seed,

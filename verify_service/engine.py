@@ -13,7 +13,7 @@ import torch
 
 from dspark.decoding.acceptance import first_token as draw_first_token
 from dspark.model.checkpoint import LoadedTarget
-from dspark.model.context import ContextProjection
+from dspark.model.context import Projection
 from dspark.types import Cursor, Law, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
@@ -38,7 +38,7 @@ class VerifyEngine:
         *,
         target: LoadedTarget,
         runner: Runner,
-        projection: ContextProjection | None,
+        projection: Projection | None,
         config: VerifyConfig,
         version: str,
     ) -> None:
@@ -51,7 +51,7 @@ class VerifyEngine:
         store = None
         if projection is not None:
             store = FeatureStore(
-                pages * config.page_size, projection.fc.out_features, projection.fingerprint, config.feature_dtype
+                pages * config.page_size, projection.width, projection.fingerprint, config.feature_dtype
             )
         self._holdings = Holdings(
             pages=pages,

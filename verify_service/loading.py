@@ -14,7 +14,7 @@ import torch
 
 from dspark.errors import CheckpointError, ConfigError
 from dspark.model.checkpoint import LoadedTarget, fingerprint, load_projection, load_target
-from dspark.model.context import ContextProjection
+from dspark.model.context import Projection
 from dspark.model.placement import pick_device, pick_dtype
 from dspark.model.target import TargetTaps
 from verify_service import self_test, varlen
@@ -30,7 +30,7 @@ class Parts(NamedTuple):
 
     target: LoadedTarget
     runner: Runner
-    projection: ContextProjection | None
+    projection: Projection | None
     fingerprint: str
 
 
@@ -44,12 +44,14 @@ def load_parts(config: VerifyConfig) -> Parts:
     if config.drafter is not None:
         projection = load_projection(config.drafter, dtype=dtype, device=device, revision=config.drafter_revision)
         taps_width = len(projection.target_layer_ids) * target.hidden_size
-        if projection.fc.in_features != taps_width:
+        if projection.feature_size != taps_width:
             raise CheckpointError(
-                f"{config.drafter}: its projection reads {projection.fc.in_features} features, "
+                f"{config.drafter}: its projection reads {projection.feature_size} features, "
                 f"the target gives {taps_width}"
             )
-    taps = TargetTaps(target.model, projection.target_layer_ids).attach() if projection is not None else None
+    taps = None
+    if projection is not None and projection.target_layer_ids:
+        taps = TargetTaps(target.model, projection.target_layer_ids).attach()
     runner = choose_runner(config, target, taps)
     return Parts(target, runner, projection, fingerprint(config.target, revision=config.target_revision))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.acceptance import Case
-from dspark.model.context import ContextProjection
+from dspark.model.context import Projection
 from dspark.types import Refusal, Verdict
 from verify_service.feature_store import ROW_DTYPE, FeatureRows
 from verify_service.forced import Forced
@@ -54,7 +54,7 @@ class PackedStep:
     """How one engine runs passes."""
 
     def __init__(
-        self, runner: Runner, holdings: Holdings, projection: ContextProjection | None, forced: Forced | None
+        self, runner: Runner, holdings: Holdings, projection: Projection | None, forced: Forced | None
     ) -> None:
         self._runner, self._holdings, self._projection, self._forced = runner, holdings, projection, forced
         self._near_ties: Counter[int] = Counter()
@@ -147,9 +147,12 @@ class PackedStep:
     @torch.inference_mode()
     def _project(self, committed: Sequence[_Committed], result: Pass) -> list[FeatureRows | None]:
         """Projects the rows of committed tokens and keeps them."""
-        if self._projection is None or result.taps is None or not committed:
+        if self._projection is None or not committed:
             return [None] * len(committed)
-        rows = self._projection.project(_picked(result.taps, committed)).to("cpu", ROW_DTYPE)
+        if result.taps is None:  # a drafter that reads token ids: its rows have no width
+            rows = torch.empty(sum(len(each.token_ids) for each in committed), 0, dtype=ROW_DTYPE)
+        else:
+            rows = self._projection.project(_picked(result.taps, committed)).to("cpu", ROW_DTYPE)
         made: list[FeatureRows | None] = []
         at = 0
         for each in committed:

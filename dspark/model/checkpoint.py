@@ -18,9 +18,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.errors import CheckpointError
-from dspark.model.config import CONFIG_NAME, DrafterConfig, config_to_json, read_drafter_config
-from dspark.model.context import ContextProjection
-from dspark.model.drafter import BlockDrafter
+from dspark.model.config import DrafterConfig
+from dspark.model.config_file import config_to_json, read_drafter_config
+from dspark.model.config_keys import CONFIG_NAME
+from dspark.model.context import Projection, build_projection
+from dspark.model.families import build_drafter
+from dspark.model.family import Drafter
+from dspark.model.language import LanguageDrafter
 from dspark.model.layout import favour_few_rows
 from dspark.model.location import locate
 from dspark.model.weights_file import (
@@ -32,7 +36,6 @@ from dspark.model.weights_file import (
     weight_files,
 )
 
-_PROJECTION = ("fc.weight", "hidden_norm.weight")
 _HEX = 16  # characters of a digest that are kept
 
 
@@ -57,20 +60,23 @@ def load_drafter(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     revision: str | None = None,
-) -> BlockDrafter:
-    """A DSpark or DFlash drafter, ready to serve; its `.fingerprint` names the projection."""
+) -> Drafter:
+    """A drafter of any family, ready to serve; its `.fingerprint` names the projection."""
     folder = locate(path, revision=revision)
     config = read_drafter_config(folder)
     with torch.device("meta"):
-        drafter = BlockDrafter(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in drafter.state_dict().items()}
+        drafter = build_drafter(config)
+    stored, shapes = drafter.stored_names(), drafter.state_dict()
     entries = read_directory(folder)
-    check_shapes(folder, entries, expected)
+    check_shapes(folder, entries, {stored[name]: tuple(shapes[name].shape) for name in stored})
+    inside = {outer: name for name, outer in stored.items()}
     tensors, digest = {}, _ProjectionDigest(config)
-    for name, tensor in read_tensors(entries, sorted(expected)):
-        digest.see(name, tensor)
-        tensors[name] = tensor.to(device=device, dtype=dtype)
-    drafter.load_state_dict(tensors, assign=True)
+    for outer, tensor in read_tensors(entries, sorted(inside)):
+        digest.see(inside[outer], tensor)
+        tensors[inside[outer]] = tensor.to(device=device, dtype=dtype)
+    drafter.load_state_dict(tensors, assign=True, strict=False)  # what is missing now is tied
+    if isinstance(drafter, LanguageDrafter):
+        drafter.tie()
     drafter.fingerprint = digest.text()
     favour_few_rows(drafter)
     return drafter.eval()
@@ -82,22 +88,17 @@ def load_projection(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     revision: str | None = None,
-) -> ContextProjection:
+) -> Projection:
     """Only what a verifier needs of a drafter; equal `.fingerprint`s mean equal context rows."""
     folder = locate(path, revision=revision)
     config = read_drafter_config(folder)
     with torch.device("meta"):
-        projection = ContextProjection(
-            feature_size=config.feature_size,
-            hidden_size=config.hidden_size,
-            eps=config.rms_norm_eps,
-            target_layer_ids=config.target_layer_ids,
-        )
+        projection = build_projection(config)
     expected = {name: tuple(tensor.shape) for name, tensor in projection.state_dict().items()}
     entries = read_directory(folder)
-    check_shapes(folder, {n: entries[n] for n in _PROJECTION if n in entries}, expected)
+    check_shapes(folder, {n: entries[n] for n in expected if n in entries}, expected)
     tensors, digest = {}, _ProjectionDigest(config)
-    for name, tensor in read_tensors(entries, _PROJECTION):
+    for name, tensor in read_tensors(entries, expected):
         digest.see(name, tensor)
         tensors[name] = tensor.to(device=device, dtype=dtype)
     projection.load_state_dict(tensors, assign=True)
@@ -106,7 +107,7 @@ def load_projection(
     return projection.eval().requires_grad_(False)
 
 
-def save_drafter(drafter: BlockDrafter, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `model.safetensors` in the released format.
 
     Both files are replaced whole, weights last, so a reader never sees half a file.
@@ -118,9 +119,10 @@ def save_drafter(drafter: BlockDrafter, folder: Path, *, dtype: torch.dtype | No
     draft = folder / f".{CONFIG_NAME}.{os.getpid()}"
     draft.write_text(text)
     draft.replace(folder / CONFIG_NAME)
+    state = drafter.state_dict()
     tensors = {
-        name: tensor.detach().to(device="cpu", dtype=dtype).contiguous()
-        for name, tensor in drafter.state_dict().items()
+        outer: state[name].detach().to(device="cpu", dtype=dtype).contiguous()
+        for name, outer in drafter.stored_names().items()
     }
     draft = folder / f".{SINGLE_NAME}.{os.getpid()}"
     save_file(tensors, draft, metadata={"format": "pt"})
@@ -203,15 +205,17 @@ class _ProjectionDigest:
     """sha256 over the projection's tensors as stored, and over what they are applied to."""
 
     def __init__(self, config: DrafterConfig) -> None:
+        with torch.device("meta"):
+            self._names = list(build_projection(config).state_dict())
         self._config = config
         self._parts: dict[str, bytes] = {}
 
     def see(self, name: str, tensor: Tensor) -> None:
-        if name in _PROJECTION:
+        if name in self._names:
             raw = tensor.contiguous().view(torch.uint8).numpy()
             self._parts[name] = hashlib.sha256(raw.data).digest() + str(tensor.dtype).encode()
 
     def text(self) -> str:
         about = json.dumps([list(self._config.target_layer_ids), self._config.rms_norm_eps])
-        whole = about.encode() + b"".join(self._parts[name] for name in _PROJECTION)
+        whole = about.encode() + b"".join(self._parts[name] for name in self._names)
         return hashlib.sha256(whole).hexdigest()[:_HEX]

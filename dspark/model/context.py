@@ -1,30 +1,100 @@
-"""From tapped target features to drafter context, one row per token.
+"""From tapped target features to what a drafter is told of a context token: one row per token.
 
-This is all of the drafter that a verifier needs: two tensors. A row depends on its own
-token only, so rows may be computed in any order and on any machine.
+This is all of a drafter that a verifier needs. A row depends on its own token only, so rows may be computed in any
+order and on any machine. Families differ in how they make it:
+
+    DSpark, DFlash   RMSNorm(W_fc F[p]) (eq. 2)
+    Eagle3           W_fc F[p], no norm
+    MTP              RMSNorm(F[p]) of a single tap
+    language model   nothing: it reads token ids, its rows have no width
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
+from dspark.model.config import DrafterConfig
 from dspark.model.rotary import RMSNorm
 
 
-class ContextProjection(nn.Module):
-    """C[p] = RMSNorm(W_fc F[p]) (eq. 2). F: [..., m*H] raw taps, C: [..., H]."""
+class Projection(nn.Module):
+    """The interface: F [..., m*H] raw taps in ascending layer order -> rows [..., width]."""
 
-    def __init__(self, *, feature_size: int, hidden_size: int, eps: float, target_layer_ids: tuple[int, ...]) -> None:
+    def __init__(self, *, feature_size: int, width: int, target_layer_ids: tuple[int, ...]) -> None:
         super().__init__()
+        self.feature_size = feature_size  # m*H
+        self.width = width  # of a row; 0 where token ids are all that travels
         self.target_layer_ids = target_layer_ids
         self.fingerprint = ""  # set by the loader; names the tensors, not the file
-        self.fc = nn.Linear(feature_size, hidden_size, bias=False)
-        self.hidden_norm = RMSNorm(hidden_size, eps)
 
     def project(self, features: Tensor) -> Tensor:
-        """features [..., m*H] -> context [..., H], in the dtype of the weights."""
-        context: Tensor = self.hidden_norm(self.fc(features.to(self.fc.weight.dtype)))
-        return context
+        """features [..., m*H] -> rows [..., width], in the dtype of the weights."""
+        return features[..., : self.width]
 
     def forward(self, features: Tensor) -> Tensor:
         return self.project(features)
+
+
+class ContextProjection(Projection):
+    """C[p] = RMSNorm(W_fc F[p]) (eq. 2). F: [..., m*H] raw taps, C: [..., H]."""
+
+    def __init__(
+        self,
+        *,
+        feature_size: int,
+        hidden_size: int,
+        eps: float,
+        target_layer_ids: tuple[int, ...],
+        late_cast: bool = False,
+    ) -> None:
+        super().__init__(feature_size=feature_size, width=hidden_size, target_layer_ids=target_layer_ids)
+        self.fc = nn.Linear(feature_size, hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(hidden_size, eps, late_cast=late_cast)
+
+    def project(self, features: Tensor) -> Tensor:
+        context: Tensor = self.hidden_norm(self.fc(features.to(self.fc.weight.dtype)))
+        return context
+
+
+class FusedFeatures(Projection):
+    """g[p] = W_fc F[p]: Eagle3's, which norms inside its layer."""
+
+    def __init__(self, *, feature_size: int, hidden_size: int, target_layer_ids: tuple[int, ...]) -> None:
+        super().__init__(feature_size=feature_size, width=hidden_size, target_layer_ids=target_layer_ids)
+        self.fc = nn.Linear(feature_size, hidden_size, bias=False)
+
+    def project(self, features: Tensor) -> Tensor:
+        rows: Tensor = self.fc(features.to(self.fc.weight.dtype))
+        return rows
+
+
+class LastHidden(Projection):
+    """RMSNorm(F[p]): a multi-token-prediction module's, which reads one tap."""
+
+    def __init__(self, *, hidden_size: int, eps: float, target_layer_ids: tuple[int, ...], late_cast: bool) -> None:
+        super().__init__(feature_size=hidden_size, width=hidden_size, target_layer_ids=target_layer_ids)
+        self.hnorm = RMSNorm(hidden_size, eps, late_cast=late_cast)
+
+    def project(self, features: Tensor) -> Tensor:
+        rows: Tensor = self.hnorm(features.to(self.hnorm.weight.dtype))
+        return rows
+
+
+def build_projection(config: DrafterConfig) -> Projection:
+    """The projection alone, of the config's family."""
+    taps, late_cast = config.target_layer_ids, config.late_cast
+    if config.kind == "lm":
+        return Projection(feature_size=0, width=0, target_layer_ids=taps)
+    if config.kind == "mtp":
+        return LastHidden(
+            hidden_size=config.hidden_size, eps=config.rms_norm_eps, target_layer_ids=taps, late_cast=late_cast
+        )
+    if config.kind == "eagle3":
+        return FusedFeatures(feature_size=config.feature_size, hidden_size=config.hidden_size, target_layer_ids=taps)
+    return ContextProjection(
+        feature_size=config.feature_size,
+        hidden_size=config.hidden_size,
+        eps=config.rms_norm_eps,
+        target_layer_ids=taps,
+        late_cast=late_cast,
+    )

@@ -1,4 +1,4 @@
-"""The parallel block backbone of DSpark and DFlash, Qwen3 flavour.
+"""The parallel block backbone of DSpark and DFlash.
 
 One pass turns [anchor, mask x (k-1)] into k hidden states: slot j (0-based) sits at position
 a+j and predicts position a+j+1. Slots of a block see each other in both directions and every
@@ -21,10 +21,11 @@ from dspark.model import block_mask
 from dspark.model.confidence import ConfidenceHead
 from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
-from dspark.model.layer import DraftLayer
-from dspark.model.markov import build_head
-from dspark.model.products import Product
-from dspark.model.rotary import RMSNorm, RotaryTable
+from dspark.model.family import ContextTokens, Entries, Needs
+from dspark.model.layer import DraftLayer, build_layer
+from dspark.model.markov import SequentialHead, build_head
+from dspark.model.rotary import RotaryTable
+from dspark.model.vocabulary import VocabularyEnds
 
 
 class BlockOutput(NamedTuple):
@@ -36,8 +37,10 @@ class BlockOutput(NamedTuple):
     confidence_logits: Tensor | None  # [B, A, k], None without a confidence head
 
 
-class BlockDrafter(ContextProjection):
+class BlockDrafter(ContextProjection, VocabularyEnds):
     """A context projection, a stack of draft layers, a vocabulary head and two small heads."""
+
+    needs = Needs(row=True, token="none", past=False)
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(
@@ -45,41 +48,58 @@ class BlockDrafter(ContextProjection):
             hidden_size=config.hidden_size,
             eps=config.rms_norm_eps,
             target_layer_ids=config.target_layer_ids,
+            late_cast=config.late_cast,
         )
-        self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.markov_head = build_head(config)
+        self._make_ends(config)
+        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
+        self.markov_head: SequentialHead = build_head(config)
         self.confidence_head: ConfidenceHead | None = None
         if config.enable_confidence_head:
             rank = config.markov_rank if config.confidence_head_with_markov else 0
             self.confidence_head = ConfidenceHead(hidden_size=config.hidden_size, rank=rank)
-        # Verbatim copies of the target's: trained drafters keep them frozen.
-        self.embed_tokens.requires_grad_(False)
-        self.lm_head.requires_grad_(False)
-        self.rotary = RotaryTable(head_dim=config.head_dim, theta=config.rope_theta)
-        self._served_head: Product | None = None
+        self.rotary = RotaryTable(head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction)
 
     # -- serving --------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Makes the serving methods fast; the weights must not change any more."""
         for layer in self._draft_layers():
-            layer.self_attn.serve()
-            layer.mlp.serve()
+            layer.serve()
         self.markov_head.serve()
-        self._served_head = Product([self.lm_head])
+        self._serve_head()
+
+    def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
+        """A row alone makes an entry: any order, any number at once."""
+        assert tokens.rows is not None
+        return self.context_kv(tokens.rows, tokens.positions)
+
+    def propose(
+        self,
+        *,
+        anchor_ids: Tensor,
+        anchor_positions: Tensor,
+        context: Entries,
+        last_rows: Tensor | None = None,
+        slots: int,
+    ) -> BlockProposal:
+        """One pass for the whole block; the steps walk the sequential head."""
+        hidden = self.block_hidden(
+            anchor_ids=anchor_ids,
+            anchor_positions=anchor_positions,
+            context_k=context.keys,
+            context_v=context.values,
+            context_len=context.lengths,
+        )
+        return BlockProposal(self, hidden[:, :slots])
 
     def context_kv(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """context [T, H], positions [T] int64 -> keys and values [L, T, Hkv, hd] each.
+        """context [..., H], positions [...] int64 -> keys and values [L, ..., Hkv, hd] each.
 
         Keys come normed and rotated, ready to be cached; rows may arrive in any order.
         """
         longest = int(positions.max()) + 1 if positions.numel() else 1
         angles = self.rotary.at(positions, longest=longest)
-        pairs = [layer.keys_values(context, angles) for layer in self._draft_layers()]
+        pairs = [layer.self_attn.keys_values(context, angles) for layer in self._draft_layers()]
         keys, values = zip(*pairs, strict=True)
         return torch.stack(keys), torch.stack(values)
 
@@ -103,21 +123,20 @@ class BlockDrafter(ContextProjection):
             mask = block_mask.for_padded_context(context_len, context_k.shape[2], size)
         hidden, angles = self._block_inputs(anchor_ids, anchor_positions)
         for layer, key, value in zip(self._draft_layers(), context_k, context_v, strict=True):
-            hidden = layer(hidden, context_k=key, context_v=value, angles=angles, mask=mask)
+            attention = layer.self_attn
+            query, own_k, own_v = attention.project(layer.input_layernorm(hidden), angles)
+            seen_k, seen_v = torch.cat((key, own_k), dim=1), torch.cat((value, own_v), dim=1)
+            hidden = layer.after(hidden, attention.attend(query, seen_k, seen_v, mask))
         out: Tensor = self.norm(hidden)
         return out
-
-    def base_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] -> logits U [..., V], before any sequential bias."""
-        logits: Tensor = self.lm_head(hidden) if self._served_head is None else self._served_head(hidden)
-        return logits
 
     def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
         """hidden [..., k, H], previous_ids [..., k] (anchor first) -> [..., k], or None."""
         head = self.confidence_head
         if head is None:
             return None
-        logits: Tensor = head(hidden, self.markov_head.embed(previous_ids) if head.rank else None)
+        embedded = self.markov_head.embed(previous_ids) if head.rank else None
+        logits: Tensor = head(hidden, embedded)
         return logits
 
     # -- training -------------------------------------------------------------------------
@@ -145,9 +164,12 @@ class BlockDrafter(ContextProjection):
         angles = angles.view(batch, anchors * size, -1)
         groups = block_mask.for_training(anchor_positions, block_keep_mask, block_size=size)
         for layer in self._draft_layers():
-            hidden = layer.forward_groups(
-                hidden, context=context, context_angles=context_angles, angles=angles, groups=groups
+            attention = layer.self_attn
+            keys, values = attention.keys_values(context, context_angles)
+            attended = attention.attend_groups(
+                layer.input_layernorm(hidden), context_k=keys, context_v=values, angles=angles, groups=groups
             )
+            hidden = layer.after(hidden, attended)
         out: Tensor = self.norm(hidden)
         return out.view(batch, anchors, size, -1)
 
@@ -203,4 +225,29 @@ class BlockDrafter(ContextProjection):
         positions = anchor_positions.unsqueeze(-1) + slots
         if longest is None:
             longest = int(anchor_positions.max()) + size
-        return self.embed_tokens(ids), self.rotary.at(positions, longest=longest)
+        return self.embed(ids), self.rotary.at(positions, longest=longest)
+
+
+class BlockProposal:
+    """A block whose hidden states are there; its slots differ from the base logits by the sequential head's bias."""
+
+    def __init__(self, drafter: BlockDrafter, hidden: Tensor) -> None:
+        self._drafter = drafter
+        self._hidden = hidden  # [n, k, H]
+        self._base = drafter.base_logits(hidden).float()  # [n, k, V]
+        self._state = drafter.markov_head.initial_state(len(hidden), hidden)
+        self._slot = 0
+
+    def step(self, previous_ids: Tensor) -> Tensor:
+        """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
+        slot, self._slot = self._slot, self._slot + 1
+        bias, self._state = self._drafter.markov_head.bias(self._state, previous_ids, self._hidden[:, slot])
+        return self._base[:, slot] if bias is None else self._base[:, slot] + bias
+
+    def confidence_logits(self, previous_ids: Tensor) -> Tensor | None:
+        """previous_ids [n, k], anchors first -> [n, k], or None."""
+        return self._drafter.confidence_logits(self._hidden[:, : previous_ids.shape[1]], previous_ids)
+
+    @property
+    def hidden(self) -> Tensor:
+        return self._hidden

@@ -16,9 +16,7 @@ from dspark.model.products import Product
 
 
 class SequentialHead(nn.Module):
-    """The interface, and the head of a drafter that has none: no bias, no state."""
-
-    has_bias = False
+    """The head of a drafter that has none: slots are independent. The others are what it is, and more."""
 
     def serve(self) -> None:
         """Makes `bias` fast; the weights must not change any more."""
@@ -27,9 +25,9 @@ class SequentialHead(nn.Module):
         """State before slot 1, reset for every block: [n, 0] where a head keeps none."""
         return like.new_empty(n, 0)
 
-    def embed(self, previous_ids: Tensor) -> Tensor:
-        """W1 rows [..., r] of the previous tokens."""
-        raise NotImplementedError("this drafter has no sequential head")
+    def embed(self, previous_ids: Tensor) -> Tensor | None:
+        """W1 rows [..., r] of the previous tokens, or None without a table."""
+        return None
 
     def bias(self, state: Tensor, previous_ids: Tensor, hidden: Tensor) -> tuple[Tensor | None, Tensor]:
         """previous_ids [n], hidden [n, H] -> (bias [n, V] or None, next state)."""
@@ -37,22 +35,15 @@ class SequentialHead(nn.Module):
 
     def biases(self, previous_ids: Tensor, hidden: Tensor) -> Tensor | None:
         """previous_ids [..., k], hidden [..., k, H] -> [..., k, V], or None without a head."""
-        codes = self.codes(previous_ids, hidden)
-        return None if codes is None else self.expand(codes)
+        return None
 
     def codes(self, previous_ids: Tensor, hidden: Tensor) -> Tensor | None:
         """What W2 is applied to: [..., k, r]. Lets a loss expand few rows at a time."""
         return None
 
-    def expand(self, codes: Tensor) -> Tensor:
-        """W2 codes: [..., r] -> [..., V]."""
-        raise NotImplementedError("this drafter has no sequential head")
-
 
 class VanillaHead(SequentialHead):
     """B_k = W2 e (eq. 5)."""
-
-    has_bias = True
 
     def __init__(self, *, vocab_size: int, rank: int) -> None:
         super().__init__()
@@ -71,10 +62,14 @@ class VanillaHead(SequentialHead):
     def bias(self, state: Tensor, previous_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return self.expand(self._code(self.embed(previous_ids), hidden)), state
 
+    def biases(self, previous_ids: Tensor, hidden: Tensor) -> Tensor:
+        return self.expand(self.codes(previous_ids, hidden))
+
     def codes(self, previous_ids: Tensor, hidden: Tensor) -> Tensor:
         return self._code(self.embed(previous_ids), hidden)
 
     def expand(self, codes: Tensor) -> Tensor:
+        """W2 codes: [..., r] -> [..., V]."""
         logits: Tensor = self.markov_w2(codes) if self._served is None else self._served(codes)
         return logits
 

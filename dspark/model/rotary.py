@@ -1,4 +1,4 @@
-"""RMS norm and rotary positions, in the Qwen3 flavour.
+"""RMS norm and rotary positions, as Qwen3 and Gemma4 have them.
 
 Both are pure functions of their inputs plus one cached table of angles.
 """
@@ -12,38 +12,41 @@ from torch import Tensor, nn
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last axis; the mean square is taken in fp32."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, late_cast: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
+        self.late_cast = late_cast
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, late_cast=self.late_cast)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[..., d] -> [..., d] in x's dtype. The rounding order (scale, cast, weight) is Qwen3's."""
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, late_cast: bool = False) -> Tensor:
+    """[..., d] -> [..., d] in x's dtype. Qwen3 rounds (scale, cast, weight), Gemma4 (scale, weight, cast)."""
     if x.dtype == torch.float32 and not torch.is_grad_enabled():  # the same in fewer operations
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        normed: Tensor = (x * size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()).mul_(weight)
-        return normed
-    if x.dtype == torch.float32:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+        normed: Tensor = x * size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        return normed if weight is None else normed.mul_(weight)
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return scaled.to(x.dtype) * weight.to(x.dtype)
+    if weight is None:
+        return scaled.to(x.dtype)
+    return (scaled * weight.float()).to(x.dtype) if late_cast else scaled.to(x.dtype) * weight.to(x.dtype)
 
 
 class RotaryTable:
     """cos and sin of every position up to the longest one seen, kept in fp32.
 
-    Not a module: it holds nothing that belongs in a checkpoint.
+    Not a module: it holds nothing that belongs in a checkpoint. With a `fraction` below 1 only that share of the
+    pairs rotates, the fastest ones; the others stand still.
     """
 
-    def __init__(self, *, head_dim: int, theta: float) -> None:
+    def __init__(self, *, head_dim: int, theta: float, fraction: float = 1.0) -> None:
         self.half = head_dim // 2
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
         self.inv_freq = 1.0 / (theta**exponents)  # [hd/2]
+        self.inv_freq[int(fraction * head_dim // 2) :] = 0.0
         self.table = torch.empty(0, 2 * self.half, device="cpu")  # [P, cos | sin]
 
     def at(self, positions: Tensor, *, longest: int) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dspark.model.checkpoint import load_drafter
+from dspark.model.families import as_block
 from tests.unit.model.golden import DRAFTERS, block_cases
 from tests.unit.model.walk import greedy_block
 
@@ -17,7 +18,7 @@ TOLERANCE = 1e-4
 @pytest.mark.parametrize("folder", DRAFTERS, ids=lambda path: path.name)
 @torch.inference_mode()
 def test_one_block_equals_the_reference(folder: Path) -> None:
-    drafter = load_drafter(folder)
+    drafter = as_block(load_drafter(folder))
     for case in block_cases(folder):
         context = drafter.project(case["context_features"][0])
         keys, values = drafter.context_kv(context, torch.arange(len(context)))
@@ -41,7 +42,7 @@ def test_one_block_equals_the_reference(folder: Path) -> None:
 @pytest.mark.parametrize("folder", DRAFTERS, ids=lambda path: path.name)
 @torch.inference_mode()
 def test_a_padded_batch_of_unequal_contexts_equals_single_blocks(folder: Path) -> None:
-    drafter, cases = load_drafter(folder), block_cases(folder)
+    drafter, cases = as_block(load_drafter(folder)), block_cases(folder)
     lengths = torch.tensor([case["context_features"].shape[1] for case in cases])
     config = drafter.config
     shape = (config.num_hidden_layers, len(cases), int(lengths.max()), config.num_key_value_heads, config.head_dim)
@@ -65,7 +66,7 @@ def test_a_padded_batch_of_unequal_contexts_equals_single_blocks(folder: Path) -
 
 @torch.inference_mode()
 def test_a_block_without_any_context_is_finite() -> None:
-    drafter = load_drafter(DRAFTERS[0])
+    drafter = as_block(load_drafter(DRAFTERS[0]))
     config = drafter.config
     for n in (1, 3):
         nothing = torch.empty(config.num_hidden_layers, n, 0, config.num_key_value_heads, config.head_dim)
@@ -82,7 +83,7 @@ def test_a_block_without_any_context_is_finite() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.inference_mode()
 def test_half_precision_stays_close(dtype: torch.dtype) -> None:
-    drafter = load_drafter(DRAFTERS[0], dtype=dtype)
+    drafter = as_block(load_drafter(DRAFTERS[0], dtype=dtype))
     for case in block_cases(DRAFTERS[0]):
         context = drafter.project(case["context_features"][0])
         keys, values = drafter.context_kv(context, torch.arange(len(context)))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
+from dspark.model.families import as_block
 from tests.unit.model.golden import DRAFTERS, TARGET
 from training.anchors import Anchors, Labels, label_blocks
 from training.lean_loss import lean_block_loss
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.parametrize("folder", DRAFTERS, ids=lambda path: path.n
 
 
 def test_plain_loss_and_gradients_equal_the_reference(folder: Path) -> None:
-    drafter, case = load_drafter(folder), load_file(folder / "loss_case.safetensors")
+    drafter, case = as_block(load_drafter(folder)), load_file(folder / "loss_case.safetensors")
     labels, weights = _labels(case), _weights(drafter)
     out = drafter.forward_blocks(**_inputs(case))
     counts = case["eval_mask"]
@@ -49,7 +50,7 @@ def test_plain_loss_and_gradients_equal_the_reference(folder: Path) -> None:
 
 def test_lean_loss_and_gradients_equal_the_reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.lean_loss.SLICE_ROWS", 16)  # several slices, the last one short
-    drafter, case = load_drafter(folder), load_file(folder / "loss_case.safetensors")
+    drafter, case = as_block(load_drafter(folder)), load_file(folder / "loss_case.safetensors")
     labels, weights = _labels(case), _weights(drafter)
     objective, sums = lean_block_loss(
         drafter,

@@ -8,6 +8,7 @@ import torch
 
 from dspark.model.config import DrafterConfig, HeadType
 from dspark.model.drafter import BlockDrafter
+from dspark.model.families import as_block
 from dspark.model.fresh import fresh_drafter
 
 CONFIG = DrafterConfig(
@@ -45,9 +46,11 @@ def tiny_config(head: HeadType) -> DrafterConfig:
 def tiny_drafter(head: HeadType, seed: int = 0) -> BlockDrafter:
     config, generator = tiny_config(head), torch.Generator().manual_seed(seed)
     shape = (config.vocab_size, config.hidden_size)
-    return fresh_drafter(
-        config,
-        embedding=torch.randn(shape, generator=generator),
-        lm_head=torch.randn(shape, generator=generator),
-        generator=generator,
+    return as_block(
+        fresh_drafter(
+            config,
+            embedding=torch.randn(shape, generator=generator),
+            lm_head=torch.randn(shape, generator=generator),
+            generator=generator,
+        )
     )

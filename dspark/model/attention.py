@@ -1,0 +1,143 @@
+"""Grouped-query attention of a draft layer: over what is kept, and over the rows of the pass itself.
+
+Rows may be wider than the hidden states (Eagle3 reads two at once). Gemma4 differs from Qwen3 in three places: values
+may come from the key projection, they are normed without a weight, and scores are not scaled.
+
+Symbols: n sequences or B rows of a batch, Q queries, S kept entries, Hq and Hkv query and key-value heads,
+hd head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from dspark.model.block_mask import Group
+from dspark.model.config import DrafterConfig
+from dspark.model.products import Product
+from dspark.model.rotary import RMSNorm, rms_norm, rotate
+
+
+class _Served(NamedTuple):
+    """The projections that read the same rows as one product each."""
+
+    qkv: Product  # of rows that ask
+    kv: Product  # of rows that are only seen
+    out: Product
+    norm: Tensor  # [Hq + Hkv, hd], the weights of both norms head by head
+
+
+class Projected(NamedTuple):
+    """Rows [..., in] as attention sees them; queries and keys normed and rotated."""
+
+    query: Tensor  # [..., Hq, hd]
+    key: Tensor  # [..., Hkv, hd]
+    value: Tensor  # [..., Hkv, hd]
+
+
+class Attention(nn.Module):
+    """Projections with a norm per head on queries and keys, and who sees whom as an argument."""
+
+    def __init__(self, config: DrafterConfig, *, in_size: int) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.scale = 1.0 if config.gemma else self.head_dim**-0.5
+        self._value_eps = config.rms_norm_eps if config.gemma else None
+        width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q_proj = nn.Linear(in_size, width, bias=False)
+        self.k_proj = nn.Linear(in_size, kv_width, bias=False)
+        self.v_proj = None if config.attention_k_eq_v else nn.Linear(in_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, late_cast=config.late_cast)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, late_cast=config.late_cast)
+        self._served: _Served | None = None
+
+    def serve(self) -> None:
+        """From now on few, fast operations; the weights must not change any more."""
+        kv = [self.k_proj] if self.v_proj is None else [self.k_proj, self.v_proj]
+        self._served = _Served(
+            qkv=Product([self.q_proj, *kv]),
+            kv=Product(kv),
+            out=Product([self.o_proj]),
+            norm=torch.stack(
+                [self.q_norm.weight.detach()] * self.heads + [self.k_norm.weight.detach()] * self.kv_heads
+            ),
+        )
+
+    def keys_values(self, rows: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        """rows [..., in], angles [..., hd] -> rotated keys and values, [..., Hkv, hd] each."""
+        if self._served is not None:
+            both = self._served.kv(rows).view(*rows.shape[:-1], -1, self.head_dim)
+            key, value = both[..., : self.kv_heads, :], both[..., -self.kv_heads :, :]
+        else:
+            key = self.k_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
+            value = key if self.v_proj is None else self.v_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
+        return rotate(self.k_norm(key), angles), self._value(value)
+
+    def project(self, rows: Tensor, angles: Tensor) -> Projected:
+        """rows [..., in], angles [..., hd]: everything attention needs of them."""
+        if self._served is None:
+            query = self.q_proj(rows).unflatten(-1, (self.heads, self.head_dim))
+            return Projected(rotate(self.q_norm(query), angles), *self.keys_values(rows, angles))
+        both = self.heads + self.kv_heads
+        qkv = self._served.qkv(rows).view(*rows.shape[:-1], -1, self.head_dim)
+        normed = rms_norm(qkv[..., :both, :], self._served.norm, self.q_norm.eps, late_cast=self.q_norm.late_cast)
+        qk = rotate(normed, angles)
+        value = self._value(qkv[..., -self.kv_heads :, :])
+        return Projected(qk[..., : self.heads, :], qk[..., self.heads :, :], value)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """query [n, Q, Hq, hd], key and value [n, S, Hkv, hd], mask [n, 1, 1 or Q, S] -> [n, Q, H]."""
+        n, length, _, _ = query.shape
+        # The queries of a key-value group stand in one long row: no expanded keys, and one
+        # small product instead of several.
+        grouped = query.transpose(1, 2).reshape(n, self.kv_heads, -1, self.head_dim)
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask.repeat(1, 1, self.heads // self.kv_heads, 1)
+        out = scaled_dot_product_attention(
+            grouped, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=self.scale
+        )
+        out = out.view(n, self.heads, length, self.head_dim).transpose(1, 2)
+        return self.output(out.reshape(n, length, -1))
+
+    def attend_groups(
+        self,
+        rows: Tensor,  # [B, A*k, H] normed rows of all blocks
+        *,
+        context_k: Tensor,  # [B, T, Hkv, hd]
+        context_v: Tensor,
+        angles: Tensor,  # [B, A*k, hd]
+        groups: Sequence[Group],
+    ) -> Tensor:
+        """Many blocks per row of a batch, each behind its own mask: [B, A*k, H]."""
+        query, key, value = self.project(rows, angles)
+        if query.device.type == "cpu":
+            # The CPU kernel's backward pass is half as fast in bf16 as in fp32.
+            query, key, value = query.float(), key.float(), value.float()
+            context_k, context_v = context_k.float(), context_v.float()
+        parts = []
+        with torch.autocast(query.device.type, enabled=False):
+            for queries, seen, mask in groups:
+                part = scaled_dot_product_attention(
+                    query[:, queries].transpose(1, 2),
+                    torch.cat((context_k[:, :seen], key[:, queries]), dim=1).transpose(1, 2),
+                    torch.cat((context_v[:, :seen], value[:, queries]), dim=1).transpose(1, 2),
+                    attn_mask=mask,
+                    scale=self.scale,
+                    enable_gqa=True,
+                )
+                parts.append(part.transpose(1, 2).flatten(2))
+        return self.output(torch.cat(parts, dim=1))
+
+    def output(self, attended: Tensor) -> Tensor:
+        """[..., Hq*hd] -> [..., H]."""
+        out: Tensor = self.o_proj(attended) if self._served is None else self._served.out(attended)
+        return out
+
+    def _value(self, value: Tensor) -> Tensor:
+        return value if self._value_eps is None else rms_norm(value, None, self._value_eps)

@@ -1,0 +1,201 @@
+"""Drafters that go one token at a time on the target's features: Eagle3, and a multi-token-prediction module (MTP-1).
+
+Both have one layer. Index i pairs a carried row with the *embedding of token i+1*, stands at position i and predicts
+token i+2. Where the target has been, the carried row is its projected feature; beyond, what the drafter made itself:
+
+    Eagle3   u = [RMSNorm_in(E[x_{i+1}]) ; RMSNorm_hidden(g_i)], attention reads u, the residual stream is g_i,
+             and the layer's output, before the final norm, is the next g
+    MTP-1    one ordinary layer on W_eh [RMSNorm_e(E[x_{i+1}]) ; RMSNorm_h(h_i)]; its output is the next h
+             (DeepSeek-V3; the projection has applied RMSNorm_h to what arrives)
+
+Keys and values depend on the pair alone, so context entries may be made in any order. Symbols: `family.py`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dspark.model import block_mask
+from dspark.model.config import DrafterConfig
+from dspark.model.context import FusedFeatures, LastHidden
+from dspark.model.family import ContextTokens, Entries, Needs
+from dspark.model.layer import DraftLayer, build_layer
+from dspark.model.rotary import RMSNorm, RotaryTable
+from dspark.model.unrolled import unrolled_attention
+from dspark.model.vocabulary import VocabularyEnds
+
+
+class Paired(NamedTuple):
+    """Carried rows and token embeddings, put together."""
+
+    residual: Tensor  # [..., H] what the layer adds to
+    rows: Tensor  # [..., in] what its attention reads
+
+
+class ChainDrafter(VocabularyEnds):
+    """What the two families share: everything but how a pair is made and what is carried on."""
+
+    needs = Needs(row=True, token="next", past=False)
+    layers: nn.ModuleList
+
+    def _make_chain(self, config: DrafterConfig, *, in_size: int) -> None:
+        self._make_ends(config)
+        self.layers = nn.ModuleList([build_layer(config, in_size=in_size)])
+        self.rotary = RotaryTable(head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction)
+
+    @property
+    def layer(self) -> DraftLayer:
+        layer = self.layers[0]
+        assert isinstance(layer, DraftLayer)
+        return layer
+
+    @abstractmethod
+    def pair(self, carried: Tensor, token_ids: Tensor) -> Paired:
+        """carried [..., H], ids [...] of the token after it."""
+
+    @abstractmethod
+    def carry(self, output: Tensor) -> Tensor:
+        """The layer's output [..., H] -> the carried row of the next step."""
+
+    # -- serving --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Makes the serving methods fast; the weights must not change any more."""
+        self.layer.serve()
+        self._serve_head()
+
+    def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
+        """A row and the token after it make an entry: any order, any number at once."""
+        assert tokens.rows is not None
+        assert tokens.token_ids is not None
+        longest = int(tokens.positions.max()) + 1 if tokens.positions.numel() else 1
+        angles = self.rotary.at(tokens.positions, longest=longest)
+        keys, values = self.layer.self_attn.keys_values(self.pair(tokens.rows, tokens.token_ids).rows, angles)
+        return keys.unsqueeze(0), values.unsqueeze(0)
+
+    def propose(
+        self,
+        *,
+        anchor_ids: Tensor,
+        anchor_positions: Tensor,
+        context: Entries,
+        last_rows: Tensor | None = None,
+        slots: int,
+    ) -> ChainProposal:
+        """Every step runs the layer on one row per sequence."""
+        assert last_rows is not None
+        return ChainProposal(self, context, last_rows, slots)
+
+    # -- training -------------------------------------------------------------------------
+
+    def forward_steps(self, *, features: Tensor, input_ids: Tensor, steps: int) -> list[Tensor]:
+        """The training-time test: features [B, T, m*H], ids [B, T] -> hidden states [B, T, H] of each step, after
+        the final norm.
+
+        Step s at index i pairs the features (s = 0) or step s-1's output with token i+1+s, stands at position i+s and
+        predicts token i+2+s; it sees the entries of step 0 up to i and, of the later steps, its own index alone. So
+        it equals step s of a block after i+1 context tokens. Past the end tokens repeat the last; rows whose token
+        would lie there mean nothing.
+        """
+        length = input_ids.shape[1]
+        index = torch.arange(length, device=input_ids.device)
+        attention = self.layer.self_attn
+        carried, keys, values, out = self.project(features), list[Tensor](), list[Tensor](), list[Tensor]()
+        for step in range(steps):
+            following = input_ids[:, (index + 1 + step).clamp(max=length - 1)]
+            pair = self.pair(carried, following)
+            angles = self.rotary.at(index + step, longest=length + steps)
+            query, key, value = attention.project(pair.rows, angles)
+            keys.append(key)
+            values.append(value)
+            attended = unrolled_attention(query, keys, values, scale=attention.scale)
+            output = self.layer.after(pair.residual, attention.output(attended))
+            carried = self.carry(output)
+            out.append(self.norm(output))
+        return out
+
+    def forward(self, features: Tensor, input_ids: Tensor, steps: int) -> list[Tensor]:  # type: ignore[override]
+        """The training forward, under the name that wrappers such as DDP call."""
+        return self.forward_steps(features=features, input_ids=input_ids, steps=steps)
+
+
+class Eagle3Drafter(FusedFeatures, ChainDrafter):
+    """Eagle3 with fused taps and the whole vocabulary."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        size = config.hidden_size
+        super().__init__(feature_size=config.feature_size, hidden_size=size, target_layer_ids=config.target_layer_ids)
+        self._make_chain(config, in_size=2 * size)
+        # Inside the layer, as the checkpoint names it.
+        self.layer.hidden_norm = RMSNorm(size, config.rms_norm_eps, late_cast=config.late_cast)
+
+    def pair(self, carried: Tensor, token_ids: Tensor) -> Paired:
+        normed = self.layer.hidden_norm(carried)
+        return Paired(carried, torch.cat((self.layer.input_layernorm(self.embed(token_ids)), normed), dim=-1))
+
+    def carry(self, output: Tensor) -> Tensor:
+        return output
+
+
+class MTPDrafter(LastHidden, ChainDrafter):
+    """A single multi-token-prediction module, chained on its own output for the later slots."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        size, eps, late_cast = config.hidden_size, config.rms_norm_eps, config.late_cast
+        super().__init__(hidden_size=size, eps=eps, target_layer_ids=config.target_layer_ids, late_cast=late_cast)
+        self._make_chain(config, in_size=size)
+        self.enorm = RMSNorm(size, eps, late_cast=late_cast)
+        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+
+    def pair(self, carried: Tensor, token_ids: Tensor) -> Paired:
+        mixed = self.eh_proj(torch.cat((self.enorm(self.embed(token_ids)), carried), dim=-1))
+        return Paired(mixed, self.layer.input_layernorm(mixed))
+
+    def carry(self, output: Tensor) -> Tensor:
+        carried: Tensor = self.hnorm(output)
+        return carried
+
+
+class ChainProposal:
+    """A block that grows a slot per step; its own entries stand behind those of the context."""
+
+    def __init__(self, drafter: ChainDrafter, context: Entries, last_rows: Tensor, slots: int) -> None:
+        self._drafter = drafter
+        self._carried = last_rows  # [n, H]
+        self._positions = context.lengths  # [n] of the step to come
+        keys, values = context.keys[0], context.values[0]  # [n, S, Hkv, hd]
+        self._mask: Tensor | None = None  # [n, 1, 1, S + slots]
+        if len(keys) == 1:
+            rows = int(context.lengths[0])
+            keys, values = keys[:, :rows], values[:, :rows]
+        else:
+            self._mask = block_mask.for_padded_context(context.lengths, keys.shape[1], slots)
+        self._keys, self._values = keys, values
+        self._longest = int(context.lengths.max()) + slots
+        self._hidden: list[Tensor] = []
+
+    def step(self, previous_ids: Tensor) -> Tensor:
+        """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
+        drafter, layer = self._drafter, self._drafter.layer
+        pair = drafter.pair(self._carried, previous_ids)
+        angles = drafter.rotary.at(self._positions, longest=self._longest)
+        query, key, value = layer.self_attn.project(pair.rows.unsqueeze(1), angles.unsqueeze(1))
+        self._keys = torch.cat((self._keys, key), dim=1)
+        self._values = torch.cat((self._values, value), dim=1)
+        mask = None if self._mask is None else self._mask[..., : self._keys.shape[1]]
+        attended = layer.self_attn.attend(query, self._keys, self._values, mask)
+        output = layer.after(pair.residual, attended.squeeze(1))
+        self._carried, self._positions = drafter.carry(output), self._positions + 1
+        self._hidden.append(drafter.norm(output))
+        return drafter.base_logits(self._hidden[-1]).float()
+
+    def confidence_logits(self, previous_ids: Tensor) -> None:
+        """These families have no confidence."""
+
+    @property
+    def hidden(self) -> Tensor:
+        return torch.stack(self._hidden, dim=1)

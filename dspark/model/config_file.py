@@ -1,0 +1,158 @@
+"""A draft checkpoint's config.json, read and written: which family it is, checked by schema.
+
+Knows keys and values only; no tensor is looked at here. The released key sets are DSpark's, DFlash's and Eagle3's over
+Qwen3 and Gemma4 layers. MTP-1 has no released form of its own: it is spelled alike, with `num_nextn_predict_layers`. A
+language model is any Qwen3 checkpoint as it was published. Families that are not built are refused by name, so that
+a caller can tell "not yet" from "broken".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.config import DrafterConfig, HeadType, Kind
+from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
+from dspark.model.config_layers import layer_keys, layer_shape
+
+HEAD_TYPES = ("vanilla", "gated", "rnn")
+LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
+DRAFT_TOKENS = 7  # of a language model or an MTP module whose file does not say
+_CLASS = {"block": "DSparkModel", "eagle3": "Eagle3Model", "mtp": "MTPModel"}  # after the name of the layers' family
+_MOST_SLOTS = 256
+
+
+def read_drafter_config(folder: Path) -> DrafterConfig:
+    """Parse `folder/config.json`; every error carries the file's path."""
+    path = folder / CONFIG_NAME
+    raw = read_json(path)
+    try:
+        return parse_drafter_config(raw)
+    except UnsupportedFamily as error:
+        raise UnsupportedFamily(f"{path}: {error}") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def parse_drafter_config(raw: Any) -> DrafterConfig:
+    """Check a decoded config.json key by key."""
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"expected a JSON object, found {show(raw)}")
+    kind, keys = _kind(raw), Keys(raw)
+    shape = layer_shape(keys)
+    if kind == "lm":
+        return _language_model(keys, shape)
+    keys.must_equal("tie_word_embeddings", False, absent_is_fine=True)
+    layers = keys.count("num_target_layers")
+    if kind == "block":
+        own = _block(keys, shape["vocab_size"])
+    elif kind == "eagle3":
+        own = {
+            "block_size": keys.count("ttt_length", most=_MOST_SLOTS),
+            "step_loss_decay": keys.positive("step_loss_decay", default=0.8),
+        }
+    else:
+        keys.must_equal("num_nextn_predict_layers", 1)
+        own = {
+            "block_size": keys.count("block_size", default=DRAFT_TOKENS, most=_MOST_SLOTS),
+            "step_loss_decay": keys.positive("step_loss_decay", default=0.8),
+        }
+    if kind != "block" and shape["num_hidden_layers"] != 1:
+        raise CheckpointError(f"num_hidden_layers: this family has one layer, found {shape['num_hidden_layers']}")
+    taps = keys.layer_ids("target_layer_ids", least=-1 if kind == "block" else 0, layers=layers)
+    if kind == "mtp" and len(taps) != 1:
+        raise CheckpointError(f"target_layer_ids: expected one layer, found {show(list(taps))}")
+    return DrafterConfig(**shape, **own, kind=kind, target_layer_ids=taps, num_target_layers=layers)
+
+
+def config_to_json(config: DrafterConfig) -> dict[str, Any]:
+    """The released spelling of a config: `parse_drafter_config` of the result gives it back."""
+    raw = dataclasses.asdict(config)
+    told = layer_keys(raw)
+    if config.kind == "lm":
+        told["architectures"] = [LANGUAGE_MODELS[0]]
+        told |= {"tie_word_embeddings": config.tie_word_embeddings, "block_size": config.block_size}
+        return dict(sorted(told.items()))
+    # Both block families carry one class name; heads alone tell them apart.
+    told["architectures"] = [("Gemma4" if config.gemma else "Qwen3") + _CLASS[config.kind]]
+    told |= {"target_layer_ids": list(config.target_layer_ids), "num_target_layers": config.num_target_layers}
+    told["tie_word_embeddings"] = False
+    if config.kind == "block":
+        told |= {key: raw[key] for key in ("block_size", "mask_token_id", "num_anchors", "markov_rank")}
+        told["enable_confidence_head"] = config.enable_confidence_head
+        if config.markov_rank:
+            told["markov_head_type"] = config.markov_head_type
+        if config.enable_confidence_head:
+            told["confidence_head_with_markov"] = config.confidence_head_with_markov
+    elif config.kind == "eagle3":
+        told |= {"ttt_length": config.block_size, "step_loss_decay": config.step_loss_decay}
+        told["draft_num_hidden_layers"] = 1
+    else:
+        told |= {"num_nextn_predict_layers": 1, "block_size": config.block_size}
+        told["step_loss_decay"] = config.step_loss_decay
+    return dict(sorted(told.items()))
+
+
+def _kind(raw: dict[str, Any]) -> Kind:
+    """Which family a file is of, or why it is none of ours."""
+    names = raw.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    model_type = str(raw.get("model_type", ""))
+    if any(key.startswith("dspark_") for key in raw) or "deepseek" in model_type.lower():
+        raise UnsupportedFamily(
+            "this is a DeepSeek-V4 style checkpoint (dspark_* keys or mtp.* stages inside the "
+            "target); that family is not supported, use a Qwen3 or Gemma4 drafter"
+        )
+    if "Eagle3" in name or "ttt_length" in raw:
+        return "eagle3"
+    if name.endswith("MTPModel"):
+        return "mtp"
+    if raw.get("block_size") is not None and raw.get("target_layer_ids") is not None:
+        return "block"
+    if name in LANGUAGE_MODELS:
+        return "lm"
+    if name.endswith("ForCausalLM"):
+        raise UnsupportedFamily(
+            f"architectures: {name} is not supported as a drafter of its own; {', '.join(LANGUAGE_MODELS)} is"
+        )
+    raise CheckpointError(
+        f"architectures: {show(names)} is no drafter (block_size and target_layer_ids are missing, and it is "
+        "neither Eagle3 nor MTP nor a language model)"
+    )
+
+
+def _block(keys: Keys, vocab: int) -> dict[str, Any]:
+    rank = keys.count("markov_rank", default=0, least=0)
+    confident = keys.flag("enable_confidence_head", default=False)
+    with_markov = confident and keys.flag("confidence_head_with_markov", default=False)
+    if with_markov and not rank:
+        raise CheckpointError("confidence_head_with_markov: true needs markov_rank above 0")
+    return {
+        "block_size": keys.count("block_size", most=_MOST_SLOTS),
+        "mask_token_id": keys.count("mask_token_id", least=0, most=vocab - 1),
+        "markov_rank": rank,
+        "markov_head_type": _head_type(keys.raw.get("markov_head_type", "vanilla")) if rank else "none",
+        "enable_confidence_head": confident,
+        "confidence_head_with_markov": with_markov,
+        "num_anchors": keys.count("num_anchors", default=512),
+    }
+
+
+def _language_model(keys: Keys, shape: dict[str, Any]) -> DrafterConfig:
+    """Published files say nothing of drafting; `block_size` may be added."""
+    return DrafterConfig(
+        **shape,
+        kind="lm",
+        block_size=keys.count("block_size", default=DRAFT_TOKENS, most=_MOST_SLOTS),
+        target_layer_ids=(),
+        num_target_layers=0,
+        tie_word_embeddings=keys.flag("tie_word_embeddings", default=False),
+    )
+
+
+def _head_type(value: object) -> HeadType:
+    if value not in HEAD_TYPES:
+        raise CheckpointError(f"markov_head_type: expected one of {', '.join(HEAD_TYPES)}, found {show(value)}")
+    return cast(HeadType, value)

@@ -1,0 +1,97 @@
+"""Typed look-ups in a decoded config.json; every complaint names the key and shows the value."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any, cast
+
+from dspark.errors import CheckpointError
+
+CONFIG_NAME = "config.json"
+_LARGEST_DIMENSION = 1 << 24  # keeps products of two dimensions far from overflow
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file."""
+    try:
+        raw = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no such file") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {show(raw)}")
+    return raw
+
+
+class Keys:
+    """The keys of one object."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+
+    def count(self, key: str, *, default: int | None = None, least: int = 1, most: int = _LARGEST_DIMENSION) -> int:
+        value = self._get(key, default)
+        if type(value) is not int or not least <= value <= most:
+            raise CheckpointError(f"{key}: expected an integer from {least} to {most}, found {show(value)}")
+        return value
+
+    def positive(self, key: str, *, default: float | None = None) -> float:
+        return positive(key, self._get(key, default))
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{key}: expected true or false, found {show(value)}")
+        return value
+
+    def must_equal(self, key: str, wanted: object, *, absent_is_fine: bool = False) -> None:
+        if key not in self.raw and absent_is_fine:
+            return
+        if (value := self.raw.get(key)) != wanted:
+            raise CheckpointError(f"{key}: expected {show(wanted)}, found {show(value)}")
+
+    def layer_ids(self, key: str, *, least: int, layers: int) -> tuple[int, ...]:
+        """Ascending layer ids from `least` to `layers` - 1."""
+        value = self.raw.get(key)
+        fits = (
+            isinstance(value, list)
+            and bool(value)
+            and all(type(i) is int and least <= i < layers for i in value)
+            and all(a < b for a, b in itertools.pairwise(value))
+        )
+        if not fits:
+            raise CheckpointError(
+                f"{key}: expected ascending layer ids from {least} to {layers - 1}, found {show(value)}"
+            )
+        return tuple(cast(list[int], value))
+
+    def dtype(self) -> str:
+        value = self.raw.get("dtype", self.raw.get("torch_dtype", "bfloat16"))
+        if value not in ("float32", "bfloat16", "float16"):
+            raise CheckpointError(f"dtype: expected a floating type, found {show(value)}")
+        return cast(str, value)
+
+    def _get(self, key: str, default: object) -> object:
+        # An explicit null counts as absent: that is how the format spells "not set".
+        value = self.raw.get(key)
+        if value is None and default is None:
+            raise CheckpointError(f"{key}: missing")
+        return default if value is None else value
+
+
+def positive(key: str, value: object) -> float:
+    """A finite number above 0."""
+    number = float(value) if isinstance(value, int | float) and type(value) is not bool else 0.0
+    if not (math.isfinite(number) and number > 0):
+        raise CheckpointError(f"{key}: expected a positive number, found {show(value)}")
+    return number
+
+
+def show(value: object) -> str:
+    """A value in a complaint, cut where it is long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,135 @@
+"""The part of a config.json that says what the layers of a drafter look like: Qwen3's or Gemma4's.
+
+Both give the same keyword arguments of `DrafterConfig`. A Gemma4 drafter always has the target's *global* layer shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.config_keys import Keys, positive, show
+
+
+def layer_shape(keys: Keys) -> dict[str, Any]:
+    """Everything that layers, norms and positions are made of."""
+    layers = keys.count("num_hidden_layers", most=1024)
+    types = keys.raw.get("layer_types")
+    if types is not None and types != ["full_attention"] * layers:
+        raise CheckpointError(f"layer_types: expected {layers} times full_attention, found {show(types)}")
+    keys.must_equal("attention_bias", False, absent_is_fine=True)
+    own = _gemma4(keys) if keys.raw.get("model_type") == "gemma4_text" else _qwen3(keys)
+    if own["num_attention_heads"] % own["num_key_value_heads"]:
+        raise CheckpointError(
+            f"num_attention_heads: {own['num_attention_heads']} is not a multiple of the "
+            f"{own['num_key_value_heads']} key-value heads"
+        )
+    if own["head_dim"] % 2:
+        raise CheckpointError(f"head_dim: {own['head_dim']} is odd, rotary positions need pairs")
+    return own | {
+        "hidden_size": keys.count("hidden_size"),
+        "intermediate_size": keys.count("intermediate_size"),
+        "num_hidden_layers": layers,
+        "vocab_size": keys.count("vocab_size"),
+        "rms_norm_eps": keys.positive("rms_norm_eps"),
+        "max_position_embeddings": keys.count("max_position_embeddings"),
+        "initializer_range": keys.positive("initializer_range", default=0.02),
+        "dtype": keys.dtype(),
+    }
+
+
+def _qwen3(keys: Keys) -> dict[str, Any]:
+    keys.must_equal("model_type", "qwen3")
+    keys.must_equal("hidden_act", "silu", absent_is_fine=True)
+    keys.must_equal("use_sliding_window", False, absent_is_fine=True)
+    return {
+        "model_type": "qwen3",
+        "num_attention_heads": keys.count("num_attention_heads"),
+        "num_key_value_heads": keys.count("num_key_value_heads"),
+        "head_dim": keys.count("head_dim"),
+        "rope_theta": _rope_theta(keys.raw),
+    }
+
+
+def _gemma4(keys: Keys) -> dict[str, Any]:
+    keys.must_equal("hidden_activation", "gelu_pytorch_tanh", absent_is_fine=True)
+    # The variants with experts, per-layer inputs or shared keys have other tensors.
+    refused = {"enable_moe_block": False, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    for key, plain in (refused | {"use_double_wide_mlp": False}).items():
+        if keys.raw.get(key, plain) not in (plain, None):
+            raise UnsupportedFamily(f"{key}: {show(keys.raw[key])} is not supported")
+    shared = keys.flag("attention_k_eq_v", default=False)
+    theta, fraction = _proportional_rope(keys.raw)
+    softcap = keys.raw.get("final_logit_softcapping")
+    return {
+        "model_type": "gemma4_text",
+        "num_attention_heads": keys.count("num_attention_heads"),
+        "num_key_value_heads": keys.count("num_global_key_value_heads" if shared else "num_key_value_heads"),
+        "head_dim": keys.count("global_head_dim"),
+        "attention_k_eq_v": shared,
+        "rope_theta": theta,
+        "rotary_fraction": fraction,
+        "logit_softcap": None if softcap is None else positive("final_logit_softcapping", softcap),
+    }
+
+
+def layer_keys(raw: dict[str, Any]) -> dict[str, Any]:
+    """The released spelling of the fields above, out of all fields of a config."""
+    common = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "rms_norm_eps", "dtype")
+    told = {key: raw[key] for key in (*common, "max_position_embeddings", "initializer_range", "num_attention_heads")}
+    told |= {"attention_bias": False, "layer_types": ["full_attention"] * raw["num_hidden_layers"]}
+    told["model_type"] = raw["model_type"]
+    if raw["model_type"] == "qwen3":
+        return told | {
+            "hidden_act": "silu",
+            "num_key_value_heads": raw["num_key_value_heads"],
+            "head_dim": raw["head_dim"],
+            "rope_parameters": {"rope_theta": raw["rope_theta"], "rope_type": "default"},
+        }
+    full = {
+        "rope_theta": raw["rope_theta"],
+        "rope_type": "proportional",
+        "partial_rotary_factor": raw["rotary_fraction"],
+    }
+    shared = raw["attention_k_eq_v"]
+    return told | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_k_eq_v": shared,
+        "num_global_key_value_heads" if shared else "num_key_value_heads": raw["num_key_value_heads"],
+        "global_head_dim": raw["head_dim"],
+        "final_logit_softcapping": raw["logit_softcap"],
+        "enable_moe_block": False,
+        "hidden_size_per_layer_input": 0,
+        "rope_parameters": {"full_attention": full},
+    }
+
+
+def _rope_theta(raw: dict[str, Any]) -> float:
+    """Current files keep RoPE in `rope_parameters`, older ones in a bare `rope_theta`."""
+    parameters = raw.get("rope_parameters")
+    if parameters is None:
+        if raw.get("rope_scaling") is not None:
+            raise CheckpointError(f"rope_scaling: {show(raw['rope_scaling'])} is not supported")
+        return positive("rope_theta", raw.get("rope_theta"))
+    if not isinstance(parameters, dict):
+        raise CheckpointError(f"rope_parameters: expected an object, found {show(parameters)}")
+    if (kind := parameters.get("rope_type", "default")) != "default":
+        raise CheckpointError(f"rope_parameters.rope_type: {show(kind)} is not supported")
+    return positive("rope_parameters.rope_theta", parameters.get("rope_theta"))
+
+
+def _proportional_rope(raw: dict[str, Any]) -> tuple[float, float]:
+    """(theta, fraction of pairs that rotate) of the global layers; what stands beside them is not theirs."""
+    whole = raw.get("rope_parameters")
+    full = whole.get("full_attention") if isinstance(whole, dict) else None
+    if not isinstance(full, dict):
+        raise CheckpointError(f"rope_parameters.full_attention: expected an object, found {show(full)}")
+    where = "rope_parameters.full_attention"
+    if (kind := full.get("rope_type")) != "proportional":
+        raise CheckpointError(f"{where}.rope_type: expected proportional, found {show(kind)}")
+    if full.get("factor", 1.0) != 1.0:
+        raise CheckpointError(f"{where}.factor: {show(full['factor'])} is not supported")
+    fraction = positive(f"{where}.partial_rotary_factor", full.get("partial_rotary_factor", 1.0))
+    if fraction > 1:
+        raise CheckpointError(f"{where}.partial_rotary_factor: {fraction} is above 1")
+    return positive(f"{where}.rope_theta", full.get("rope_theta")), fraction

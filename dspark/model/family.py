@@ -1,0 +1,134 @@
+"""What every drafter is, whatever its family: one small interface for serving and for evaluation.
+
+Three questions, and each family answers them:
+
+* what it needs per context token (`needs`): the target's projected row, a token id, the tokens before it;
+* how it ingests it (`ingest`): a context token becomes one *entry*, keys and values of every draft layer;
+* how it proposes a block (`propose`): slot by slot, each slot told which token was drawn before it.
+
+    family           row   token   past    entry p is made of
+    DSpark, DFlash   yes   none    no      row p
+    Eagle3, MTP      yes   next    no      row p and token p+1
+    language model   no    own     yes     token p and all entries before it
+
+An entry never changes once it is made, and entries of one sequence stand at positions 0, 1, 2, ... without a gap.
+Whoever keeps them drops those of a block after the block: rolling back is holding fewer entries.
+
+Symbols: n sequences, T tokens, L draft layers, S entries, k slots, H hidden, V vocabulary, Hkv key-value heads,
+hd head size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dspark.model.config import DrafterConfig
+from dspark.model.context import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What must be known of context token p before its entry can be made."""
+
+    row: bool  # the target's features at p, projected
+    token: Literal["none", "own", "next"]  # no id, that of p, or that of p+1
+    past: bool  # the entries before p: tokens go in order then
+
+    @property
+    def lag(self) -> int:
+        """Entries that a context of t tokens lacks: the last one waits for the token after it, which is the anchor."""
+        return 1 if self.token == "next" else 0
+
+
+class EntryShape(NamedTuple):
+    """One entry is keys and values of this shape each."""
+
+    layers: int  # L
+    kv_heads: int  # Hkv
+    head_dim: int  # hd
+
+
+class ContextTokens(NamedTuple):
+    """Context tokens to make entries of. The leading dimensions are free unless `needs.past`, then they are [n, T]."""
+
+    rows: Tensor | None  # [..., H] where needs.row
+    token_ids: Tensor | None  # [...] int64 where needs.token is not "none": of p, or of p+1
+    positions: Tensor  # [...] int64, p
+
+
+class Entries(NamedTuple):
+    """Entries of n sequences, padded to the longest; padding must be finite numbers."""
+
+    keys: Tensor  # [L, n, S, Hkv, hd], normed and rotated
+    values: Tensor  # [L, n, S, Hkv, hd]
+    lengths: Tensor  # [n] int64, entries that count, of positions 0 .. lengths - 1
+
+
+class Proposal(Protocol):
+    """One block for each of n sequences, walked slot by slot. A drafter may compute ahead or as it goes."""
+
+    def step(self, previous_ids: Tensor) -> Tensor:
+        """previous_ids [n] int64, the token drawn before this slot (first the anchors) -> logits [n, V] of the slot."""
+
+    def confidence_logits(self, previous_ids: Tensor) -> Tensor | None:
+        """After k steps: previous_ids [n, k], anchors first -> [n, k], or None for a drafter without confidence."""
+
+    @property
+    def hidden(self) -> Tensor:
+        """[n, k, H] of the k slots stepped so far, after the final norm."""
+
+
+class Drafter(Projection, ABC):
+    """A drafter of any family; `config` says which. Projects as its `Projection` does, ingests, proposes."""
+
+    needs: Needs
+    config: DrafterConfig
+    embed_tokens: nn.Embedding
+    lm_head: nn.Linear
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed_tokens.weight.dtype
+
+    @property
+    def entry(self) -> EntryShape:
+        """Shape of an entry."""
+        shape = self.config
+        return EntryShape(shape.num_hidden_layers, shape.num_key_value_heads, shape.head_dim)
+
+    def stored_names(self) -> dict[str, str]:
+        """Name of every tensor -> its name in a checkpoint. The released drafters' are the same."""
+        return {name: name for name in self.state_dict()}
+
+    @abstractmethod
+    def serve(self) -> None:
+        """Makes the serving methods fast; the weights must not change any more."""
+
+    @abstractmethod
+    def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the tokens' entries, [L, ..., Hkv, hd] each; `past` where needs.past and there is any."""
+
+    @abstractmethod
+    def propose(
+        self,
+        *,
+        anchor_ids: Tensor,  # [n] int64
+        anchor_positions: Tensor,  # [n] int64, lengths + needs.lag; a family of rows alone may lack the newest
+        context: Entries,
+        last_rows: Tensor | None = None,  # [n, H] the row before the anchor, where needs.lag
+        slots: int,  # at most config.block_size
+    ) -> Proposal:
+        """Begins one block per sequence."""
+
+    @abstractmethod
+    def base_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] after the final norm -> logits [..., V] of the vocabulary head."""

@@ -1,0 +1,160 @@
+"""An independent small language model as a drafter: a stock Qwen3 decoder over the target's vocabulary.
+
+It knows nothing of the target. A context token is its id; its entry depends on every token before it, so tokens go in
+order. Rolling back is keeping fewer entries. Symbols: `family.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dspark.model import block_mask
+from dspark.model.config import DrafterConfig
+from dspark.model.family import ContextTokens, Entries, Needs
+from dspark.model.layer import DraftLayer, build_layer
+from dspark.model.rotary import RotaryTable
+from dspark.model.vocabulary import VocabularyEnds
+
+
+class LanguageDrafter(VocabularyEnds):
+    """A causal decoder that drafts token by token. Nothing of it is the target's, so nothing is frozen."""
+
+    needs = Needs(row=False, token="own", past=True)
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(feature_size=0, width=0, target_layer_ids=())
+        self._make_ends(config)
+        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
+        self.rotary = RotaryTable(head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction)
+        self.requires_grad_(True)
+        self.tie()
+
+    def tie(self) -> None:
+        """One tensor for both ends, where the config says so; again after weights were replaced."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def stored_names(self) -> dict[str, str]:
+        """The library's names: all but the head are inside `model`, and a tied head is not stored."""
+        names = {name: f"model.{name}" for name in self.state_dict() if not name.startswith("lm_head.")}
+        return names if self.config.tie_word_embeddings else names | {"lm_head.weight": "lm_head.weight"}
+
+    # -- serving --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Makes the serving methods fast; the weights must not change any more."""
+        for layer in self._decoder():
+            layer.serve()
+        self._serve_head()
+
+    def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
+        """ids and positions [n, T] that follow the past entries; padding may only stand at the end of a row."""
+        assert tokens.token_ids is not None
+        ids, positions = tokens.token_ids, tokens.positions
+        mask = _causal(ids, past)
+        longest = int(positions.max()) + 1
+        keys, values, hidden = [], [], self.embed(ids)
+        angles = self.rotary.at(positions, longest=longest)
+        layers = self._decoder()
+        for number, layer in enumerate(layers):
+            rows = layer.input_layernorm(hidden)
+            if number + 1 == len(layers):  # nobody reads what the last layer makes of them
+                key, value = layer.self_attn.keys_values(rows, angles)
+            else:
+                query, key, value = layer.self_attn.project(rows, angles)
+                hidden = layer.after(hidden, _attend(layer, query, key, value, past, number, mask))
+            keys.append(key)
+            values.append(value)
+        return torch.stack(keys), torch.stack(values)
+
+    def propose(
+        self,
+        *,
+        anchor_ids: Tensor,
+        anchor_positions: Tensor,
+        context: Entries,
+        last_rows: Tensor | None = None,
+        slots: int,
+    ) -> LanguageProposal:
+        """Every step runs the decoder on one token per sequence."""
+        return LanguageProposal(self, context, slots)
+
+    # -- training -------------------------------------------------------------------------
+
+    def forward_tokens(self, input_ids: Tensor) -> Tensor:
+        """ids [B, T] -> hidden states [B, T, H] after the final norm; index i predicts token i+1."""
+        hidden, mask = self.embed(input_ids), _causal(input_ids, None)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        angles = self.rotary.at(positions, longest=input_ids.shape[1])
+        for number, layer in enumerate(self._decoder()):
+            query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
+            hidden = layer.after(hidden, _attend(layer, query, key, value, None, number, mask))
+        out: Tensor = self.norm(hidden)
+        return out
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The training forward, under the name that wrappers such as DDP call."""
+        return self.forward_tokens(input_ids)
+
+    def _decoder(self) -> list[DraftLayer]:
+        return list(self.layers)  # type: ignore[arg-type]
+
+
+class LanguageProposal:
+    """A block that grows a token per step; its own entries stand behind those of the context."""
+
+    def __init__(self, drafter: LanguageDrafter, context: Entries, slots: int) -> None:
+        self._drafter = drafter
+        self._positions = context.lengths
+        self._longest = int(context.lengths.max()) + slots
+        keys, values = context.keys, context.values
+        self._mask: Tensor | None = None  # [n, 1, 1, S + slots]
+        if keys.shape[1] == 1:
+            rows = int(context.lengths[0])
+            keys, values = keys[:, :, :rows], values[:, :, :rows]
+        else:
+            self._mask = block_mask.for_padded_context(context.lengths, keys.shape[2], slots)
+        self._keys, self._values = list(keys.unbind()), list(values.unbind())  # per layer [n, S, Hkv, hd]
+        self._hidden: list[Tensor] = []
+
+    def step(self, previous_ids: Tensor) -> Tensor:
+        """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
+        drafter = self._drafter
+        hidden = drafter.embed(previous_ids).unsqueeze(1)
+        angles = drafter.rotary.at(self._positions, longest=self._longest).unsqueeze(1)
+        for number, layer in enumerate(drafter._decoder()):
+            query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
+            self._keys[number] = keys = torch.cat((self._keys[number], key), dim=1)
+            self._values[number] = values = torch.cat((self._values[number], value), dim=1)
+            mask = None if self._mask is None else self._mask[..., : keys.shape[1]]
+            hidden = layer.after(hidden, layer.self_attn.attend(query, keys, values, mask))
+        self._positions = self._positions + 1
+        self._hidden.append(drafter.norm(hidden.squeeze(1)))
+        return drafter.base_logits(self._hidden[-1]).float()
+
+    def confidence_logits(self, previous_ids: Tensor) -> None:
+        """A language model has no confidence."""
+
+    @property
+    def hidden(self) -> Tensor:
+        return torch.stack(self._hidden, dim=1)
+
+
+def _causal(ids: Tensor, past: Entries | None) -> Tensor:
+    """[n or 1, 1, T, S + T]: all past entries that count, and of these tokens those not after it."""
+    length = ids.shape[1]
+    own = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()[None, None]
+    if past is None:
+        return own
+    before = torch.arange(past.keys.shape[2], device=ids.device) < past.lengths.unsqueeze(-1)  # [n, S]
+    before = before[:, None, None].expand(-1, 1, length, -1)
+    return torch.cat((before, own.expand(len(before), -1, -1, -1)), dim=-1)
+
+
+def _attend(
+    layer: DraftLayer, query: Tensor, key: Tensor, value: Tensor, past: Entries | None, number: int, mask: Tensor
+) -> Tensor:
+    if past is not None:
+        key, value = torch.cat((past.keys[number], key), dim=1), torch.cat((past.values[number], value), dim=1)
+    return layer.self_attn.attend(query, key, value, mask)

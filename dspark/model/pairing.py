@@ -1,0 +1,68 @@
+"""Whether a drafter was made for this target: hidden size, depth and taps, vocabulary, tokenizer. One sentence if not.
+
+A drafter that does not fit would never change an answer, only accept nothing; better it says so before it serves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from dspark.errors import CheckpointError
+from dspark.model.config import DrafterConfig
+
+TOKENIZER_NAME = "tokenizer.json"
+
+
+def mismatch(
+    config: DrafterConfig, drafter: Path, *, target: Path, hidden_size: int, layers: int, vocab_size: int
+) -> str | None:
+    """None when the drafter in one folder fits the target in the other, whose sizes are given."""
+    if config.vocab_size != vocab_size:
+        return f"{drafter}: drafts from a vocabulary of {config.vocab_size}, the target {target} has {vocab_size}"
+    if config.kind != "lm":
+        if config.hidden_size != hidden_size:
+            return (
+                f"{drafter}: reads hidden states of {config.hidden_size} values, the target {target} has {hidden_size}"
+            )
+        if config.num_target_layers not in (0, layers):
+            return f"{drafter}: was made for a target of {config.num_target_layers} layers, {target} has {layers}"
+        if config.target_layer_ids[-1] >= layers:
+            return f"{drafter}: taps layer {config.target_layer_ids[-1]}, the target {target} has {layers} layers"
+    return _tokenizers_differ(drafter, target)
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Names what token ids mean, where the folder says so; empty where it does not."""
+    ids = _token_ids(folder)
+    return hashlib.sha256(json.dumps(ids, sort_keys=True).encode()).hexdigest()[:16] if ids else ""
+
+
+def _tokenizers_differ(drafter: Path, target: Path) -> str | None:
+    mine, theirs = _token_ids(drafter), _token_ids(target)
+    if not mine or not theirs or mine == theirs:
+        return None  # released drafters bring no tokenizer: their ids are the target's
+    token, at = min(mine.items() ^ theirs.items(), key=lambda pair: (pair[1], pair[0]))
+    sides = [f"{at} is {_meaning(ids, at)!r} for the {name}" for name, ids in (("drafter", mine), ("target", theirs))]
+    return f"{drafter}: its tokenizer is not the one of {target}: token id {', '.join(sides)}"
+
+
+def _meaning(ids: dict[str, int], at: int) -> str | None:
+    return next((token for token, other in ids.items() if other == at), None)
+
+
+def _token_ids(folder: Path) -> dict[str, int]:
+    """Token -> id of a folder's tokenizer.json, added ones included; empty without such a file."""
+    path = folder / TOKENIZER_NAME
+    if not path.is_file():
+        return {}
+    try:
+        raw = json.loads(path.read_bytes())
+        vocab = raw["model"].get("vocab") or {}
+        if isinstance(vocab, list):  # pairs of a piece and its score, in the order of the ids
+            vocab = {piece: at for at, (piece, _) in enumerate(vocab)}
+        added = {entry["content"]: entry["id"] for entry in raw.get("added_tokens") or ()}
+        return {str(token): int(at) for token, at in (vocab | added).items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not readable as a tokenizer ({error!r})") from error
