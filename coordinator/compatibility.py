@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coordinator.ports import DrafterFacts, VerifierFacts
+from dspark.tie import difference
 
 
 def drafter_mismatch(verifier: VerifierFacts, drafter: DrafterFacts) -> str | None:
@@ -20,10 +21,7 @@ def drafter_mismatch(verifier: VerifierFacts, drafter: DrafterFacts) -> str | No
             f"{verifier.name} sends rows of {verifier.hidden_size}"
         )
     if drafter.projection != verifier.projection:
-        return (
-            f"{drafter.name} needs the context projection {drafter.projection[:12]}, "
-            f"{verifier.name} has {verifier.projection[:12]}: both must load the same drafter"
-        )
+        return f"{verifier.name} does not feed it: {drafter.name} {difference(drafter.projection, verifier.projection)}"
     return None
 
 

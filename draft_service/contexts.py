@@ -1,13 +1,15 @@
-"""Context of every sequence: keys and values of all draft layers, in a paged pool, row by row as features arrive.
+"""Context of every sequence: entries of all draft layers, in a paged pool, made of rows and token ids as they arrive.
 
-A row depends on its own token alone, so rows are computed as they come, in whatever order; the ledger counts them.
+What an entry is made of is the drafter's business (`dspark.model.family`). Where a row alone makes one, entries are
+made as rows come, in whatever order. Where the token after it is needed, or all entries before it, rows and ids are
+kept and entries follow in order, up to the watermark less the drafter's lag: the last row waits for the anchor.
 
-Symbols: L draft layers, S rows, n sequences, Hkv key-value heads, hd head size.
+Symbols: L draft layers, S entries, n sequences, T tokens, Hkv key-value heads, hd head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,41 +19,48 @@ from torch import Tensor
 from draft_service.interface import Rows as Rows
 from draft_service.ledger import Context, Ledger
 from dspark.decoding.shaping import Shaper
-from dspark.model.drafter import BlockDrafter
+from dspark.model.family import ContextTokens, Drafter, Entries
 from dspark.types import Law, Refusal
+
+PASS_TOKENS = 256  # of one sequence in one pass of a drafter whose entries depend on those before
 
 
 @dataclass(slots=True)
 class DraftContext(Context):
-    """Rows of one sequence, and what a law has made of them."""
+    """Rows of one sequence, and what has been made of them."""
 
+    made: int = 0  # entries 0 .. made - 1 are there; for drafters that make them in order
     shaper: Shaper | None = None  # made when a law asks for it; counts rows below the watermark
 
     def start_over(self, epoch: int) -> None:
         Context.start_over(self, epoch)
-        self.shaper = None
+        self.made, self.shaper = 0, None
 
 
 class ContextStore(Ledger[DraftContext]):
     """All contexts of one drafter. Used on the device thread only."""
 
-    def __init__(self, drafter: BlockDrafter, *, tokens: int, page_size: int, max_sequences: int) -> None:
+    def __init__(self, drafter: Drafter, *, tokens: int, page_size: int, max_sequences: int) -> None:
         super().__init__(DraftContext, tokens=tokens, page_size=page_size, max_sequences=max_sequences)
-        shape = drafter.config
-        weight = drafter.fc.weight
-        self._drafter = drafter
-        self._device = weight.device
-        self._dtype = weight.dtype
+        self._drafter, self._needs = drafter, drafter.needs
+        self.in_order = self._needs.past or self._needs.token != "none"
+        weight = next(drafter.parameters())
+        self._device, self._dtype = weight.device, weight.dtype
         slots = self.pages.total * page_size
-        size = (shape.num_hidden_layers, slots, shape.num_key_value_heads, shape.head_dim)
-        # Asked for whole, touched only where rows are written.
+        layers, kv_heads, head_dim = drafter.entry
+        # Asked for whole, touched only where entries are written. Padding is read from one slot more than anybody has.
+        self._spare = slots
+        size = (layers, slots + 1, kv_heads, head_dim)
         self._keys = torch.empty(size, dtype=self._dtype, device=self._device)
         self._values = torch.empty(size, dtype=self._dtype, device=self._device)
+        self._keys[:, slots], self._values[:, slots] = 0.0, 0.0
+        width = drafter.width if self.in_order else 0
+        self._rows = torch.empty(slots, width, dtype=self._dtype, device=self._device)
         self._token_ids = np.zeros(slots, np.int64)
 
     @torch.inference_mode()
     def ingest(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
-        """Keys and values of all chunks in one go; the watermark of each chunk's sequence afterwards, or why not."""
+        """All chunks in one go; the watermark of each chunk's sequence afterwards, or why not."""
         admitted = [self.admit(chunk) for chunk in chunks]
         fresh: list[tuple[DraftContext, Rows]] = []
         slots: list[int] = []
@@ -67,34 +76,110 @@ class ContextStore(Ledger[DraftContext]):
         if fresh:
             rows = fresh[0][1].rows if len(fresh) == 1 else torch.cat([chunk.rows for _, chunk in fresh])
             where = torch.tensor([positions, slots], dtype=torch.int64, device=self._device)
-            keys, values = self._drafter.context_kv(rows.to(self._device, self._dtype), where[0])
-            self._keys.index_copy_(1, where[1], keys)
-            self._values.index_copy_(1, where[1], values)
+            rows = rows.to(self._device, self._dtype)
             self._token_ids[slots] = token_ids
+            if self.in_order:
+                self._rows.index_copy_(0, where[1], rows)
+            else:
+                self._write(where[1], *self._drafter.ingest(ContextTokens(rows, None, where[0])))
         for context, chunk in fresh:  # only now: a watermark never claims rows that were not written
             context.add(chunk.start, chunk.start + len(chunk.rows))
+        if self.in_order:
+            self.catch_up({context.sequence: context for context, _ in fresh}.values())
         return [one.watermark if isinstance(one, Context) else one for one in admitted]
 
+    @torch.inference_mode()
+    def catch_up(self, contexts: Iterable[DraftContext]) -> None:
+        """Makes what entries can be made of the rows that are there, for drafters that make them in order."""
+        behind = [context for context in contexts if context.made < context.watermark - self._needs.lag]
+        if behind and not self._needs.past:
+            self._make_pairs(behind)
+        while behind and self._needs.past:
+            # Those that begin have no past to pad; a long text goes in pieces, by itself.
+            lone = next((one for one in behind if one.made == 0 or one.watermark - one.made > PASS_TOKENS // 8), None)
+            self._make_next([lone] if lone is not None else behind)
+            behind = [context for context in behind if context.made < context.watermark]
+
+    def entries(self, members: Sequence[tuple[int, int]]) -> Entries:
+        """(sequence, entries) of n members, padded to the longest; a lone run is a view."""
+        lengths = torch.tensor([count for _, count in members], dtype=torch.int64, device=self._device)
+        return Entries(*self.gather(members), lengths)
+
     def gather(self, members: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """(sequence, rows) of n members -> keys and values [L, n, S, Hkv, hd], S the longest; a lone run is a view."""
-        longest = max(rows for _, rows in members)
+        """(sequence, entries) of n members -> keys and values [L, n, S, Hkv, hd], S the longest."""
+        longest = max(count for _, count in members)
         if len(members) == 1 and (base := self.pages.base(members[0][0])) is not None:
             return tuple(pool[:, base : base + longest].unsqueeze(1) for pool in (self._keys, self._values))  # type: ignore[return-value]
         table: list[int] = []
-        for sequence, rows in members:
-            slots = self.pages.slots(sequence, 0, rows)
-            table.extend(slots)
-            # Padding repeats a row that was written: masked garbage could still be NaN.
-            table.extend([slots[0] if rows else 0] * (longest - rows))
+        for sequence, count in members:
+            table.extend(self.pages.slots(sequence, 0, count))
+            # Padding is a slot of zeros: masked garbage could still be NaN.
+            table.extend([self._spare] * (longest - count))
         index = torch.tensor(table, dtype=torch.int64, device=self._device)
         shape = (len(self._keys), len(members), longest, *self._keys.shape[2:])
         return self._keys.index_select(1, index).view(shape), self._values.index_select(1, index).view(shape)
 
+    def rows_at(self, members: Sequence[tuple[int, int]]) -> Tensor:
+        """Kept rows at one (sequence, position) each -> [n, H]."""
+        slots = [self.pages.slots(sequence, at, at + 1)[0] for sequence, at in members]
+        return self._rows.index_select(0, torch.tensor(slots, dtype=torch.int64, device=self._device))
+
     def shaper(self, sequence: int, law: Law, through: int) -> Shaper:
         """What a law makes of logits after the rows below `through`. A token id that was not told or cannot be one
         makes a draft less like the target's law, and nothing else."""
-        context = self._contexts[sequence]
+        context = self[sequence]
         if context.shaper is None or context.shaper.law != law or context.shaper.length > through:
             context.shaper = Shaper(law)
-        new = self._token_ids[self.pages.slots(sequence, context.shaper.length, through)]
-        return context.shaper.extend(np.minimum(new, self._drafter.config.vocab_size - 1))
+        return context.shaper.extend(self._known_ids(context, context.shaper.length, through))
+
+    def _known_ids(self, context: Context, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        slots = self.pages.slots(context.sequence, start, stop)
+        return np.minimum(self._token_ids[slots], self._drafter.config.vocab_size - 1)
+
+    def _make_pairs(self, behind: list[DraftContext]) -> None:
+        """Entries of a row and the token after it, of all contexts at once."""
+        lag = self._needs.lag
+        slots: list[int] = []
+        positions: list[int] = []
+        ids = []
+        for context in behind:
+            stop = context.watermark - lag
+            slots.extend(self.pages.slots(context.sequence, context.made, stop))
+            positions.extend(range(context.made, stop))
+            ids.append(self._known_ids(context, context.made + lag, stop + lag))
+        where = torch.tensor([positions, slots], dtype=torch.int64, device=self._device)
+        token_ids = torch.from_numpy(np.concatenate(ids)).to(self._device)
+        rows = self._rows.index_select(0, where[1])
+        self._write(where[1], *self._drafter.ingest(ContextTokens(rows, token_ids, where[0])))
+        for context in behind:
+            context.made = context.watermark - lag
+
+    def _make_next(self, behind: list[DraftContext]) -> None:
+        """The next entries of some contexts, which depend on those before; all of them have a past, or a lone one."""
+        counts = [min(context.watermark - context.made, PASS_TOKENS) for context in behind]
+        ids = np.zeros((len(behind), max(counts)), np.int64)
+        slots: list[int] = []
+        for row, (context, count) in enumerate(zip(behind, counts, strict=True)):
+            ids[row, :count] = self._known_ids(context, context.made, context.made + count)
+            slots.extend(self.pages.slots(context.sequence, context.made, context.made + count))
+        made = torch.tensor([context.made for context in behind], device=self._device)
+        tokens = ContextTokens(
+            None,
+            torch.from_numpy(ids).to(self._device),
+            made.unsqueeze(1) + torch.arange(ids.shape[1], device=self._device),
+        )
+        past = self.entries([(context.sequence, context.made) for context in behind]) if behind[0].made else None
+        keys, values = self._drafter.ingest(tokens, past)  # [L, n, T, Hkv, hd]; padding comes last and is left out
+        index = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        self._write(index, *(_unpadded(part, counts) for part in (keys, values)))
+        for context, count in zip(behind, counts, strict=True):
+            context.made += count
+
+    def _write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        self._keys.index_copy_(1, slots, keys)
+        self._values.index_copy_(1, slots, values)
+
+
+def _unpadded(part: Tensor, counts: Sequence[int]) -> Tensor:
+    """[L, n, T, Hkv, hd] -> [L, all counts, Hkv, hd]."""
+    return torch.cat([part[:, row, :count] for row, count in enumerate(counts)], dim=1)

@@ -21,7 +21,7 @@ from draft_service.loading import load_parts
 from draft_service.walk import walk
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.model.calibration import Calibration
-from dspark.model.drafter import BlockDrafter
+from dspark.model.family import Drafter
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2
@@ -31,13 +31,15 @@ class DraftEngine:
     """One drafter, one pool of context, the sequences that live in it."""
 
     def __init__(
-        self, *, drafter: BlockDrafter, calibration: Calibration, config: DraftConfig, version: str, calibrated: bool
+        self, *, drafter: Drafter, calibration: Calibration, config: DraftConfig, version: str, calibrated: bool
     ) -> None:
         self.drafter = drafter
         self.config = config
         self.fingerprint = version
         self.calibrated = calibrated
+        self.device: torch.device = next(drafter.parameters()).device
         self._calibration = calibration
+        self._lag = drafter.needs.lag
         self._contexts = ContextStore(
             drafter, tokens=config.context_tokens, page_size=config.page_size, max_sequences=config.max_sequences
         )
@@ -72,12 +74,8 @@ class DraftEngine:
         return min(self.config.q_entries, self.drafter.config.vocab_size)
 
     @property
-    def device(self) -> torch.device:
-        return self.drafter.fc.weight.device
-
-    @property
     def dtype(self) -> str:
-        return str(self.drafter.fc.weight.dtype).removeprefix("torch.")
+        return str(next(self.drafter.parameters()).dtype).removeprefix("torch.")
 
     @property
     def held(self) -> Held:
@@ -86,14 +84,13 @@ class DraftEngine:
     @property
     def shape(self) -> Shape:
         own = self.drafter.config
-        has_confidence = self.drafter.confidence_head is not None
-        return Shape(own.vocab_size, own.hidden_size, own.block_size, has_confidence)
+        return Shape(own.vocab_size, self.drafter.width, own.block_size, own.enable_confidence_head)
 
     # -- contexts ---------------------------------------------------------------------------
 
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> torch.Tensor:
-        """[rows, H] of a message; raises PeerError naming the field that is wrong."""
-        return tensors.read_tensor(chunk, width=self.drafter.config.hidden_size, max_rows=max_rows)
+        """[rows, width] of a message; raises PeerError naming the field that is wrong."""
+        return tensors.read_tensor(chunk, width=self.drafter.width, max_rows=max_rows)
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
         """Makes room for a sequence, as far as blocks can reach: rows past that length are of no use here."""
@@ -152,6 +149,8 @@ class DraftEngine:
             return because(EmptyReason.INVALID)
         if item.features_through > cursor.anchor_position:
             return because(EmptyReason.INVALID)
+        if self._contexts.in_order and not self._lag <= item.features_through == cursor.anchor_position:
+            return because(EmptyReason.INVALID)  # the anchor continues the context, or nothing does
         if item.law.shapes and law_problem(item.law, shape.vocab_size) is not None:
             return because(EmptyReason.INVALID)
         if not self.knows(cursor):
@@ -193,35 +192,32 @@ class DraftEngine:
     def _draft_group(self, items: list[DraftItem]) -> list[Block]:
         size = self.drafter.config.block_size
         wanted = [min(item.max_slots or size, size) for item in items]
-        members = [(item.cursor.sequence, item.features_through) for item in items]
+        if self._contexts.in_order:  # what an earlier failure left undone
+            self._contexts.catch_up([self._contexts[item.cursor.sequence] for item in items])
+        members = [(item.cursor.sequence, item.features_through - self._lag) for item in items]
         with torch.inference_mode():
-            # Row 0: anchors, row 1: their positions, row 2: rows that count.
+            # Row 0: anchors, row 1: their positions.
             facts = torch.tensor(
-                [
-                    [item.anchor for item in items],
-                    [item.cursor.anchor_position for item in items],
-                    [rows for _, rows in members],
-                ],
-                dtype=torch.int64,
+                [[item.anchor for item in items], [item.cursor.anchor_position for item in items]], dtype=torch.int64
             )
             facts = facts.to(self.device) if self.device.type != "cpu" else facts
-            keys, values = self._contexts.gather(members)
-            hidden = self.drafter.block_hidden(
+            proposal = self.drafter.propose(
                 anchor_ids=facts[0],
                 anchor_positions=facts[1],
-                context_k=keys,
-                context_v=values,
-                context_len=facts[2],
+                context=self._contexts.entries(members),
+                last_rows=self._contexts.rows_at(members) if self._lag else None,
+                slots=max(wanted),
             )
             drawn = walk(
-                self.drafter,
+                proposal,
                 self._calibration,
-                hidden[:, : max(wanted)],
                 facts[0],
                 [item.law for item in items],
                 [item.cursor for item in items],
-                self.q_entries,
-                self._shapers(items),
+                slots=max(wanted),
+                vocab_size=self.drafter.config.vocab_size,
+                entries=self.q_entries,
+                shapers=self._shapers(items),
             )
         blocks = []
         for row, (item, slots) in enumerate(zip(items, wanted, strict=True)):
@@ -253,6 +249,5 @@ class DraftEngine:
         """Opens a sequence and fills its context with ordinary numbers. For timing only."""
         if (problem := self.open(cursor, rows + 1)) is not None:
             return problem
-        width = self.drafter.config.hidden_size
-        self.ingest(cursor.sequence, cursor.epoch, 0, [0] * rows, torch.ones(rows, width))
+        self.ingest(cursor.sequence, cursor.epoch, 0, [0] * rows, torch.ones(rows, self.drafter.width))
         return None

@@ -10,7 +10,7 @@ import torch
 from draft_service.config import DraftConfig
 from dspark.model.calibration import IDENTITY, Calibration, load_calibration
 from dspark.model.checkpoint import fingerprint, load_drafter
-from dspark.model.drafter import BlockDrafter
+from dspark.model.family import Drafter
 from dspark.model.location import locate
 from dspark.model.placement import pick_device, pick_dtype
 
@@ -20,7 +20,7 @@ log = structlog.get_logger("dspark.draft")
 class Parts(NamedTuple):
     """What an engine is made of."""
 
-    drafter: BlockDrafter
+    drafter: Drafter
     calibration: Calibration
     calibrated: bool
     fingerprint: str
@@ -36,7 +36,7 @@ def load_parts(config: DraftConfig) -> Parts:
     drafter.serve()
     calibration = load_calibration(folder, block_size=drafter.config.block_size)
     calibrated = calibration is not IDENTITY
-    if drafter.confidence_head is not None and not calibrated:
+    if drafter.config.enable_confidence_head and not calibrated:
         log.info("draft.not_calibrated", drafter=config.drafter)
     if calibrated and calibration.top_k_cut not in (None, config.q_entries):
         # Confidence was fitted for another cut of q; it still orders slots, but its product is off.

@@ -1,4 +1,4 @@
-"""The sequential walk over a block: slot by slot, each biased by the token drawn before it, then the confidence.
+"""The sequential walk over a block: slot by slot, each told the token drawn before it, then the confidence.
 
 Invariant 3, q sent is q sampled: a slot's token is drawn from the very float32 numbers that go into the block, cut to
 the most likely entries and renormalised. Greedy sequences send one entry, coupled ones none. Confidence of slot k knows
@@ -21,7 +21,7 @@ from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.sampling import LawColumns, draft_distribution
 from dspark.decoding.shaping import Shaper, shaped_last
 from dspark.model.calibration import Bucket, Calibration
-from dspark.model.drafter import BlockDrafter
+from dspark.model.family import Proposal
 from dspark.types import Cursor, Law
 
 
@@ -36,30 +36,25 @@ class Walked(NamedTuple):
 
 @torch.inference_mode()
 def walk(
-    drafter: BlockDrafter,
+    proposal: Proposal,
     calibration: Calibration,
-    hidden: Tensor,  # [n, k, H]
     anchor_ids: Tensor,  # [n]
     laws: Sequence[Law],
     cursors: Sequence[Cursor],
+    *,
+    slots: int,
+    vocab_size: int,
     entries: int,
     shapers: Sequence[Shaper | None] | None = None,  # [n], have counted what comes before the anchors
 ) -> Walked:
     """Draws k tokens for each of n sequences."""
-    slots = hidden.shape[1]
-    base = drafter.base_logits(hidden).float()
-    columns = LawColumns.of(laws, hidden.device)
-    noise = None if columns.all_greedy else DraftNoise(laws, cursors, slots, base.shape[-1], hidden.device)
-    head = drafter.markov_head
-    state = head.initial_state(len(anchor_ids), hidden)
+    columns = LawColumns.of(laws, anchor_ids.device)
+    noise = None if columns.all_greedy else DraftNoise(laws, cursors, slots, vocab_size, anchor_ids.device)
     previous = [anchor_ids]
     ids: list[Tensor] = []
     probs: list[Tensor] = []
     for slot in range(slots):
-        logits = base[:, slot]
-        bias, state = head.bias(state, previous[-1], hidden[:, slot])
-        if bias is not None:
-            logits = logits + bias
+        logits = proposal.step(previous[-1])
         if shapers is not None:
             said = torch.stack(previous, dim=1).tolist()
             logits = shaped_last(logits, zip(said, shapers, strict=True))
@@ -74,7 +69,7 @@ def walk(
             probs.append(slot_probs)
         previous.append(token)
     drawn = torch.stack(previous[1:], dim=1)
-    confidence = _confidence(drafter, calibration, hidden, torch.stack(previous[:-1], dim=1), laws)
+    confidence = _confidence(proposal, calibration, torch.stack(previous[:-1], dim=1), laws)
     token_ids = drawn.cpu().numpy()
     if noise is None:
         one = token_ids[..., None].astype(np.uint32)
@@ -91,12 +86,12 @@ def walk(
 
 
 def _confidence(
-    drafter: BlockDrafter, calibration: Calibration, hidden: Tensor, previous: Tensor, laws: Sequence[Law]
+    proposal: Proposal, calibration: Calibration, previous: Tensor, laws: Sequence[Law]
 ) -> npt.NDArray[np.float32]:
     """[n, k] in [0, 1]; 1 everywhere for a drafter without the head. Raises FloatingPointError on NaN."""
-    logits = drafter.confidence_logits(hidden, previous)
+    logits = proposal.confidence_logits(previous)
     if logits is None:
-        if not bool(torch.isfinite(hidden).all()):
+        if not bool(torch.isfinite(proposal.hidden).all()):
             raise FloatingPointError("hidden states are not numbers")
         return np.ones(previous.shape, np.float32)
     wide = logits.float().cpu().numpy()

@@ -40,16 +40,14 @@ def tokenizer_digest(folder: Path) -> str:
 
 
 def _tokenizers_differ(drafter: Path, target: Path) -> str | None:
-    mine, theirs = _token_ids(drafter), _token_ids(target)
-    if not mine or not theirs or mine == theirs:
-        return None  # released drafters bring no tokenizer: their ids are the target's
-    token, at = min(mine.items() ^ theirs.items(), key=lambda pair: (pair[1], pair[0]))
-    sides = [f"{at} is {_meaning(ids, at)!r} for the {name}" for name, ids in (("drafter", mine), ("target", theirs))]
-    return f"{drafter}: its tokenizer is not the one of {target}: token id {', '.join(sides)}"
-
-
-def _meaning(ids: dict[str, int], at: int) -> str | None:
-    return next((token for token, other in ids.items() if other == at), None)
+    """Ids that only one side knows are no quarrel; released drafters bring no tokenizer, their ids are the target's."""
+    mine, theirs = ({at: token for token, at in _token_ids(folder).items()} for folder in (drafter, target))
+    at = min((at for at in mine.keys() & theirs.keys() if mine[at] != theirs[at]), default=None)
+    if at is None:
+        return None
+    return (
+        f"{drafter}: its tokenizer is not the one of {target}: token {at} is {mine[at]!r} there and {theirs[at]!r} here"
+    )
 
 
 def _token_ids(folder: Path) -> dict[str, int]:

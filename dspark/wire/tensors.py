@@ -26,9 +26,9 @@ _SCALE = 4  # bytes
 
 
 def write_rows(rows: torch.Tensor, form: str) -> types_pb2.TensorChunk:
-    """Rows [n, H] as bfloat16, float16, float32 or FP8."""
-    if form != FP8:
-        return write_tensor(rows.to(_DTYPES[form]))
+    """Rows [n, H] as bfloat16, float16, float32 or FP8; rows without values have no scale to send."""
+    if form != FP8 or not rows.shape[-1]:
+        return write_tensor(rows.to(_DTYPES.get(form, torch.bfloat16)))
     wide = rows.detach().to("cpu", torch.float32)
     scale = wide.abs().amax(dim=-1, keepdim=True).div_(_LARGEST)
     scale = torch.where(scale > 0, scale, 1.0)
@@ -62,6 +62,8 @@ def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> t
         raise PeerError(f"rows.data: {len(data)} bytes, expected {expected}")
     if dtype is None:
         return _read_fp8(data, width)
+    if not data:
+        return torch.empty(shape, dtype=dtype)
     exponent, unsigned = _EXPONENT[dtype]
     if ((np.frombuffer(data, unsigned) & exponent) == exponent).any():  # infinity or NaN
         raise PeerError("rows.data: a value is not finite")

@@ -283,8 +283,8 @@ MUTANTS = [
         ),
         (
             "a confidence knows its own token",
-            "hidden, torch.stack(previous[:-1], dim=1), laws)",
-            "hidden, torch.stack(previous[1:], dim=1), laws)",
+            "calibration, torch.stack(previous[:-1], dim=1), laws)",
+            "calibration, torch.stack(previous[1:], dim=1), laws)",
             WALK,
         ),
     ),

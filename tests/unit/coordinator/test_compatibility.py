@@ -19,11 +19,25 @@ def test_workers_of_one_make_fit() -> None:
     [
         ({"vocab_size": 98}, "draft/0 has a vocabulary of 98, the target on verify/0 one of 97"),
         ({"hidden_size": 9}, "draft/0 takes feature rows of 9 values, verify/0 sends rows of 8"),
-        ({"projection": "another"}, "needs the context projection another, verify/0 has toy-project"),
+        ({"projection": "another"}, "draft/0 needs the context projection another, not toy-projection"),
     ],
 )
 def test_a_drafter_that_does_not_fit_is_told_what_differs(change: dict[str, object], says: str) -> None:
     assert says in str(drafter_mismatch(VERIFIER, replace(DRAFTER, **change)))
+
+
+@pytest.mark.parametrize(
+    ("projection", "says"),
+    [
+        ("eagle3:1,2:aa", "draft/0 is of the family eagle3, not dspark"),
+        ("dspark:1,3:aa", "draft/0 reads the target's layers 1,3, not 1,2"),
+        ("dspark:1,2:bb", "draft/0 needs the context projection bb, not aa"),
+        ("another", "draft/0 needs the context projection another, not aa"),
+    ],
+)
+def test_a_fingerprint_says_what_differs(projection: str, says: str) -> None:
+    verifier = replace(VERIFIER, projection="dspark:1,2:aa")
+    assert says in str(drafter_mismatch(verifier, replace(DRAFTER, projection=projection)))
 
 
 def test_a_verifier_that_projects_nothing_feeds_no_drafter() -> None:
