@@ -3,10 +3,8 @@
 Rows that do not count are dropped before the vocabulary is touched. The rest go through in
 slices small enough for the cache: logits, both softmaxes, the loss and its gradient with
 respect to the slice are finished before the next slice starts, so the backward pass only
-scales what is already there. A frozen vocabulary head makes this possible: gradients are
-wanted for hidden states and for the sequential head alone.
-
-One product serves both parts of the draft logits: [h ; code] [W_lm | W_2]^T.
+scales what is already there. A frozen vocabulary head is neither copied nor differentiated; one
+that is trained gets its gradient slice by slice.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from training.anchors import gather_slots
 from training.loss import LossSums, LossWeights, slot_weights
 
 SLICE_ROWS = 128  # [128, V] in fp32 stays in the second-level cache for small vocabularies
+SLICE_NUMBERS = 1 << 24  # and for large ones a slice is at most so many numbers, 64 MiB
 
 
 class LeanLoss(NamedTuple):
@@ -52,16 +51,17 @@ def lean_block_loss(
     confidence = drafter.confidence_logits(hidden, previous_ids)
     wanted = gather_slots(last_hidden, anchor_positions, size)
     scale = slot[eval_mask]  # [R] w of the rows that count
-    mixed, ce, l1 = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden[eval_mask],
-        None if codes is None else codes[eval_mask],
-        head.markov_w2.weight if isinstance(head, VanillaHead) else None,
-        drafter.lm_head.weight,
-        wanted[eval_mask],
-        target_head,
-        target_ids[eval_mask],
-        scale,
-        weights,
+    mixed, ce, l1 = lean_terms(
+        hidden=hidden[eval_mask],
+        lm_head=drafter.lm_head.weight,
+        codes=None if codes is None else codes[eval_mask],
+        markov_w2=head.markov_w2.weight if isinstance(head, VanillaHead) else None,
+        wanted=wanted[eval_mask],
+        target_head=target_head,
+        target_ids=target_ids[eval_mask],
+        scale=scale,
+        weights=weights,
+        softcap=drafter.config.logit_softcap,
     )
     acceptance = (1 - 0.5 * l1).clamp(0, 1)  # [R] c*
     bce = error = bias = torch.zeros((), device=hidden.device)
@@ -89,64 +89,98 @@ def lean_block_loss(
     return LeanLoss(mixed, sums)
 
 
+def lean_terms(
+    *,
+    hidden: Tensor,  # [R, H] of the drafter, after its final norm
+    lm_head: Tensor,  # [V, H]; differentiated where it requires a gradient
+    wanted: Tensor,  # [R, H'] of the target, final-normed
+    target_head: Tensor,  # [V, H']
+    target_ids: Tensor,  # [R]
+    scale: Tensor,  # [R] weight of each row
+    weights: LossWeights,
+    codes: Tensor | None = None,  # [R, r] of the sequential head
+    markov_w2: Tensor | None = None,  # [V, r]
+    softcap: float | None = None,  # c: base logits of both are c tanh(z / c)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient, ce [R], l1 [R] without), of any rows."""
+    mixed, ce, l1 = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, codes, markov_w2, lm_head, wanted, target_head, target_ids, scale, weights, softcap
+    )
+    return mixed, ce, l1
+
+
 class _SlicedLoss(torch.autograd.Function):
-    """(h, codes, W2) -> weighted ce + l1, and per-row ce and l1 without gradient."""
+    """(h, codes, W2, W_lm) -> weighted ce + l1, and per-row ce and l1 without gradient."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,  # [R, H]
-        codes: Tensor | None,  # [R, r]
-        w2: Tensor | None,  # [V, r]
-        lm_head: Tensor,  # [V, H]
-        wanted: Tensor,  # [R, H]
-        target_head: Tensor,  # [V, H]
-        target_ids: Tensor,  # [R]
-        scale: Tensor,  # [R]
+        hidden: Tensor,
+        codes: Tensor | None,
+        w2: Tensor | None,
+        lm_head: Tensor,
+        wanted: Tensor,
+        target_head: Tensor,
+        target_ids: Tensor,
+        scale: Tensor,
         weights: LossWeights,
+        softcap: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else lm_head.dtype
+        given = (hidden, codes, w2, lm_head)
         with torch.autocast(kind, enabled=False):
-            joined = hidden if codes is None else torch.cat((hidden, codes.to(hidden.dtype)), dim=-1)
-            table = lm_head if w2 is None else torch.cat((lm_head, w2), dim=-1)
-            joined, table = joined.to(dtype), table.to(dtype)  # [R, H+r], [V, H+r]
+            rows, head = hidden.to(dtype), lm_head.to(dtype)
             wanted, target_head = wanted.to(dtype), target_head.to(dtype)
+            bias = None if codes is None or w2 is None else (codes.to(dtype), w2.to(dtype))
             ce, l1 = torch.empty_like(scale), torch.empty_like(scale)
-            grad_joined = torch.empty_like(joined)
+            grad_rows = torch.empty_like(rows)
+            grad_codes = None if bias is None else torch.empty_like(bias[0])
             grad_w2 = None if w2 is None else torch.zeros_like(w2, dtype=torch.float32)
-            width = hidden.shape[-1]
-            for start in range(0, len(scale), SLICE_ROWS):
-                part = slice(start, start + SLICE_ROWS)
-                law = torch.softmax((wanted[part] @ target_head.t()).float(), dim=-1)
-                logits = (joined[part] @ table.t()).float()
+            grad_head = torch.zeros_like(lm_head, dtype=torch.float32) if ctx.needs_input_grad[3] else None
+            step = max(1, min(SLICE_ROWS, SLICE_NUMBERS // len(lm_head)))
+            for start in range(0, len(scale), step):
+                part = slice(start, start + step)
+                law = torch.softmax(_capped((wanted[part] @ target_head.t()).float(), softcap), dim=-1)
+                base = _capped((rows[part] @ head.t()).float(), softcap)
+                logits = base if bias is None else base + bias[0][part] @ bias[1].t()
                 ce[part], l1[part], grad = _terms(
                     logits=logits, law=law, target_ids=target_ids[part], scale=scale[part], weights=weights
                 )
+                if bias is not None and grad_codes is not None and grad_w2 is not None:
+                    whole = grad.to(dtype)
+                    grad_codes[part] = whole @ bias[1]
+                    grad_w2 += whole.t() @ bias[0][part]
+                if softcap is not None:  # d tanh = 1 - tanh^2
+                    grad.addcmul_(grad * base, base, value=-(softcap**-2))
                 grad = grad.to(dtype)
-                grad_joined[part] = grad @ table
-                if grad_w2 is not None:
-                    grad_w2 += grad.t() @ joined[part, width:]
-        ctx.save_for_backward(grad_joined, grad_w2)
-        ctx.shapes = (width, hidden.dtype, None if codes is None else codes.dtype, None if w2 is None else w2.dtype)
+                grad_rows[part] = grad @ head
+                if grad_head is not None:
+                    grad_head += grad.t() @ rows[part]
+        ctx.save_for_backward(grad_rows, grad_codes, grad_w2, grad_head)
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
         ctx.mark_non_differentiable(ce, l1)
         return (scale * (weights.ce * ce + weights.l1 * l1)).sum(), ce, l1
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         scale = outputs[0]
-        grad_joined, grad_w2 = ctx.saved_tensors
-        width, hidden_dtype, codes_dtype, w2_dtype = ctx.shapes
-        grad_hidden = (grad_joined[:, :width] * scale).to(hidden_dtype)
-        grad_codes = None if codes_dtype is None else (grad_joined[:, width:] * scale).to(codes_dtype)
-        grad_table = None if w2_dtype is None else (grad_w2 * scale).to(w2_dtype)
-        return grad_hidden, grad_codes, grad_table, None, None, None, None, None, None
+        grads = (
+            None if grad is None or dtype is None else (grad * scale).to(dtype)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return (*grads, None, None, None, None, None, None)
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """In place."""
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def _terms(
     *, logits: Tensor, law: Tensor, target_ids: Tensor, scale: Tensor, weights: LossWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """logits, law [R, V] -> (ce [R], l1 [R], d(weighted terms)/d logits [R, V]).
+    """logits, law [R, V] -> (ce [R], l1 [R], d(weighted terms)/d logits [R, V]); `law` is used up.
 
     d ce = p_d - onehot(x); d l1 = p_d (s - sum s p_d) with s = sign(p_d - p_t).
     """
@@ -155,12 +189,11 @@ def _terms(
     drafted = torch.softmax(logits, dim=-1)
     # The largest probability is exp(0) over the sum: the log-sum-exp without another pass.
     ce = top - drafted.amax(dim=-1).log() - at_label
-    gap = drafted - law
-    sign = torch.sign(gap)
-    l1 = (gap * sign).sum(dim=-1)
+    gap = law.neg_().add_(drafted)
+    l1 = torch.linalg.vector_norm(gap, ord=1, dim=-1)
+    sign = gap.sign_()
     lean = torch.linalg.vecdot(sign, drafted)  # [R]
-    factor = (weights.l1 * scale).unsqueeze(-1)
-    shift = (scale * (weights.ce - weights.l1 * lean)).unsqueeze(-1)
-    grad = torch.addcmul(shift, sign, factor).mul_(drafted)
+    shift = scale * (weights.ce - weights.l1 * lean)
+    grad = sign.mul_((weights.l1 * scale).unsqueeze(-1)).add_(shift.unsqueeze(-1)).mul_(drafted)
     grad.scatter_add_(-1, index, -(weights.ce * scale).unsqueeze(-1))
     return ce, l1, grad

@@ -125,8 +125,8 @@ class Attention(nn.Module):
             for queries, seen, mask in groups:
                 part = scaled_dot_product_attention(
                     query[:, queries].transpose(1, 2),
-                    torch.cat((context_k[:, :seen], key[:, queries]), dim=1).transpose(1, 2),
-                    torch.cat((context_v[:, :seen], value[:, queries]), dim=1).transpose(1, 2),
+                    torch.cat((context_k[:, seen], key[:, queries]), dim=1).transpose(1, 2),
+                    torch.cat((context_v[:, seen], value[:, queries]), dim=1).transpose(1, 2),
                     attn_mask=mask,
                     scale=self.scale,
                     enable_gqa=True,

@@ -148,11 +148,12 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         input_ids: Tensor,  # [B, T] int64
         anchor_positions: Tensor,  # [B, A] int64
         block_keep_mask: Tensor,  # [B, A] bool, False for a row's missing anchors
+        first_rows: Tensor | None = None,  # [B, A] where an anchor's text begins, for texts packed into one row
     ) -> Tensor:
         """All blocks of a batch in one pass: [B, A, k, H] after the final norm.
 
-        Equal to `block_hidden` on each anchor with the rows before it. Dummy anchors yield
-        finite numbers that mean nothing.
+        Equal to `block_hidden` on each anchor with the rows of its text before it: positions count from the start of
+        the row, and only their differences matter. Dummy anchors yield finite numbers that mean nothing.
         """
         batch, length = input_ids.shape
         anchors, size = anchor_positions.shape[1], self.config.block_size
@@ -162,7 +163,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         hidden, angles = self._block_inputs(anchor_ids.flatten(), anchor_positions.flatten(), longest=length + size)
         hidden = hidden.view(batch, anchors * size, -1)
         angles = angles.view(batch, anchors * size, -1)
-        groups = block_mask.for_training(anchor_positions, block_keep_mask, block_size=size)
+        groups = block_mask.for_training(anchor_positions, block_keep_mask, block_size=size, first_rows=first_rows)
         for layer in self._draft_layers():
             attention = layer.self_attn
             keys, values = attention.keys_values(context, context_angles)

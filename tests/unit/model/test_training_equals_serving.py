@@ -80,3 +80,30 @@ def test_serving_first_does_not_spoil_training_afterwards() -> None:
         "confidence_head.proj.weight",
         "confidence_head.proj.bias",
     }
+
+
+@torch.no_grad()
+def test_texts_packed_into_one_row_do_not_see_each_other() -> None:
+    drafter, generator = tiny_drafter("vanilla").eval(), torch.Generator().manual_seed(4)
+    config, lengths = drafter.config, (13, 30, 7)
+    ids = [torch.randint(0, config.vocab_size, (length,), generator=generator) for length in lengths]
+    features = [torch.randn(length, config.feature_size, generator=generator) for length in lengths]
+    anchors = [draw_anchors(torch.ones(1, n), 5, generator=generator).positions[0] for n in lengths]
+    starts = torch.tensor([0, *lengths]).cumsum(0)[: len(lengths)]
+    packed = drafter.forward_hidden(
+        features=torch.cat(features)[None],
+        input_ids=torch.cat(ids)[None],
+        anchor_positions=torch.cat([a + s for a, s in zip(anchors, starts, strict=True)])[None],
+        block_keep_mask=torch.ones(1, sum(map(len, anchors)), dtype=torch.bool),
+        first_rows=torch.cat([s.expand(len(a)) for a, s in zip(anchors, starts, strict=True)])[None],
+    )[0]
+    alone = [
+        drafter.forward_hidden(
+            features=features[n][None],
+            input_ids=ids[n][None],
+            anchor_positions=anchors[n][None],
+            block_keep_mask=torch.ones(1, len(anchors[n]), dtype=torch.bool),
+        )[0]
+        for n in range(len(lengths))
+    ]
+    assert torch.allclose(packed, torch.cat(alone), atol=2e-5)
