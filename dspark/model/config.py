@@ -28,7 +28,7 @@ class DrafterConfig:
     max_position_embeddings: int
     block_size: int  # k, drafted tokens per round; steps of a family that drafts one by one
     target_layer_ids: tuple[int, ...]  # m taps, ascending; -1 is the embedding output; none for a language model
-    num_target_layers: int  # 0 for a language model, which is tied to no depth
+    num_target_layers: int  # 0 where the file does not say; a language model is tied to no depth
     mask_token_id: int = -1  # fills slots 1..k-1 of the query block; -1 where there is no such block
     kind: Kind = "block"
     model_type: ModelType = "qwen3"

@@ -45,7 +45,7 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     if kind == "lm":
         return _language_model(keys, shape)
     keys.must_equal("tie_word_embeddings", False, absent_is_fine=True)
-    layers = keys.count("num_target_layers")
+    layers = keys.count("num_target_layers", least=0)
     if kind == "block":
         own = _block(keys, shape["vocab_size"])
     elif kind == "eagle3":

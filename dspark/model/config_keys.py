@@ -11,6 +11,7 @@ from typing import Any, cast
 from dspark.errors import CheckpointError
 
 CONFIG_NAME = "config.json"
+_MOST_LAYERS = 1024
 _LARGEST_DIMENSION = 1 << 24  # keeps products of two dimensions far from overflow
 
 
@@ -55,7 +56,8 @@ class Keys:
             raise CheckpointError(f"{key}: expected {show(wanted)}, found {show(value)}")
 
     def layer_ids(self, key: str, *, least: int, layers: int) -> tuple[int, ...]:
-        """Ascending layer ids from `least` to `layers` - 1."""
+        """Ascending layer ids from `least` to `layers` - 1; 0 layers means that the depth is not known."""
+        layers = layers or _MOST_LAYERS
         value = self.raw.get(key)
         fits = (
             isinstance(value, list)

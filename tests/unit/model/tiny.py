@@ -6,9 +6,10 @@ import dataclasses
 
 import torch
 
-from dspark.model.config import DrafterConfig, HeadType
+from dspark.model.config import DrafterConfig, HeadType, Kind, ModelType
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
+from dspark.model.family import Drafter
 from dspark.model.fresh import fresh_drafter
 
 CONFIG = DrafterConfig(
@@ -54,3 +55,51 @@ def tiny_drafter(head: HeadType, seed: int = 0) -> BlockDrafter:
             generator=generator,
         )
     )
+
+
+FAMILIES = [
+    (kind, model_type)
+    for kind in ("block", "eagle3", "mtp", "lm")
+    for model_type in ("qwen3", "gemma4_text")
+    if (kind, model_type) != ("lm", "gemma4_text")
+]
+
+
+def family_config(kind: Kind, model_type: ModelType) -> DrafterConfig:
+    """Of any family and layer kind; block drafters with all their heads."""
+    config = tiny_config("vanilla" if kind == "block" else "none")
+    if model_type == "gemma4_text":
+        config = dataclasses.replace(
+            config,
+            model_type="gemma4_text",
+            num_key_value_heads=1,
+            attention_k_eq_v=True,
+            rotary_fraction=0.5,
+            logit_softcap=3.0,
+        )
+    if kind == "block":
+        return config
+    taps: tuple[int, ...] = {"eagle3": (0, 1, 3), "mtp": (3,), "lm": ()}[kind]
+    layers = 2 if kind == "lm" else 1
+    config = dataclasses.replace(config, kind=kind, num_hidden_layers=layers, target_layer_ids=taps, mask_token_id=-1)
+    return dataclasses.replace(config, num_target_layers=0) if kind == "lm" else config
+
+
+def family_drafter(kind: Kind, model_type: ModelType, seed: int = 0) -> Drafter:
+    """Random, in evaluation mode."""
+    config, generator = family_config(kind, model_type), torch.Generator().manual_seed(seed)
+    shape = (config.vocab_size, config.hidden_size)
+    ends = None if kind == "lm" else torch.randn(2, *shape, generator=generator) * 0.5
+    drafter = fresh_drafter(
+        config,
+        embedding=None if ends is None else ends[0],
+        lm_head=None if ends is None else ends[1],
+        generator=generator,
+    )
+    for name, parameter in drafter.named_parameters():
+        if "norm" in name:
+            parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    for name, buffer in drafter.named_buffers():
+        if "scalar" in name:
+            buffer.mul_(0.7)
+    return drafter.eval()

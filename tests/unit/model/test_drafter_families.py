@@ -1,0 +1,168 @@
+"""Every family through the one interface: entries, proposals, the training forward and files agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dspark.model.anchored import entries_at
+from dspark.model.chain import ChainDrafter
+from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
+from dspark.model.config import Kind, ModelType
+from dspark.model.config_file import config_to_json, parse_drafter_config
+from dspark.model.family import ContextTokens, Drafter, Entries
+from dspark.model.language import LanguageDrafter
+from tests.unit.model.tiny import FAMILIES, family_drafter
+
+ASSISTANT = Path(__file__).parents[3] / "models" / "demo-assistant"
+CLOSE = {"atol": 3e-5, "rtol": 0.0}
+every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
+
+
+def _text(drafter: Drafter, length: int = 14) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, drafter.config.vocab_size, (length,), generator=generator)
+    return torch.randn(length, drafter.feature_size, generator=generator), ids
+
+
+def _blocks(drafter: Drafter, ids: Tensor, anchors: Tensor, context: Entries, last_rows: Tensor | None) -> Tensor:
+    """Logits [A, k, V] of blocks that are told the true tokens."""
+    size = drafter.config.block_size
+    proposal = drafter.propose(
+        anchor_ids=ids[anchors], anchor_positions=anchors, context=context, last_rows=last_rows, slots=size
+    )
+    logits = [proposal.step(ids[anchors + slot]) for slot in range(size)]
+    assert proposal.hidden.shape == (len(anchors), size, drafter.config.hidden_size)
+    confidence = proposal.confidence_logits(torch.stack([ids[anchors + slot] for slot in range(size)], dim=1))
+    assert (confidence is None) == (not drafter.config.enable_confidence_head)
+    return torch.stack(logits, dim=1)
+
+
+@every_family
+@torch.no_grad()
+def test_blocks_in_a_padded_batch_equal_blocks_alone(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type)
+    features, ids = _text(drafter)
+    anchors = torch.tensor([2, 7, 9])
+    entries, last_rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
+    together = _blocks(drafter, ids, anchors, entries, last_rows)
+    for row, anchor in enumerate(anchors.tolist()):
+        # Alone, and from a text that ends before the anchor: nothing after it can have been seen.
+        entries, last_rows = entries_at(
+            drafter, features=features[:anchor], token_ids=ids[: anchor + 1][:anchor], anchors=torch.tensor([anchor])
+        )
+        alone = _blocks(drafter, ids, torch.tensor([anchor]), entries, last_rows)
+        torch.testing.assert_close(together[row], alone[0], **CLOSE)
+
+
+@every_family
+@torch.no_grad()
+def test_entries_made_piece_by_piece_equal_entries_made_at_once(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type)
+    features, ids = _text(drafter)
+    whole, _ = entries_at(drafter, features=features, token_ids=ids, anchors=torch.tensor([len(ids)]))
+    needs, rows = drafter.needs, drafter.project(features)
+    keys, values = torch.zeros_like(whole.keys), torch.zeros_like(whole.values)
+    pieces = [(0, 5), (5, 6), (6, keys.shape[2])]
+    for start, stop in pieces if needs.past else reversed(pieces):
+        index = torch.arange(start, stop)
+        tokens = ContextTokens(rows[index], ids[index + needs.lag], index)
+        past = None
+        if needs.past:
+            tokens = ContextTokens(None, ids[None, index], index[None])
+            past = Entries(keys, values, torch.tensor([start])) if start else None  # padded with what comes later
+        made = drafter.ingest(tokens, past)
+        keys[:, :, start:stop], values[:, :, start:stop] = made if needs.past else (side.unsqueeze(1) for side in made)
+    torch.testing.assert_close(keys, whole.keys, **CLOSE)
+    torch.testing.assert_close(values, whole.values, **CLOSE)
+
+
+@pytest.mark.parametrize(("kind", "model_type"), [f for f in FAMILIES if f[0] in ("eagle3", "mtp")])
+@torch.no_grad()
+def test_the_training_time_test_equals_blocks_at_every_index(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type)
+    assert isinstance(drafter, ChainDrafter)
+    features, ids = _text(drafter)
+    size = drafter.config.block_size
+    anchors = torch.arange(1, len(ids) - size + 1)
+    entries, last_rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
+    served = _blocks(drafter, ids, anchors, entries, last_rows)
+    steps = drafter.forward_steps(features=features[None], input_ids=ids[None], steps=size)
+    for step, hidden in enumerate(steps):  # index i follows i+1 context tokens
+        torch.testing.assert_close(drafter.base_logits(hidden[0, anchors - 1]), served[:, step], **CLOSE)
+
+
+@torch.no_grad()
+def test_a_language_model_drafts_what_it_would_say() -> None:
+    drafter = family_drafter("lm", "qwen3")
+    assert isinstance(drafter, LanguageDrafter)
+    features, ids = _text(drafter)
+    anchors = torch.arange(1, len(ids) - drafter.config.block_size + 1)
+    entries, _ = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
+    served = _blocks(drafter, ids, anchors, entries, None)
+    whole = drafter.base_logits(drafter.forward_tokens(ids[None])[0])
+    for slot in range(drafter.config.block_size):
+        torch.testing.assert_close(served[:, slot], whole[anchors + slot], **CLOSE)
+
+
+@torch.no_grad()
+def test_a_published_language_model_says_what_the_library_says() -> None:
+    from transformers import AutoModelForCausalLM
+
+    drafter = load_drafter(ASSISTANT)
+    assert isinstance(drafter, LanguageDrafter)
+    stock = AutoModelForCausalLM.from_pretrained(ASSISTANT, dtype=torch.float32)
+    ids = torch.randint(0, drafter.config.vocab_size, (2, 30), generator=torch.Generator().manual_seed(1))
+    mine = drafter.base_logits(drafter.forward_tokens(ids))
+    torch.testing.assert_close(mine, stock(input_ids=ids).logits, atol=1e-3, rtol=0)
+
+
+@every_family
+@torch.no_grad()
+def test_serving_form_changes_nothing(kind: Kind, model_type: ModelType) -> None:
+    drafter, served = family_drafter(kind, model_type), family_drafter(kind, model_type)
+    served.requires_grad_(False).serve()
+    features, ids = _text(drafter)
+    anchors = torch.tensor([3, 8])
+    plain, fast = (
+        _blocks(each, ids, anchors, *entries_at(each, features=features, token_ids=ids, anchors=anchors))
+        for each in (drafter, served)
+    )
+    torch.testing.assert_close(fast, plain, atol=1e-4, rtol=0)
+
+
+@every_family
+def test_a_saved_drafter_loads_again_bit_for_bit(kind: Kind, model_type: ModelType, tmp_path: Path) -> None:
+    drafter = family_drafter(kind, model_type)
+    save_drafter(drafter, tmp_path)
+    again = load_drafter(tmp_path)
+    assert (again.config.family, again.config.kind) == (drafter.config.family, kind)
+    assert parse_drafter_config(config_to_json(again.config)) == again.config
+    assert again.state_dict().keys() == drafter.state_dict().keys()
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    projection = load_projection(tmp_path)
+    assert projection.fingerprint == again.fingerprint != ""
+    assert (projection.width, projection.feature_size) == (again.width, again.feature_size)
+    features, _ = _text(drafter)
+    assert torch.equal(projection(features), again.project(features))
+
+
+@every_family
+def test_training_reaches_every_weight_but_the_targets(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type).train()
+    features, ids = _text(drafter, 12)
+    features, ids = features[None], ids[None]
+    if isinstance(drafter, LanguageDrafter):
+        drafter.base_logits(drafter.forward_tokens(ids)).square().sum().backward()
+    elif isinstance(drafter, ChainDrafter):
+        sum(drafter.base_logits(h).square().sum() for h in drafter(features, ids, 2)).backward()
+    else:
+        keep = torch.tensor([[True]])
+        out = drafter(features=features, input_ids=ids, anchor_positions=torch.tensor([[4]]), block_keep_mask=keep)
+        (out.corrected_logits.square().sum() + out.confidence_logits.sum()).backward()
+    frozen = {name for name, parameter in drafter.named_parameters() if parameter.grad is None}
+    assert frozen == (set() if kind == "lm" else {"embed_tokens.weight", "lm_head.weight"})

@@ -1,0 +1,126 @@
+"""Losses of drafters that go token by token: the lean forms against the formulas written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dspark.model.chain import ChainDrafter
+from dspark.model.config import Kind, ModelType
+from dspark.model.language import LanguageDrafter
+from dspark.model.vocabulary import softcapped
+from tests.unit.model.tiny import FAMILIES, family_drafter
+from training.eagle3_loss import chain_loss, step_mask
+from training.language_loss import language_loss
+from training.loss import LossWeights
+
+CHAINS = [family for family in FAMILIES if family[0] in ("eagle3", "mtp")]
+BATCH, LENGTH = 3, 13
+
+
+def _case(drafter: ChainDrafter | LanguageDrafter) -> dict[str, Tensor]:
+    generator, config = torch.Generator().manual_seed(7), drafter.config
+    loss_mask = torch.ones(BATCH, LENGTH)
+    loss_mask[0, :6] = 0
+    loss_mask[1, 4] = 0
+    loss_mask[2, 9:] = 0  # padding
+    return {
+        "input_ids": torch.randint(0, config.vocab_size, (BATCH, LENGTH), generator=generator),
+        "loss_mask": loss_mask,
+        "last_hidden": torch.randn(BATCH, LENGTH, config.hidden_size, generator=generator),
+        "target_head": torch.randn(config.vocab_size, config.hidden_size, generator=generator) * 0.3,
+    }
+
+
+@pytest.mark.parametrize(("kind", "model_type"), CHAINS)
+def test_the_loss_is_the_formula_and_so_are_its_gradients(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type).train()
+    assert isinstance(drafter, ChainDrafter)
+    case, lengths = _case(drafter), torch.tensor([LENGTH, LENGTH, 9])
+    features = torch.randn(BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8))
+    lean = chain_loss(drafter, features=features, lengths=lengths, steps=3, **case)
+    (lean.objective / lean.sums.denominator).backward()
+    found = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
+    drafter.zero_grad()
+    plain, count = torch.zeros(()), 0
+    steps = drafter.forward_steps(features=features, input_ids=case["input_ids"], steps=3)
+    for step, hidden in enumerate(steps):
+        logged = torch.log_softmax(drafter.base_logits(hidden), dim=-1)
+        wanted = softcapped(case["last_hidden"] @ case["target_head"].t(), drafter.config.logit_softcap).softmax(-1)
+        for row in range(BATCH):
+            for i in range(LENGTH):
+                if i + step + 1 >= lengths[row] or not case["loss_mask"][row, i + step]:
+                    continue
+                if kind == "eagle3":
+                    term = -(wanted[row, i + 1 + step] * logged[row, i]).sum()
+                elif i + step + 2 < LENGTH:
+                    term = -logged[row, i, case["input_ids"][row, i + 2 + step]]
+                else:
+                    continue
+                plain = plain + 0.8**step * term
+                count += 1
+    plain = plain / (BATCH * LENGTH if kind == "eagle3" else count)
+    assert torch.allclose(lean.objective / lean.sums.denominator, plain, rtol=1e-5)
+    plain.backward()
+    expected = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    for name, wanted_grad in expected.items():
+        torch.testing.assert_close(found[name], wanted_grad, rtol=1e-4, atol=1e-6)
+
+
+def test_by_default_eagle3_walks_the_whole_block_and_mtp_one_step() -> None:
+    for kind, steps in (("eagle3", 5), ("mtp", 1)):
+        drafter = family_drafter(kind, "qwen3")
+        features = torch.randn(BATCH, LENGTH, drafter.feature_size)
+        sums = chain_loss(drafter, features=features, **_case(drafter)).sums
+        assert sums.slots.shape == (steps,)
+        assert 1 <= sums.tau / sums.blocks <= 1 + steps
+
+
+def test_a_step_is_judged_where_its_token_is_supervised_and_followed() -> None:
+    mask = torch.tensor([[0.0, 1, 1, 1, 1, 0]])
+    assert step_mask(mask, 0)[0].tolist() == [False, True, True, True, True, False]
+    assert step_mask(mask, 2)[0].tolist() == [True, True, True, False, False, False]
+    assert step_mask(mask, 0, lengths=torch.tensor([5]))[0].tolist() == [False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.9])
+def test_a_language_models_loss_is_the_formula_and_reaches_its_head(l1: float) -> None:
+    drafter = family_drafter("lm", "qwen3").train()
+    assert isinstance(drafter, LanguageDrafter)
+    case = _case(drafter)
+    lean = language_loss(drafter, weights=LossWeights(ce=1.0, l1=l1, confidence=0.0), **case)
+    (lean.objective / lean.sums.denominator).backward()
+    found = {name: p.grad.clone() for name, p in drafter.named_parameters()}
+    drafter.zero_grad()
+    logits = drafter.base_logits(drafter.forward_tokens(case["input_ids"]))[:, :-1]
+    judged = case["loss_mask"][:, 1:] > 0
+    wanted = (case["last_hidden"] @ case["target_head"].t()).softmax(-1)[:, :-1]
+    hard = torch.nn.functional.cross_entropy(logits[judged], case["input_ids"][:, 1:][judged])
+    plain = hard + l1 * (logits.softmax(-1) - wanted).abs().sum(-1)[judged].mean()
+    assert torch.allclose(lean.objective / lean.sums.denominator, plain, rtol=1e-5)
+    plain.backward()
+    for name, parameter in drafter.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_acceptance_of_a_block_is_that_of_its_tokens_one_after_the_other() -> None:
+    drafter = family_drafter("lm", "qwen3")
+    case = _case(drafter)
+    sums = language_loss(drafter, **case).sums
+    logits = drafter.base_logits(drafter.forward_tokens(case["input_ids"]))
+    wanted = (case["last_hidden"] @ case["target_head"].t()).softmax(-1)
+    rate = 1 - 0.5 * (logits.softmax(-1) - wanted).abs().sum(-1)
+    tau, blocks = 0.0, 0
+    for row in range(BATCH):
+        for i in range(LENGTH - 1):
+            alive = 1.0
+            for slot in range(drafter.config.block_size):
+                if i + slot + 1 >= LENGTH or not case["loss_mask"][row, i + slot + 1]:
+                    break
+                alive *= rate[row, i + slot].item()
+                tau += alive
+                blocks += slot == 0
+    assert int(sums.blocks) == blocks
+    assert float(sums.tau) == pytest.approx(tau + blocks, rel=1e-5)

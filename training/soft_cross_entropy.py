@@ -1,0 +1,72 @@
+"""Cross-entropy against the target's whole law, without ever holding [rows, V].
+
+Rows go through in slices small enough for the cache; loss and gradient with respect to a slice are finished before the
+next begins, so the backward pass only scales what is already there. How often speculative sampling would accept is a
+by-product. The drafter's head is frozen. Both heads may be capped, c tanh(z / c), as Gemma4's are.
+
+Symbols: R rows, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dspark.model.vocabulary import softcapped
+
+SLICE_ROWS = 128  # [128, V] in fp32 stays in the second-level cache for small vocabularies
+
+
+class Judged(NamedTuple):
+    """What became of R rows."""
+
+    total: Tensor  # [] sum of sum_v -p_t(v) log p_d(v) over the rows, with gradient
+    l1: Tensor  # [R] |p_d - p_t|_1 in [0, 2], without gradient
+
+
+def soft_cross_entropy(
+    hidden: Tensor,  # [R, H] of the drafter, final-normed
+    head: Tensor,  # [V, H]
+    *,
+    wanted: Tensor,  # [R, H] of the target, final-normed
+    target_head: Tensor,  # [V, H]
+    cap: float | None = None,
+) -> Judged:
+    """Gradients flow to `hidden` alone."""
+    return Judged(*_Sliced.apply(hidden, head, wanted, target_head, cap))  # type: ignore[no-untyped-call]
+
+
+class _Sliced(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, wanted: Tensor, target_head: Tensor, cap: float | None
+    ) -> tuple[Tensor, Tensor]:
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
+        with torch.autocast(kind, enabled=False):
+            rows, table = hidden.to(dtype), head.to(dtype)
+            wanted, target_head = wanted.to(dtype), target_head.to(dtype)
+            total = torch.zeros((), device=rows.device)
+            l1, gradient = torch.empty(len(rows), device=rows.device), torch.empty_like(rows)
+            for start in range(0, len(rows), SLICE_ROWS):
+                part = slice(start, start + SLICE_ROWS)
+                law = torch.softmax(softcapped((wanted[part] @ target_head.t()).float(), cap), dim=-1)
+                logits = softcapped((rows[part] @ table.t()).float(), cap)
+                logged = torch.log_softmax(logits, dim=-1)
+                total -= torch.linalg.vecdot(law, logged).sum()
+                change = logged.exp() - law  # d loss / d logits
+                l1[part] = change.abs().sum(dim=-1)
+                if cap is not None:
+                    change *= 1 - (logits / cap).square()
+                gradient[part] = change.to(dtype) @ table
+        ctx.save_for_backward(gradient)
+        ctx.dtype = hidden.dtype
+        ctx.mark_non_differentiable(l1)
+        return total, l1
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return (gradient * outputs[0]).to(ctx.dtype), None, None, None, None
