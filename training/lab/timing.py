@@ -1,0 +1,78 @@
+"""Draft time of a block, of every finished family and depth, as a service would draft it.
+
+Context entries are there, the block is walked slot by slot with greedy picks. Median of many blocks, in turns over the
+drafters, so that a slow moment of the machine does not fall on one of them alone.
+"""
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from dspark.model.checkpoint import load_drafter
+from dspark.model.family import Drafter, Entries
+from training.lab import results
+from training.lab.plan import Run
+from training.lab.run import result_path
+
+CONTEXT = 128  # entries
+TURNS, BLOCKS_A_TURN = 12, 5
+FILE_NAME = "times.json"
+
+
+@torch.inference_mode()
+def block_seconds(drafter: Drafter, streams: int) -> float:
+    """One block for each of `streams` sequences."""
+    shape, config = drafter.entry, drafter.config
+    generator = torch.Generator().manual_seed(0)
+    size = (shape.layers, streams, CONTEXT, shape.kv_heads, shape.head_dim)
+    keys, values = (torch.randn(size, generator=generator) for _ in range(2))
+    ids = torch.randint(config.vocab_size, (streams,), generator=generator)
+    context = Entries(keys, values, torch.full((streams,), CONTEXT))
+    rows = torch.randn(streams, config.hidden_size, generator=generator) if drafter.needs.lag else None
+    start = time.perf_counter()
+    proposal = drafter.propose(
+        anchor_ids=ids,
+        anchor_positions=torch.full((streams,), CONTEXT + drafter.needs.lag),
+        context=context,
+        last_rows=rows,
+        slots=config.block_size,
+    )
+    drawn = [ids]
+    for _ in range(config.block_size):
+        drawn.append(proposal.step(drawn[-1]).argmax(dim=-1))
+    proposal.confidence_logits(torch.stack(drawn[:-1], dim=1))
+    return time.perf_counter() - start
+
+
+def measure(folder: Path) -> dict[str, dict[str, float]]:
+    """Kind -> milliseconds of a block alone and of 16 side by side; also written below `folder`."""
+    drafters = {}
+    for kind, same in results.read(folder).items():
+        if same[0]["run"]["stretch"] == 1:
+            drafters[kind] = load_drafter(result_path(folder, Run(**same[0]["run"])).parent / "drafter").eval()
+            drafters[kind].serve()
+    seconds: dict[str, dict[int, list[float]]] = {kind: {1: [], 16: []} for kind in drafters}
+    for turn in range(TURNS + 1):
+        for kind, drafter in drafters.items():
+            for streams, taken in seconds[kind].items():
+                timed = [block_seconds(drafter, streams) for _ in range(BLOCKS_A_TURN)]
+                if turn:  # the first turn warms up
+                    taken += timed
+    times = {
+        kind: {str(streams): round(1e3 * statistics.median(taken), 3) for streams, taken in rows.items()}
+        for kind, rows in seconds.items()
+    }
+    (folder / FILE_NAME).write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")
+    return times
+
+
+def read_times(folder: Path) -> dict[str, dict[str, float]]:
+    """What `measure` wrote, or nothing."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return {}
+    found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
