@@ -1,33 +1,41 @@
 """Speculative rounds, replayed on text that the target generated.
 
-The tokens a lossless verifier emits are the target's own, so the text is drawn first, many rows at a time, and
-the rounds are drawn given the text. With q the draft law and p the target law of a slot, the pair
-(draft, emitted token x) of the acceptance rule has: accepted, draft = x, with probability min(1, q(x)/p(x));
-otherwise rejected, and the draft came from the normalised max(q - p, 0). After a rejection nothing is accepted,
-and the later drafts come from q alone. That joint law is the rule's own; only the order of drawing differs.
+The tokens a lossless verifier emits are the target's own, so the text is drawn first, many rows at a time, and the
+rounds are drawn given the text. With q and p the laws of drafter and target at a slot, x the text's token there and P
+the chance that the slots before are kept (1 under the token rule; `decoding.block_rule` of the block rule), the
+pair (draft, emitted token) has: kept, draft = x, with probability min(1, q(x) / (P p(x))); otherwise rejected, and the
+draft came from the normalised max(q - P p, 0). That joint law is the rule's own, for a prefix of any length; only the
+order of drawing differs. Under the coupled rule text and drafts run the same race, so nothing is left to chance.
 
-B rows, T tokens, A anchors, k slots, V vocabulary.
+After a rejection nothing is kept. Later drafts come from q alone: exact under `token` and `coupled`. Under `block` they
+also depend, weakly, on what the target thinks of the rejected tokens, which the text does not tell; q stands in for it.
+
+T tokens, A anchors, k slots, V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
 
-from dspark.model.drafter import BlockDrafter
+from dspark.decoding.race import times
+from dspark.model.anchored import entries_at
+from dspark.model.family import Drafter, Entries
 from dspark.model.target import TargetTaps
-from training.anchors import gather_slots
+from dspark.types import Law, Rule
 
 TOP_K_CUT = 64
+_FLOATS = 1 << 26  # logits that are held at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A drafted and judged block at every anchor of one row."""
+    """A drafted and judged block at every anchor of one text."""
 
     accepted: Tensor  # [A] how many slots were accepted, 0..k
-    confidence: Tensor  # [A, k] confidence logits, given the drafts before each slot
+    confidence: Tensor | None  # [A, k] confidence logits, given the drafts before each slot; None without the head
 
 
 def law(logits: Tensor, temperature: float, cut: int | None) -> Tensor:
@@ -47,64 +55,128 @@ def sample(weights: Tensor, generator: torch.Generator) -> Tensor:
     return (weights / noise).argmax(dim=-1)
 
 
+def race_noise(seed: int, choice: int, positions: Sequence[int], vocab: int) -> Tensor:
+    """Noise of the coupled rule at absolute positions of one text: [n, V] float64; `choice` tells texts apart."""
+    drawn = Law(seed=seed, choice=choice, rule=Rule.COUPLED)
+    return times([drawn] * len(positions), positions, vocab)
+
+
+class _Text(NamedTuple):
+    """What both sides know of one text."""
+
+    ids: Tensor  # [T]
+    wanted: Tensor  # [T - first, V] the target's law of the token at first + 1, first + 2, ...
+    first: int
+    race: Tensor | None  # [T - first, V] of the same tokens, under the coupled rule at T > 0
+
+
 @torch.inference_mode()
 def judge(
-    drafter: BlockDrafter,
-    target: Qwen3ForCausalLM,
+    drafter: Drafter,
+    target: Any,  # a causal language model of transformers
     ids: Tensor,  # [1, T] with at least k tokens after the last anchor
-    anchors: Tensor,  # [A]
+    anchors: Tensor,  # [A], at least 1
     *,
     temperature: float,
     generator: torch.Generator,
     cut: int | None = TOP_K_CUT,
+    rule: Rule = Rule.TOKEN,
+    seed: int = 0,  # of the coupled rule's noise, with which the text was drawn
+    choice: int = 0,
 ) -> Blocks:
-    """Drafts a block at every anchor and judges it against the text."""
-    size = drafter.config.block_size
-    with TargetTaps(target, drafter.config.target_layer_ids) as taps:
-        last = target.model(input_ids=ids, use_cache=False).last_hidden_state
-        features = taps.collect()
-    wanted = law(target.lm_head(gather_slots(last, anchors[None], size)[0]), temperature, None)  # [A, k, V]
-    positions, keep = anchors[None], torch.ones(1, len(anchors), dtype=torch.bool)
-    hidden = drafter.forward_hidden(features=features, input_ids=ids, anchor_positions=positions, block_keep_mask=keep)[
-        0
-    ]
-    base = drafter.base_logits(hidden)
-    previous = ids[0, anchors]
-    state = drafter.markov_head.initial_state(len(anchors), hidden)
-    alive = torch.ones(len(anchors), dtype=torch.bool)
-    accepted = torch.zeros(len(anchors), dtype=torch.int64)
+    """Drafts a block at every anchor and judges it against the text. No random state but `generator`'s is used."""
+    first, layers = int(anchors.min()), drafter.target_layer_ids
+    with TargetTaps(target, layers) as taps:
+        logits = target(input_ids=ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits[0]
+        features = taps.collect()[0] if layers else None
+    race = None
+    if rule is Rule.COUPLED and temperature > 0:
+        race = race_noise(seed, choice, range(first + 1, ids.shape[1] + 1), logits.shape[-1])
+    text = _Text(ids[0], law(logits, temperature, None), first, race)
+    entries, rows = entries_at(drafter, features=features, token_ids=ids[0], anchors=anchors)
+    most = max(1, _FLOATS // (drafter.config.block_size * logits.shape[-1]))
+    parts = []
+    for at in range(0, len(anchors), most):
+        piece = slice(at, at + most)
+        context = Entries(entries.keys[:, piece], entries.values[:, piece], entries.lengths[piece])
+        last = None if rows is None else rows[piece]
+        parts.append(_blocks(drafter, text, anchors[piece], context, last, temperature, generator, cut, rule))
+    told = [part.confidence for part in parts if part.confidence is not None]
+    return Blocks(torch.cat([part.accepted for part in parts]), torch.cat(told) if told else None)
+
+
+def _blocks(
+    drafter: Drafter,
+    text: _Text,
+    anchors: Tensor,  # [A]
+    context: Entries,
+    last_rows: Tensor | None,
+    temperature: float,
+    generator: torch.Generator,
+    cut: int | None,
+    rule: Rule,
+) -> Blocks:
+    count, size = len(anchors), drafter.config.block_size
+    previous = text.ids[anchors]
+    proposal = drafter.propose(
+        anchor_ids=previous, anchor_positions=anchors, context=context, last_rows=last_rows, slots=size
+    )
+    alive = torch.ones(count, dtype=torch.bool)
+    accepted = torch.zeros(count, dtype=torch.int64)
+    kept = torch.ones(count)  # P
     before = []
     for slot in range(size):
         before.append(previous)
-        bias, state = drafter.markov_head.bias(state, previous, hidden[:, slot])
-        q = law(base[:, slot] if bias is None else base[:, slot] + bias, temperature, cut)
-        p, truth = wanted[:, slot], ids[0, anchors + slot + 1]
-        ratio = (q.gather(-1, truth[:, None]) / p.gather(-1, truth[:, None]).clamp(min=1e-12)).squeeze(-1)
-        alive = alive & (torch.rand(len(anchors), generator=generator) < ratio)
+        q = law(proposal.step(previous), temperature, cut)
+        truth, row = text.ids[anchors + slot + 1], anchors + slot - text.first
+        if text.race is not None:
+            previous = (q / text.race[row]).argmax(dim=-1)
+            alive = alive & (previous == truth)
+            accepted += alive
+            continue
+        p = text.wanted[row] * kept[:, None]
+        told = q.gather(-1, truth[:, None]).squeeze(-1)
+        ratio = told / p.gather(-1, truth[:, None]).squeeze(-1).clamp(min=1e-12)
+        alive = alive & (torch.rand(count, generator=generator) < ratio)
         accepted += alive
-        # A rejected draft; once a block has ended its later drafts follow q whatever the target says.
         first_rejection = ~alive & (accepted == slot)
         surplus = torch.where(first_rejection[:, None], (q - p).clamp(min=0), q)
         surplus = torch.where(surplus.sum(-1, keepdim=True) > 0, surplus, q)
         previous = torch.where(alive, truth, sample(surplus, generator))
-    scores = drafter.confidence_logits(hidden, torch.stack(before, dim=1))
-    assert scores is not None
-    return Blocks(accepted, scores)
+        if rule is Rule.BLOCK:
+            kept = torch.where(alive, (1 / ratio).clamp(max=1.0), 1.0)
+    return Blocks(accepted, proposal.confidence_logits(torch.stack(before, dim=1)))
 
 
-def walk(accepted: list[int], ends: list[bool], new_tokens: int) -> list[tuple[int, int]]:
-    """Rounds (anchor, emitted tokens) from the first anchor on, until `new_tokens` are there or the text ends.
+class Played(NamedTuple):
+    """One round of the loop; lengths as `dspark evaluate` counts them."""
 
-    `accepted[i]` belongs to the anchor at the i-th new token, `ends[i]` says whether that token ends the text.
-    The first token comes from the prefill and is no round. A round whose accepted drafts end the text counts up
-    to the end, without the bonus token.
+    at: int  # its anchor: which new token
+    drafted: int  # slots verified; cut at a text's end that was among the accepted ones
+    accepted: int
+    emitted: int  # accepted ones and the target's own
+
+
+def play(accepted: Sequence[int], lengths: Sequence[int], ends: Sequence[bool], new_tokens: int) -> list[Played]:
+    """The rounds from the first anchor on, until `new_tokens` are there or the text ends.
+
+    `accepted[i]` and `lengths[i]` (slots verified, any rule that does not peek) belong to the anchor at the i-th new
+    token, `ends[i]` says whether that token ends the text. The first token comes from the prefill and is no round. A
+    round whose accepted drafts end the text counts up to the end, without the target's own token.
     """
     rounds, at = [], 0
     while at + 1 < new_tokens and not ends[at]:
-        drafted = ends[at + 1 : at + 1 + accepted[at]]
+        kept = min(accepted[at], lengths[at])
+        drafted = ends[at + 1 : at + 1 + kept]
         if any(drafted):
-            rounds.append((at, drafted.index(True) + 1))
+            last = drafted.index(True) + 1
+            rounds.append(Played(at, last, last, last))
             break
-        rounds.append((at, accepted[at] + 1))
-        at += accepted[at] + 1
+        rounds.append(Played(at, lengths[at], kept, kept + 1))
+        at += kept + 1
     return rounds
+
+
+def walk(accepted: list[int], ends: list[bool], new_tokens: int) -> list[tuple[int, int]]:
+    """(anchor, emitted tokens) of `play` where whole blocks are verified."""
+    return [(made.at, made.emitted) for made in play(accepted, accepted, ends, new_tokens)]
