@@ -191,7 +191,7 @@ class ChainProposal:
         output = layer.after(pair.residual, attended.squeeze(1))
         self._carried, self._positions = drafter.carry(output), self._positions + 1
         self._hidden.append(drafter.norm(output))
-        return drafter.base_logits(self._hidden[-1]).float()
+        return drafter.whole(drafter.base_logits(self._hidden[-1]).float())
 
     def confidence_logits(self, previous_ids: Tensor) -> None:
         """These families have no confidence."""

@@ -24,9 +24,11 @@ from dspark.model.config_keys import CONFIG_NAME
 from dspark.model.context import Projection, build_projection
 from dspark.model.families import build_drafter
 from dspark.model.family import Drafter
+from dspark.model.formats.source import open_source
 from dspark.model.language import LanguageDrafter
 from dspark.model.layout import favour_few_rows
 from dspark.model.location import locate
+from dspark.model.pairing import tokenizer_digest
 from dspark.model.weights_file import (
     SINGLE_NAME,
     check_finite,
@@ -35,6 +37,7 @@ from dspark.model.weights_file import (
     read_tensors,
     weight_files,
 )
+from dspark.tie import Tie
 
 _HEX = 16  # characters of a digest that are kept
 
@@ -60,20 +63,25 @@ def load_drafter(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     revision: str | None = None,
+    target: str | Path | None = None,
 ) -> Drafter:
-    """A drafter of any family, ready to serve; its `.fingerprint` names the projection."""
+    """A drafter of any family and format, ready to serve; its `.fingerprint` ties it to a projection.
+
+    `target` names the checkpoint of the target, for drafters whose files leave out the tables they share with it.
+    """
     folder = locate(path, revision=revision)
     config = read_drafter_config(folder)
     with torch.device("meta"):
         drafter = build_drafter(config)
     stored, shapes = drafter.stored_names(), drafter.state_dict()
-    entries = read_directory(folder)
+    entries, vocabulary = open_source(folder, config, target=locate(target) if target else None)
     check_shapes(folder, entries, {stored[name]: tuple(shapes[name].shape) for name in stored})
     inside = {outer: name for name, outer in stored.items()}
-    tensors, digest = {}, _ProjectionDigest(config)
+    tensors, digest = {}, _ProjectionDigest(config, folder)
     for outer, tensor in read_tensors(entries, sorted(inside)):
         digest.see(inside[outer], tensor)
         tensors[inside[outer]] = tensor.to(device=device, dtype=dtype)
+    drafter.draft_vocabulary = None if vocabulary is None else vocabulary.to(device)
     drafter.load_state_dict(tensors, assign=True, strict=False)  # what is missing now is tied
     if isinstance(drafter, LanguageDrafter):
         drafter.tie()
@@ -97,7 +105,7 @@ def load_projection(
     expected = {name: tuple(tensor.shape) for name, tensor in projection.state_dict().items()}
     entries = read_directory(folder)
     check_shapes(folder, {n: entries[n] for n in expected if n in entries}, expected)
-    tensors, digest = {}, _ProjectionDigest(config)
+    tensors, digest = {}, _ProjectionDigest(config, folder)
     for name, tensor in read_tensors(entries, expected):
         digest.see(name, tensor)
         tensors[name] = tensor.to(device=device, dtype=dtype)
@@ -124,6 +132,8 @@ def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = 
         outer: state[name].detach().to(device="cpu", dtype=dtype).contiguous()
         for name, outer in drafter.stored_names().items()
     }
+    if drafter.draft_vocabulary is not None:
+        tensors |= drafter.draft_vocabulary.maps()
     draft = folder / f".{SINGLE_NAME}.{os.getpid()}"
     save_file(tensors, draft, metadata={"format": "pt"})
     draft.replace(folder / SINGLE_NAME)
@@ -202,12 +212,12 @@ def _stop_ids(model: Any) -> tuple[int, ...]:
 
 
 class _ProjectionDigest:
-    """sha256 over the projection's tensors as stored, and over what they are applied to."""
+    """sha256 over the projection's tensors as stored, and over what they are applied to and made for."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, folder: Path) -> None:
         with torch.device("meta"):
             self._names = list(build_projection(config).state_dict())
-        self._config = config
+        self._config, self._folder = config, folder
         self._parts: dict[str, bytes] = {}
 
     def see(self, name: str, tensor: Tensor) -> None:
@@ -216,6 +226,8 @@ class _ProjectionDigest:
             self._parts[name] = hashlib.sha256(raw.data).digest() + str(tensor.dtype).encode()
 
     def text(self) -> str:
-        about = json.dumps([list(self._config.target_layer_ids), self._config.rms_norm_eps])
+        made, taps = self._config, self._config.target_layer_ids
+        sizes = [made.vocab_size, made.hidden_size if taps else 0, made.rms_norm_eps if taps else 0.0]
+        about = json.dumps([*sizes, tokenizer_digest(self._folder)])
         whole = about.encode() + b"".join(self._parts[name] for name in self._names)
-        return hashlib.sha256(whole).hexdigest()[:_HEX]
+        return str(Tie(made.family, ",".join(map(str, taps)), hashlib.sha256(whole).hexdigest()[:_HEX]))

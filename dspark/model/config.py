@@ -29,6 +29,8 @@ class DrafterConfig:
     block_size: int  # k, drafted tokens per round; steps of a family that drafts one by one
     target_layer_ids: tuple[int, ...]  # m taps, ascending; -1 is the embedding output; none for a language model
     num_target_layers: int  # 0 where the file does not say; a language model is tied to no depth
+    draft_vocab_size: int = 0  # Vd, tokens the head can say; 0 means all V
+    sample_from_anchor: bool = True  # without it the anchor's slot drafts nothing, and a query is one slot longer
     mask_token_id: int = -1  # fills slots 1..k-1 of the query block; -1 where there is no such block
     kind: Kind = "block"
     model_type: ModelType = "qwen3"
@@ -49,6 +51,16 @@ class DrafterConfig:
     def feature_size(self) -> int:
         """m*H, the width of one row of concatenated taps."""
         return len(self.target_layer_ids) * self.hidden_size
+
+    @property
+    def head_size(self) -> int:
+        """Rows of the vocabulary head, and of a Markov head's second table."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def query_size(self) -> int:
+        """Slots of a block's pass: the anchor and as many masks as are needed."""
+        return self.block_size + (not self.sample_from_anchor)
 
     @property
     def family(self) -> str:

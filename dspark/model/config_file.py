@@ -16,6 +16,7 @@ from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
 from dspark.model.config_layers import layer_keys, layer_shape
+from dspark.model.formats import released
 
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
@@ -40,6 +41,7 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     """Check a decoded config.json key by key."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"expected a JSON object, found {show(raw)}")
+    raw = released(raw)
     kind, keys = _kind(raw), Keys(raw)
     shape = layer_shape(keys)
     if kind == "lm":
@@ -64,6 +66,8 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     taps = keys.layer_ids("target_layer_ids", least=-1 if kind == "block" else 0, layers=layers)
     if kind == "mtp" and len(taps) != 1:
         raise CheckpointError(f"target_layer_ids: expected one layer, found {show(list(taps))}")
+    narrow = keys.count("draft_vocab_size", default=shape["vocab_size"], most=shape["vocab_size"])
+    own["draft_vocab_size"] = narrow if narrow != shape["vocab_size"] else 0
     return DrafterConfig(**shape, **own, kind=kind, target_layer_ids=taps, num_target_layers=layers)
 
 
@@ -79,6 +83,10 @@ def config_to_json(config: DrafterConfig) -> dict[str, Any]:
     told["architectures"] = [("Gemma4" if config.gemma else "Qwen3") + _CLASS[config.kind]]
     told |= {"target_layer_ids": list(config.target_layer_ids), "num_target_layers": config.num_target_layers}
     told["tie_word_embeddings"] = False
+    if config.draft_vocab_size:
+        told["draft_vocab_size"] = config.draft_vocab_size
+    if not config.sample_from_anchor:
+        told["sample_from_anchor"] = False
     if config.kind == "block":
         told |= {key: raw[key] for key in ("block_size", "mask_token_id", "num_anchors", "markov_rank")}
         told["enable_confidence_head"] = config.enable_confidence_head
@@ -99,12 +107,6 @@ def _kind(raw: dict[str, Any]) -> Kind:
     """Which family a file is of, or why it is none of ours."""
     names = raw.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
-    model_type = str(raw.get("model_type", ""))
-    if any(key.startswith("dspark_") for key in raw) or "deepseek" in model_type.lower():
-        raise UnsupportedFamily(
-            "this is a DeepSeek-V4 style checkpoint (dspark_* keys or mtp.* stages inside the "
-            "target); that family is not supported, use a Qwen3 or Gemma4 drafter"
-        )
     if "Eagle3" in name or "ttt_length" in raw:
         return "eagle3"
     if name.endswith("MTPModel"):
@@ -137,6 +139,7 @@ def _block(keys: Keys, vocab: int) -> dict[str, Any]:
         "enable_confidence_head": confident,
         "confidence_head_with_markov": with_markov,
         "num_anchors": keys.count("num_anchors", default=512),
+        "sample_from_anchor": keys.flag("sample_from_anchor", default=True),
     }
 
 

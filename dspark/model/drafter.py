@@ -113,7 +113,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         context_len: Tensor,  # [n] int64, rows of each sequence that count
     ) -> Tensor:
         """Hidden states of one block per sequence: [n, k, H], after the final norm."""
-        n, size = len(anchor_ids), self.config.block_size
+        n, size = len(anchor_ids), self.config.query_size
         mask = None
         if n == 1:
             rows = int(context_len[0])
@@ -128,7 +128,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
             seen_k, seen_v = torch.cat((key, own_k), dim=1), torch.cat((value, own_v), dim=1)
             hidden = layer.after(hidden, attention.attend(query, seen_k, seen_v, mask))
         out: Tensor = self.norm(hidden)
-        return out
+        return out[:, -self.config.block_size :]
 
     def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
         """hidden [..., k, H], previous_ids [..., k] (anchor first) -> [..., k], or None."""
@@ -156,7 +156,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         the row, and only their differences matter. Dummy anchors yield finite numbers that mean nothing.
         """
         batch, length = input_ids.shape
-        anchors, size = anchor_positions.shape[1], self.config.block_size
+        anchors, size = anchor_positions.shape[1], self.config.query_size
         context = self.project(features)
         context_angles = self.rotary.at(torch.arange(length, device=input_ids.device), longest=length + size)
         anchor_ids = input_ids.gather(1, anchor_positions)
@@ -172,7 +172,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
             )
             hidden = layer.after(hidden, attended)
         out: Tensor = self.norm(hidden)
-        return out.view(batch, anchors, size, -1)
+        return out.view(batch, anchors, size, -1)[:, :, -self.config.block_size :]
 
     def forward_blocks(
         self,
@@ -218,8 +218,8 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
     def _block_inputs(
         self, anchor_ids: Tensor, anchor_positions: Tensor, *, longest: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """[n] ids and positions -> embeddings [n, k, H] and angles [n, k, hd] of the block."""
-        n, size = len(anchor_ids), self.config.block_size
+        """[n] ids and positions -> embeddings [n, q, H] and angles [n, q, hd] of the block's q query slots."""
+        n, size = len(anchor_ids), self.config.query_size
         ids = anchor_ids.new_full((n, size), self.config.mask_token_id)
         ids[:, 0] = anchor_ids
         slots = torch.arange(size, device=anchor_ids.device)
@@ -235,7 +235,7 @@ class BlockProposal:
     def __init__(self, drafter: BlockDrafter, hidden: Tensor) -> None:
         self._drafter = drafter
         self._hidden = hidden  # [n, k, H]
-        self._base = drafter.base_logits(hidden).float()  # [n, k, V]
+        self._base = drafter.base_logits(hidden).float()  # [n, k, Vd]
         self._state = drafter.markov_head.initial_state(len(hidden), hidden)
         self._slot = 0
 
@@ -243,7 +243,7 @@ class BlockProposal:
         """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
         slot, self._slot = self._slot, self._slot + 1
         bias, self._state = self._drafter.markov_head.bias(self._state, previous_ids, self._hidden[:, slot])
-        return self._base[:, slot] if bias is None else self._base[:, slot] + bias
+        return self._drafter.whole(self._base[:, slot] if bias is None else self._base[:, slot] + bias)
 
     def confidence_logits(self, previous_ids: Tensor) -> Tensor | None:
         """previous_ids [n, k], anchors first -> [n, k], or None."""

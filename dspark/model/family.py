@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from dspark.model.config import DrafterConfig
 from dspark.model.context import Projection
+from dspark.model.formats.vocabulary import DraftVocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Drafter(Projection, ABC):
     config: DrafterConfig
     embed_tokens: nn.Embedding
     lm_head: nn.Linear
+    draft_vocabulary: DraftVocabulary | None  # of a head that says fewer tokens than the target
 
     @property
     def device(self) -> torch.device:

@@ -45,11 +45,11 @@ class SequentialHead(nn.Module):
 class VanillaHead(SequentialHead):
     """B_k = W2 e (eq. 5)."""
 
-    def __init__(self, *, vocab_size: int, rank: int) -> None:
+    def __init__(self, *, vocab_size: int, head_size: int, rank: int) -> None:
         super().__init__()
         self.rank = rank
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+        self.markov_w2 = nn.Linear(rank, head_size, bias=False)
         self._served: Product | None = None
 
     def serve(self) -> None:
@@ -80,8 +80,8 @@ class VanillaHead(SequentialHead):
 class GatedHead(VanillaHead):
     """B_k = W2 (g * e), g = sigmoid(W_g [h ; e] + b_g)."""
 
-    def __init__(self, *, vocab_size: int, rank: int, hidden_size: int) -> None:
-        super().__init__(vocab_size=vocab_size, rank=rank)
+    def __init__(self, *, vocab_size: int, head_size: int, rank: int, hidden_size: int) -> None:
+        super().__init__(vocab_size=vocab_size, head_size=head_size, rank=rank)
         self.gate_proj = nn.Linear(hidden_size + rank, rank)
 
     def _code(self, embedded: Tensor, hidden: Tensor) -> Tensor:
@@ -95,8 +95,8 @@ class RecurrentHead(VanillaHead):
     [f ; c ; o] = W_j [s_{k-1} ; e ; h] + b_j, f after a sigmoid. B_k reads the old state.
     """
 
-    def __init__(self, *, vocab_size: int, rank: int, hidden_size: int) -> None:
-        super().__init__(vocab_size=vocab_size, rank=rank)
+    def __init__(self, *, vocab_size: int, head_size: int, rank: int, hidden_size: int) -> None:
+        super().__init__(vocab_size=vocab_size, head_size=head_size, rank=rank)
         self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
     def initial_state(self, n: int, like: Tensor) -> Tensor:
@@ -124,11 +124,11 @@ class RecurrentHead(VanillaHead):
 
 def build_head(config: DrafterConfig) -> SequentialHead:
     """The head named by the config."""
-    vocab, rank, hidden = config.vocab_size, config.markov_rank, config.hidden_size
+    vocab, said, rank, hidden = config.vocab_size, config.head_size, config.markov_rank, config.hidden_size
     if config.markov_head_type == "vanilla":
-        return VanillaHead(vocab_size=vocab, rank=rank)
+        return VanillaHead(vocab_size=vocab, head_size=said, rank=rank)
     if config.markov_head_type == "gated":
-        return GatedHead(vocab_size=vocab, rank=rank, hidden_size=hidden)
+        return GatedHead(vocab_size=vocab, head_size=said, rank=rank, hidden_size=hidden)
     if config.markov_head_type == "rnn":
-        return RecurrentHead(vocab_size=vocab, rank=rank, hidden_size=hidden)
+        return RecurrentHead(vocab_size=vocab, head_size=said, rank=rank, hidden_size=hidden)
     return SequentialHead()

@@ -19,7 +19,8 @@ class VocabularyEnds(Drafter):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.head_size, bias=False)
+        self.draft_vocabulary = None  # the loader knows
         self.embed_tokens.requires_grad_(False)
         self.lm_head.requires_grad_(False)
         self._served_head: Product | None = None
@@ -34,8 +35,12 @@ class VocabularyEnds(Drafter):
             return rows
         return rows * torch.tensor(self.config.hidden_size**0.5, dtype=rows.dtype, device=rows.device)
 
+    def whole(self, logits: Tensor) -> Tensor:
+        """Logits of the tokens the head can say, [..., Vd] -> logits of all, [..., V]."""
+        return logits if self.draft_vocabulary is None else self.draft_vocabulary.spread(logits)
+
     def base_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] after the final norm -> logits U [..., V], before any sequential bias."""
+        """hidden [..., H] after the final norm -> logits U [..., Vd], before any sequential bias; Vd is mostly V."""
         logits: Tensor = self.lm_head(hidden) if self._served_head is None else self._served_head(hidden)
         return softcapped(logits, self.config.logit_softcap)
 

@@ -36,6 +36,7 @@ class Entry:
     file: Path
     dtype: str  # safetensors' spelling: F32, BF16, ...
     shape: tuple[int, ...]
+    stored: str = ""  # its name in the file, where loaders know it by another
 
 
 def read_directory(folder: Path) -> dict[str, Entry]:
@@ -93,7 +94,7 @@ def read_tensors(entries: Mapping[str, Entry], names: Iterable[str]) -> Iterator
         try:
             with safe_open(file, framework="pt", device="cpu") as reader:
                 for name in inside:
-                    tensor = reader.get_tensor(name)
+                    tensor = reader.get_tensor(entries[name].stored or name)
                     check_finite(f"{file}: {name}", tensor)
                     yield name, tensor
         except SafetensorError as error:

@@ -209,7 +209,8 @@ async def test_what_it_says_of_itself_and_the_stored_cost_curve(golden_target: P
         assert (said.incarnation, said.vocab_size, said.hidden_size) == (v.incarnation, 128, 64)
         assert (said.attention_path, said.feature_dtype, said.dtype) == ("packed", "bfloat16", "float32")
         assert list(said.stop_token_ids) == [1]
-        assert len(said.projection) == len(said.fingerprint) == 16
+        assert len(said.fingerprint) == 16
+        assert said.projection.startswith("dspark:0,1,2,3,4:")
         curve = codec.read_cost(said.cost)
         assert curve is not None
         assert (said.cost.source, list(curve[0]), list(curve[1])) == ("measured", [1, 2, 3, 4], [128])

@@ -32,6 +32,12 @@ class DraftVocabulary(nn.Module):
         whole = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
         return whole.index_copy(-1, self.target_ids, logits)
 
+    def maps(self) -> dict[str, Tensor]:
+        """The two tensors of a file."""
+        ids = self.target_ids.cpu()
+        draftable = torch.zeros(self.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        return {OFFSETS: ids - torch.arange(len(ids)), DRAFTABLE: draftable}
+
     def forward(self, logits: Tensor) -> Tensor:
         return self.spread(logits)
 
