@@ -137,7 +137,7 @@ def _folders(directory: Path) -> list[Path]:
 
 
 def _target_for(folder: Path, config: Any) -> Path | None:
-    """The target beside a drafter that has its vocabulary, width and depth; None if there is none."""
+    """The target beside a drafter that has its vocabulary, width, depth and kind of layers; None if there is none."""
     from dspark.model.config import CONFIG_NAME
 
     fitting = []
@@ -151,7 +151,7 @@ def _target_for(folder: Path, config: Any) -> Path | None:
             config.vocab_size,
             config.hidden_size,
             config.num_target_layers,
-            "qwen3",
+            config.model_type,
         ):
             fitting.append(other)
     if len(fitting) > 1:

@@ -20,7 +20,7 @@ import numpy as np
 
 from dspark.errors import CheckpointError
 from dspark.model.calibration import IDENTITY
-from dspark.model.drafter import BlockDrafter
+from dspark.model.family import Drafter
 from dspark.types import Block, Cursor, Law, Refusal, SparseQ, Verdict
 
 GREEDY = Law(temperature=0.0)
@@ -81,7 +81,7 @@ class Run:
         return None
 
 
-def decode_cases(file: Path, *, drafter: BlockDrafter, target_folder: Path | None) -> list[str | None]:
+def decode_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
     """One entry per case: None, or what differs."""
     from draft_service.config import DraftConfig
     from draft_service.engine import DraftEngine
@@ -159,7 +159,7 @@ def _round(runs: list[Run], verify: Any, draft: Any) -> None:
     blocks = draft.draft(
         [DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, law=GREEDY) for run in runs]
     )
-    prefixes = _prefixes(runs, blocks)
+    prefixes = _prefixes(runs, blocks, ends_at_stop=draft.drafter.config.kind != "block")
     judged = verify.judge_cohort(
         [VerifyItem(run.cursor, run.ids[-1], ids, q) for run, (ids, q) in zip(runs, prefixes, strict=True)]
     )
@@ -169,8 +169,12 @@ def _round(runs: list[Run], verify: Any, draft: Any) -> None:
         _ingest(draft, rows)
 
 
-def _prefixes(runs: list[Run], blocks: list[Block]) -> list[tuple[tuple[int, ...], SparseQ]]:
-    """What of each block goes to verification, by the coordinator's own scheduler."""
+def _prefixes(runs: list[Run], blocks: list[Block], *, ends_at_stop: bool) -> list[tuple[tuple[int, ...], SparseQ]]:
+    """What of each block goes to verification, by the coordinator's own scheduler.
+
+    The reference drafts no further after a stop token where a family drafts token by token; slots past it are not
+    proposed then. They depend on tokens before them alone, so leaving them out peeks at nothing.
+    """
     from coordinator.policy import Threshold
     from coordinator.prefix_scheduler import schedule
 
@@ -179,8 +183,17 @@ def _prefixes(runs: list[Run], blocks: list[Block]) -> list[tuple[tuple[int, ...
         if block.empty_reason:
             raise CheckpointError(f"the drafter sent an empty block: {block.empty_reason.name}")
     confidence = np.array([block.confidence for block in blocks], np.float64)
-    chosen = schedule(confidence, lengths, [Threshold(run.threshold) for run in runs], step_seconds=None)
-    return [(block.token_ids[:n], block.q.prefix(n)) for block, n in zip(blocks, chosen.tolist(), strict=True)]
+    chosen = schedule(confidence, lengths, [Threshold(run.threshold) for run in runs], step_seconds=None).tolist()
+    if ends_at_stop:
+        chosen = [
+            _through_stop(block.token_ids[:n], run.stops) for run, block, n in zip(runs, blocks, chosen, strict=True)
+        ]
+    return [(block.token_ids[:n], block.q.prefix(n)) for block, n in zip(blocks, chosen, strict=True)]
+
+
+def _through_stop(ids: Sequence[int], stops: frozenset[int]) -> int:
+    """How many tokens there are up to the first stop token, itself included."""
+    return next((n for n, token in enumerate(ids, start=1) if token in stops), len(ids))
 
 
 def _ingest(draft: Any, rows: Any) -> None:

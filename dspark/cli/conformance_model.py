@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from dspark.errors import CheckpointError
+from dspark.model.anchored import entries_at
 from dspark.model.checkpoint import LoadedTarget, load_target
 from dspark.model.drafter import BlockDrafter
+from dspark.model.families import as_block
+from dspark.model.family import Drafter
 from dspark.model.target import TargetTaps
 from dspark.model.weights_file import read_file
 
@@ -23,7 +26,7 @@ ABSOLUTE = 1e-4
 RELATIVE = 1e-4
 
 
-def block_cases(file: Path, *, drafter: BlockDrafter, target_folder: Path | None) -> list[str | None]:
+def block_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
     """One entry per case: None, or what differs."""
     cases: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_file(file).items():
@@ -34,7 +37,7 @@ def block_cases(file: Path, *, drafter: BlockDrafter, target_folder: Path | None
     return [shared or _block_problem(cases[name], drafter, target) for name in sorted(cases)]
 
 
-def loss_case(file: Path, *, drafter: BlockDrafter, target_folder: Path | None) -> list[str | None]:
+def loss_case(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
     """A single entry: None, or what differs."""
     case, target = read_file(file), _target(target_folder)
     if target is not None:
@@ -46,11 +49,11 @@ def loss_case(file: Path, *, drafter: BlockDrafter, target_folder: Path | None) 
         )
         if problem:
             return [problem]
-    return [_loss_problem(case, drafter)]
+    return [_loss_problem(case, as_block(drafter))]
 
 
 @torch.inference_mode()
-def _block_problem(case: Mapping[str, Tensor], drafter: BlockDrafter, target: LoadedTarget | None) -> str | None:
+def _block_problem(case: Mapping[str, Tensor], drafter: Drafter, target: LoadedTarget | None) -> str | None:
     features, anchor = case["context_features"], case["anchor_id"]
     if target is not None:
         computed, last = _run_target(target, case["prompt_ids"], drafter.target_layer_ids)
@@ -58,20 +61,28 @@ def _block_problem(case: Mapping[str, Tensor], drafter: BlockDrafter, target: Lo
             return problem
         if (wanted := int(target.model.lm_head(last[0, -1]).argmax())) != int(anchor[0]):
             return f"anchor_id: the target says {wanted}, the case {int(anchor[0])}"
-    length = torch.tensor([features.shape[1]])
-    keys, values = drafter.context_kv(drafter.project(features[0]), torch.arange(int(length)))
-    hidden = drafter.block_hidden(
-        anchor_ids=anchor,
-        anchor_positions=length,
-        context_k=keys[:, None],
-        context_v=values[:, None],
-        context_len=length,
+    entries, last_rows = entries_at(
+        drafter, features=features[0], token_ids=case["prompt_ids"][0], anchors=torch.tensor([features.shape[1]])
     )
-    base = drafter.base_logits(hidden)
-    corrected, ids = _greedy_walk(drafter, anchor, hidden, base)
-    previous = torch.cat((anchor[:, None], ids[:, :-1]), dim=1)
-    found = {"block_hidden": hidden, "base_logits": base, "corrected_logits": corrected}
-    if (confidence := drafter.confidence_logits(hidden, previous)) is not None:
+    size = drafter.config.block_size
+    proposal = drafter.propose(
+        anchor_ids=anchor,
+        anchor_positions=torch.tensor([features.shape[1]]),
+        context=entries,
+        last_rows=last_rows,
+        slots=size,
+    )
+    corrected, said = [], [anchor]
+    for _ in range(size):
+        corrected.append(proposal.step(said[-1]))
+        said.append(corrected[-1].argmax(dim=-1))
+    ids = torch.stack(said[1:], dim=1)
+    found = {
+        "block_hidden": proposal.hidden,
+        "base_logits": drafter.base_logits(proposal.hidden),
+        "corrected_logits": torch.stack(corrected, dim=1),
+    }
+    if (confidence := proposal.confidence_logits(torch.stack(said[:-1], dim=1))) is not None:
         found["confidence_logits"] = confidence
     inputs = {"prompt_ids", "context_features", "anchor_id", "draft_token_ids"}
     if (fields := set(case)) != found.keys() | inputs:
@@ -79,19 +90,6 @@ def _block_problem(case: Mapping[str, Tensor], drafter: BlockDrafter, target: Lo
     if not torch.equal(ids, case["draft_token_ids"]):
         return f"draft_token_ids: {ids.tolist()} instead of {case['draft_token_ids'].tolist()}"
     return next((told for name in found if (told := _far(name, found[name], case))), None)
-
-
-def _greedy_walk(drafter: BlockDrafter, anchor: Tensor, hidden: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """(corrected logits [1, k, V], ids [1, k]) of the most likely token after the most likely token."""
-    state, previous = drafter.markov_head.initial_state(1, hidden), anchor
-    corrected, ids = [], []
-    for slot in range(drafter.config.block_size):
-        bias, state = drafter.markov_head.bias(state, previous, hidden[:, slot])
-        logits = base[:, slot] if bias is None else base[:, slot] + bias
-        previous = logits.argmax(dim=-1)
-        corrected.append(logits)
-        ids.append(previous)
-    return torch.stack(corrected, dim=1), torch.stack(ids, dim=1)
 
 
 def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | None:
@@ -167,7 +165,7 @@ def _far(name: str, found: Tensor, case: Mapping[str, Tensor], where: Tensor | N
     return None if gap <= ABSOLUTE else f"{name}: off by {gap:.3g}"  # NaN is far
 
 
-def _copies_differ(drafter: BlockDrafter, target: LoadedTarget) -> str | None:
+def _copies_differ(drafter: Drafter, target: LoadedTarget) -> str | None:
     pairs = (
         ("embed_tokens.weight", drafter.embed_tokens.weight, target.model.get_input_embeddings().weight),
         ("lm_head.weight", drafter.lm_head.weight, target.model.get_output_embeddings().weight),
