@@ -20,9 +20,11 @@ from torch import Tensor
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.sampling import LawColumns, draft_distribution
 from dspark.decoding.shaping import Shaper, shaped_last
-from dspark.model.calibration import Bucket, Calibration
+from dspark.model.calibration import Bucket, Calibration, RuleName
 from dspark.model.family import Proposal
-from dspark.types import Cursor, Law
+from dspark.types import Cursor, Law, Rule
+
+NAMES: dict[Rule, RuleName] = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.COUPLED: "coupled"}
 
 
 class Walked(NamedTuple):
@@ -97,7 +99,7 @@ def _confidence(
     wide = logits.float().cpu().numpy()
     if not np.isfinite(wide).all():
         raise FloatingPointError("confidence logits are not numbers")
-    buckets: list[Bucket] = ["greedy" if law.greedy else "sampled" for law in laws]
-    if len(set(buckets)) == 1:
-        return calibration.apply(wide, buckets[0])
-    return np.stack([calibration.apply(row, bucket) for row, bucket in zip(wide, buckets, strict=True)])
+    fits: list[tuple[Bucket, RuleName]] = [("greedy" if law.greedy else "sampled", NAMES[law.rule]) for law in laws]
+    if len(set(fits)) == 1:
+        return calibration.apply(wide, *fits[0])
+    return np.stack([calibration.apply(row, *fit) for row, fit in zip(wide, fits, strict=True)])

@@ -1,9 +1,9 @@
 """Per-slot temperatures that turn confidence logits into probabilities one can multiply.
 
 c_k = sigmoid(z_k / T_k), so that the running product over a block matches how often its first
-k slots are really accepted. The temperatures belong to one (drafter, target, acceptance rule)
-and to how the request samples, hence two buckets. They live in `calibration.json` beside the
-weights; without that file the raw sigmoid is used. Plain numbers, no torch.
+k slots are really accepted. The temperatures belong to one (drafter, target), to the acceptance
+rule and to how the request samples, hence two buckets per rule. They live in `calibration.json`
+beside the weights; without that file the raw sigmoid is used. Plain numbers, no torch.
 """
 
 from __future__ import annotations
@@ -21,24 +21,33 @@ import numpy.typing as npt
 from dspark.errors import CheckpointError
 
 FILE_NAME = "calibration.json"
-VERSION = 1
+VERSION = 2
+_ONE_RULE = 1  # the version that held a single rule
 Bucket = Literal["greedy", "sampled"]
-_BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
-_RULES = ("token", "block", "coupled")
+RuleName = Literal["block", "token", "coupled"]
+BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
+RULES: tuple[RuleName, ...] = get_args(RuleName)
+Buckets = Mapping[Bucket, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Temperatures for one acceptance rule; a bucket that is absent is the identity."""
+    """Temperatures by acceptance rule; a bucket that is absent is the identity."""
 
-    rule: str = "token"
     top_k_cut: int | None = None  # draft truncation the fit was made with, None if unknown
-    buckets: Mapping[Bucket, tuple[float, ...]] = field(default_factory=dict)
+    rules: Mapping[RuleName, Buckets] = field(default_factory=dict)
 
-    def apply(self, logits: npt.ArrayLike, bucket: Bucket) -> npt.NDArray[np.float32]:
+    def temperatures(self, bucket: Bucket, rule: RuleName) -> tuple[float, ...] | None:
+        """Those of the rule; of a rule that was not fitted, those of the first that was: nearer than none."""
+        for name in (rule, *RULES):
+            if name in self.rules:
+                return self.rules[name].get(bucket)
+        return None
+
+    def apply(self, logits: npt.ArrayLike, bucket: Bucket, rule: RuleName = "block") -> npt.NDArray[np.float32]:
         """logits [..., k'] of slots 1..k' -> probabilities [..., k'] fp32."""
         wide = np.asarray(logits, dtype=np.float64)
-        temperatures = self.buckets.get(bucket)
+        temperatures = self.temperatures(bucket, rule)
         if temperatures is not None:
             wide = wide / np.asarray(temperatures[: wide.shape[-1]])
         # tanh form: no overflow at either end.
@@ -65,38 +74,50 @@ def parse_calibration(raw: Any, *, block_size: int) -> Calibration:
     """Check a decoded calibration.json field by field."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"expected a JSON object, found {raw!r}")
-    if type(raw.get("version")) is not int or raw["version"] != VERSION:
-        raise CheckpointError(f"version: expected {VERSION}, found {raw.get('version')!r}")
-    if (rule := raw.get("rule")) not in _RULES:
-        raise CheckpointError(f"rule: expected one of {', '.join(_RULES)}, found {rule!r}")
+    version = raw.get("version")
+    if type(version) is not int or version not in (_ONE_RULE, VERSION):
+        raise CheckpointError(f"version: expected {VERSION}, found {version!r}")
     cut = raw.get("top_k_cut")
     if cut is not None and (type(cut) is not int or cut < 1):
         raise CheckpointError(f"top_k_cut: expected a positive integer or null, found {cut!r}")
-    buckets = raw.get("buckets")
-    if not isinstance(buckets, dict):
-        raise CheckpointError(f"buckets: expected an object, found {buckets!r}")
-    if strange := sorted(buckets.keys() - set(_BUCKETS)):
-        raise CheckpointError(f"buckets.{strange[0]}: expected one of {', '.join(_BUCKETS)}")
-    parsed = {name: _temperatures(name, buckets[name], block_size) for name in _BUCKETS if name in buckets}
-    return Calibration(rule=rule, top_k_cut=cut, buckets=parsed)
+    if version == _ONE_RULE:
+        if (rule := raw.get("rule")) not in RULES:
+            raise CheckpointError(f"rule: expected one of {', '.join(RULES)}, found {rule!r}")
+        return Calibration(cut, {rule: _buckets("buckets", raw.get("buckets"), block_size)})
+    rules = raw.get("rules")
+    if not isinstance(rules, dict):
+        raise CheckpointError(f"rules: expected an object, found {rules!r}")
+    if strange := sorted(rules.keys() - set(RULES)):
+        raise CheckpointError(f"rules.{strange[0]}: expected one of {', '.join(RULES)}")
+    return Calibration(cut, {r: _buckets(f"rules.{r}", rules[r], block_size) for r in RULES if r in rules})
 
 
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
     """What `parse_calibration` reads."""
     return {
         "version": VERSION,
-        "rule": calibration.rule,
         "top_k_cut": calibration.top_k_cut,
-        "buckets": {name: list(values) for name, values in calibration.buckets.items()},
+        "rules": {
+            rule: {name: list(values) for name, values in buckets.items()}
+            for rule, buckets in calibration.rules.items()
+        },
     }
+
+
+def _buckets(place: str, value: object, block_size: int) -> Buckets:
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{place}: expected an object, found {value!r}")
+    if strange := sorted(value.keys() - set(BUCKETS)):
+        raise CheckpointError(f"{place}.{strange[0]}: expected one of {', '.join(BUCKETS)}")
+    return {name: _temperatures(f"{place}.{name}", value[name], block_size) for name in BUCKETS if name in value}
 
 
 def _temperatures(name: str, value: object, block_size: int) -> tuple[float, ...]:
     if not isinstance(value, list) or len(value) != block_size:
         size = len(value) if isinstance(value, list) else value
-        raise CheckpointError(f"buckets.{name}: expected {block_size} temperatures, found {size!r}")
+        raise CheckpointError(f"{name}: expected {block_size} temperatures, found {size!r}")
     for slot, number in enumerate(value):
         right = isinstance(number, int | float) and type(number) is not bool
         if not right or not math.isfinite(number) or number <= 0:
-            raise CheckpointError(f"buckets.{name}[{slot}]: expected a positive number, found {number!r}")
+            raise CheckpointError(f"{name}[{slot}]: expected a positive number, found {number!r}")
     return tuple(float(number) for number in value)

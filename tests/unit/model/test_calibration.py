@@ -12,35 +12,49 @@ import pytest
 from dspark.errors import CheckpointError
 from dspark.model.calibration import (
     IDENTITY,
+    RULES,
     Calibration,
     calibration_to_json,
     load_calibration,
     parse_calibration,
 )
 
-RAW: dict[str, Any] = {
-    "version": 1,
-    "rule": "token",
-    "top_k_cut": 64,
-    "buckets": {"greedy": [1.0, 2.0, 0.5], "sampled": [1.5, 1.5, 1.5]},
-}
+TOKEN: dict[str, Any] = {"greedy": [1.0, 2.0, 0.5], "sampled": [1.5, 1.5, 1.5]}
+RAW: dict[str, Any] = {"version": 2, "top_k_cut": 64, "rules": {"token": TOKEN, "block": {"sampled": [3.0] * 3}}}
+ONE_RULE: dict[str, Any] = {"version": 1, "rule": "token", "top_k_cut": 64, "buckets": TOKEN}
 
 
 def test_each_slot_has_its_own_temperature() -> None:
     calibration = parse_calibration(RAW, block_size=3)
     logits = np.array([[0.5, -2.0, 3.0]])
     expected = 1 / (1 + np.exp(-logits / np.array([1.0, 2.0, 0.5])))
-    found = calibration.apply(logits, "greedy")
+    found = calibration.apply(logits, "greedy", "token")
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-7)
-    np.testing.assert_allclose(calibration.apply(logits[:, :2], "greedy"), expected[:, :2], atol=1e-7)
+    np.testing.assert_allclose(calibration.apply(logits[:, :2], "greedy", "token"), expected[:, :2], atol=1e-7)
 
 
 def test_a_bucket_that_was_never_fitted_is_the_raw_sigmoid() -> None:
-    only_greedy = parse_calibration(RAW | {"buckets": {"greedy": [9.0] * 3}}, block_size=3)
+    only_greedy = parse_calibration(RAW | {"rules": {"block": {"greedy": [9.0] * 3}}}, block_size=3)
     logits = [0.0, 1.0, -1.0]
     np.testing.assert_allclose(only_greedy.apply(logits, "sampled"), IDENTITY.apply(logits, "sampled"))
     np.testing.assert_allclose(IDENTITY.apply([0.0], "greedy"), [0.5])
+
+
+def test_each_rule_has_its_own_and_one_that_was_not_fitted_borrows() -> None:
+    calibration = parse_calibration(RAW, block_size=3)
+    assert calibration.temperatures("sampled", "token") == (1.5, 1.5, 1.5)
+    assert calibration.temperatures("sampled", "block") == (3.0, 3.0, 3.0)
+    assert calibration.temperatures("sampled", "coupled") == (3.0, 3.0, 3.0)
+    assert calibration.temperatures("greedy", "block") is None
+    logits = [2.0, 2.0, 2.0]
+    assert (calibration.apply(logits, "sampled", "token") > calibration.apply(logits, "sampled", "block")).all()
+
+
+def test_a_file_of_one_rule_serves_all_rules() -> None:
+    old = parse_calibration(ONE_RULE, block_size=3)
+    for rule in RULES:
+        assert old.temperatures("greedy", rule) == (1.0, 2.0, 0.5)
 
 
 def test_extreme_logits_stay_inside_zero_and_one() -> None:
@@ -53,7 +67,7 @@ def test_no_file_means_the_identity(tmp_path: Path) -> None:
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    wanted = Calibration("block", 16, {"sampled": (1.0, 2.0)})
+    wanted = Calibration(16, {"block": {"sampled": (1.0, 2.0)}, "token": {"greedy": (0.5, 1.0)}})
     (tmp_path / "calibration.json").write_text(json.dumps(calibration_to_json(wanted)))
     assert load_calibration(tmp_path, block_size=2) == wanted
 
@@ -61,16 +75,19 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"version": 2}, "version: expected 1, found 2"),
+        ({"version": 3}, "version: expected 2, found 3"),
         ({"version": True}, "version"),
-        ({"rule": "tree"}, "rule"),
+        (ONE_RULE | {"rule": "tree"}, "rule"),
+        (ONE_RULE | {"buckets": {"warm": [1.0] * 3}}, r"buckets\.warm"),
         ({"top_k_cut": 0}, "top_k_cut"),
-        ({"buckets": []}, "buckets: expected an object"),
-        ({"buckets": {"warm": [1.0] * 3}}, r"buckets\.warm"),
-        ({"buckets": {"greedy": [1.0]}}, r"buckets\.greedy: expected 3 temperatures, found 1"),
-        ({"buckets": {"greedy": [1.0, 0.0, 1.0]}}, r"buckets\.greedy\[1\]"),
-        ({"buckets": {"greedy": [1.0, 1.0, float("nan")]}}, r"buckets\.greedy\[2\]"),
-        ({"buckets": {"sampled": [1.0, "1", 1.0]}}, r"buckets\.sampled\[1\]"),
+        ({"rules": []}, "rules: expected an object"),
+        ({"rules": {"tree": {}}}, r"rules\.tree: expected one of block, token, coupled"),
+        ({"rules": {"block": []}}, r"rules\.block: expected an object"),
+        ({"rules": {"block": {"warm": [1.0] * 3}}}, r"rules\.block\.warm"),
+        ({"rules": {"block": {"greedy": [1.0]}}}, r"rules\.block\.greedy: expected 3 temperatures, found 1"),
+        ({"rules": {"block": {"greedy": [1.0, 0.0, 1.0]}}}, r"rules\.block\.greedy\[1\]"),
+        ({"rules": {"block": {"greedy": [1.0, 1.0, float("nan")]}}}, r"rules\.block\.greedy\[2\]"),
+        ({"rules": {"block": {"sampled": [1.0, "1", 1.0]}}}, r"rules\.block\.sampled\[1\]"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
