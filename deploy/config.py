@@ -14,6 +14,10 @@ class ClusterConfig:
     target: str = field(default="", metadata={"doc": "Target: a folder, or an id in the hub cache."})
     drafter: str = field(default="", metadata={"doc": "Drafter: a folder, or an id in the hub cache."})
     revision: str | None = field(default=None, metadata={"doc": "Revision of both when they are hub ids."})
+    engine: str = field(
+        default="real", metadata={"doc": "real, or synthetic: workers of given step times and acceptance, no models."}
+    )
+    synthetic: str | None = field(default=None, metadata={"doc": "YAML file of a synthetic pair; for that engine."})
     verifiers: int = field(default=1, metadata={"doc": "Verifier processes."})
     drafters: int = field(default=1, metadata={"doc": "Drafter processes."})
     frontends: int = field(
@@ -35,6 +39,12 @@ class ClusterConfig:
     start_timeout_s: float = field(default=600.0, metadata={"doc": "Longest wait for the cell to serve."})
 
     def __post_init__(self) -> None:
+        if self.engine not in ("real", "synthetic"):
+            raise ConfigError(f"cluster.engine: {self.engine!r} is not real or synthetic")
+        if (self.engine == "synthetic") != bool(self.synthetic):
+            raise ConfigError("cluster.synthetic: the file of a synthetic pair, needed with that engine and only there")
+        if self.synthetic and (self.target or self.drafter):
+            raise ConfigError("cluster.target, cluster.drafter: a synthetic engine has no models")
         if self.verifiers < 1:
             raise ConfigError(f"cluster.verifiers: {self.verifiers} is too few, at least one verifier is needed")
         if self.drafters < 0:

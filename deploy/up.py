@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dspark.errors import ConfigError, DsparkError, Unavailable
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
 from dspark.runtime.security import is_loopback
+from dspark.synthetic.spec import load_spec
 
 Say = Callable[[str], None]
 Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
@@ -36,6 +38,10 @@ def read_config(
 ) -> ClusterConfig:
     """The cell that is asked for. `pair` completes target and drafter where nothing names them."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
+    if given.synthetic:
+        path = Path(given.synthetic).expanduser().resolve()
+        load_spec(path)  # what is wrong with it is said before anything starts
+        return replace(given, synthetic=str(path))
     models = pair(given.target or None, given.drafter or None)
     for name, model in models.items():
         if not model:
@@ -58,6 +64,8 @@ def plan_topology(
     shared: dict[str, object] = {
         "target": config.target,
         "drafter": config.drafter,
+        "engine": config.engine,
+        "synthetic": config.synthetic,
         "target_revision": config.revision,
         "drafter_revision": config.revision,
         **{key: str(path) for key, path in token_files.items()},
@@ -96,8 +104,8 @@ def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping
             ray_address=head.address if head else str(config.address),
             ray_pid=head.pid if head else 0,
             ray_dir=str(head.folder) if head else "",
-            target=config.target,
-            drafter=config.drafter,
+            target=config.target or f"synthetic {config.synthetic}",
+            drafter=config.drafter or "a synthetic drafter",
         )
 
     def noted(head: Head) -> None:

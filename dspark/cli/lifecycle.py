@@ -28,6 +28,8 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     up.add_argument("--target", metavar="PATH_OR_ID", help="target model (default: the shipped demo pair)")
     up.add_argument("--drafter", metavar="PATH_OR_ID", help="drafter for it")
     up.add_argument("--revision", help="revision of both when they are hub ids")
+    up.add_argument("--engine", choices=["real", "synthetic"], help="synthetic: no models, given step times (real)")
+    up.add_argument("--synthetic", metavar="FILE", help="YAML of a synthetic pair, see docs/simulator.md")
     up.add_argument("--verifiers", type=int, metavar="N", help="verifier processes (1)")
     up.add_argument("--drafters", type=int, metavar="N", help="drafter processes (1)")
     up.add_argument("--frontends", type=int, metavar="N", help="front end processes before the coordinator (0)")
@@ -75,6 +77,8 @@ def _up(args: argparse.Namespace) -> int:
 
     names = (
         "revision",
+        "engine",
+        "synthetic",
         "verifiers",
         "drafters",
         "frontends",

@@ -13,6 +13,7 @@ from deploy.up import plan_topology, read_config
 from dspark.cli.lifecycle import pair
 from dspark.errors import ConfigError
 
+SYNTHETIC = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "cell.yaml"
 
 
@@ -33,6 +34,22 @@ def test_every_process_gets_what_its_room_understands() -> None:
     assert {plan[name]["bind"] for name in ("verify/0", "draft/0")} == {"127.0.0.1:0"}
     assert {settings["token_file"] for settings in plan.values()} == {"/s/worker_token"}
     assert (plan["verify/0"]["target_revision"], plan["draft/0"]["drafter_revision"]) == ("r1", "r1")
+
+
+def test_a_synthetic_pair_needs_its_file_and_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(SYNTHETIC.parent)
+    flags = {"engine": "synthetic", "synthetic": SYNTHETIC.name}
+    config = read_config(file=None, environ={}, flags=flags, pair=pair)
+    plan = _plan(config)
+    for name in ("verify/0", "draft/0"):
+        assert (plan[name]["engine"], plan[name]["synthetic"]) == ("synthetic", str(SYNTHETIC))
+    assert "engine" not in plan["coordinator/0"]
+    with pytest.raises(ConfigError, match=r"cluster\.synthetic"):
+        read_config(file=None, environ={}, flags={"engine": "synthetic"}, pair=pair)
+    with pytest.raises(ConfigError, match=r"cluster\.target"):
+        read_config(file=None, environ={}, flags={**flags, "target": "org/t"}, pair=pair)
+    with pytest.raises(ConfigError, match="no-such"):
+        read_config(file=None, environ={}, flags={**flags, "synthetic": "no-such.yaml"}, pair=pair)
 
 
 def test_settings_build_the_configuration_of_their_room() -> None:
