@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim import Optimizer
+
+from training.disk import save_tensors
 
 
 def save(
     folder: Path, name: str, model: nn.Module, optimizers: Mapping[str, Optimizer], facts: Mapping[str, Any]
 ) -> None:
     """Trained parameters, optimiser states and `facts` (the step and what the run was planned with)."""
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model/{key}": p.detach() for key, p in model.named_parameters() if p.requires_grad}
     groups: dict[str, Any] = {}
     for label, optimizer in optimizers.items():
@@ -28,9 +29,8 @@ def save(
             tensors |= {f"{label}/{index}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
     # The facts travel in the header of the same file, so that state and step cannot come apart.
     header = {"facts": json.dumps(dict(facts)), "groups": json.dumps(groups)}
-    partial = folder / f"{name}.partial"
-    save_file({key: value.contiguous().clone() for key, value in tensors.items()}, partial, metadata=header)
-    partial.replace(folder / f"{name}.safetensors")
+    whole = {key: value.contiguous().clone() for key, value in tensors.items()}
+    save_tensors(folder / f"{name}.safetensors", whole, header)
 
 
 def read_header(path: Path) -> dict[str, Any]:

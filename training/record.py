@@ -4,7 +4,10 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from training.disk import write_whole
 
 
 def progress() -> Progress:
@@ -15,11 +18,13 @@ def progress() -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),  # what a command prints is its result
     )
 
 
 class Log:
-    """Rows of numbers by step; a resumed run continues the file it finds."""
+    """Rows of numbers by step; a resumed run continues the file it finds. Numbers are written so that they read back
+    equal to the bit."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,15 +33,50 @@ class Log:
     def row(self, values: Mapping[str, float]) -> None:
         new = not self.path.exists()
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
+            writer = csv.writer(file, lineterminator="\n")
             if new:
                 writer.writerow(values)
-            writer.writerow(f"{value:.6g}" for value in values.values())
+            writer.writerow(repr(float(value)) for value in values.values())
+
+    def keep_until(self, step: int) -> None:
+        """Drops what a killed run wrote after its last state, a torn line included: those steps come again."""
+        if not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8").split("\n")
+        whole = lines[:-1]  # what follows the last line break is torn
+        kept = [line for number, line in enumerate(whole) if not number or float(line.split(",")[0]) <= step]
+        if len(kept) < 2:
+            self.path.unlink()
+        else:
+            write_whole(self.path, "".join(f"{line}\n" for line in kept))
 
     def read(self) -> dict[str, list[float]]:
         with self.path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         return {key: [float(row[key]) for row in rows] for key in (rows[0] if rows else {})}
+
+
+def draw_losses(log: Log, path: Path) -> None:
+    """Loss and expected accepted length against the step, training and held-out, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    values = log.read()
+    figure, panes = pyplot.subplots(1, 2, figsize=(11, 4))
+    for pane, name in zip(panes, ("loss", "tau"), strict=True):
+        for column, style in ((name, {"linewidth": 0.8}), (f"held_out_{name}", {"marker": "."})):
+            shown = [(x, y) for x, y in zip(values["step"], values.get(column, ()), strict=False) if y == y]
+            if shown:
+                pane.plot(*zip(*shown, strict=True), label=column.replace("_", "-"), **style)
+        pane.set_xlabel("step")
+        pane.set_ylabel(name)
+        pane.grid(alpha=0.3)
+        pane.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 def draw_curves(log: Log, columns: list[str], path: Path, ylabel: str) -> None:

@@ -48,9 +48,9 @@ class Samples(Sequence[Sample]):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file: Any = safe_open(path, framework="pt")
-            self._ids, self._marks = self._file.get_slice("ids"), self._file.get_slice("supervised")
-            self.offsets: list[int] = self._file.get_tensor("offsets").tolist()
+            file: Any = safe_open(path, framework="pt")
+            self._ids, self._marks = file.get_slice("ids"), file.get_slice("supervised")
+            self.offsets: list[int] = file.get_tensor("offsets").tolist()
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path}: not a file of samples: {error}") from None
 
@@ -70,6 +70,10 @@ class Samples(Sequence[Sample]):
     @property
     def tokens(self) -> int:
         return self.offsets[-1]
+
+    @property
+    def largest_id(self) -> int:
+        return int(self._ids[:].max())
 
     def digest(self) -> str:
         """Names the content."""

@@ -1,5 +1,16 @@
 """Learning rate and step count of a run: pure numbers."""
 
+import math
+
+
+def cosine(step: int, steps: int, *, warmup: float) -> float:
+    """Share of the peak learning rate of the published recipe: linear over the first `warmup` share of the steps (step
+    t of W: (t + 1) / W), then a cosine to 0 over the rest."""
+    rising = round(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
 
 def rate(step: int, steps: int, *, warmup: int, decay_from: float) -> float:
     """Share of the peak learning rate: linear warm-up, level, then linear to 0 from `decay_from` of the run.

@@ -1,0 +1,146 @@
+"""A fresh drafter for a target: its shape follows the target's, its weights start as the family's default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dspark.errors import ConfigError
+from dspark.model.checkpoint import LoadedTarget, load_drafter
+from dspark.model.config import DrafterConfig, HeadType, Kind
+from dspark.model.family import Drafter
+from dspark.model.fresh import fresh_drafter
+from training.settings import Settings
+
+TAPS = 5
+_KIND: dict[str, Kind] = {"dspark": "block", "dflash": "block", "eagle3": "eagle3", "mtp": "mtp", "lm": "lm"}
+_LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
+
+
+def drafter_config(target: LoadedTarget, settings: Settings) -> DrafterConfig:
+    """The config of the run's drafter. ConfigError names a setting that does not fit the family or the target."""
+    kind = _KIND[settings.family]
+    layers = settings.layers or _LAYERS[kind]
+    if kind in ("eagle3", "mtp") and layers != 1:
+        raise ConfigError(f"layers: a drafter of the family {settings.family} has one, not {layers}")
+    shape = _target_shape(target)
+    common: dict[str, Any] = shape | {"kind": kind, "num_hidden_layers": layers, "block_size": settings.block_size}
+    if kind == "lm":
+        return DrafterConfig(**_language_shape(common, settings), target_layer_ids=(), num_target_layers=0)
+    taps = tap_layers(target.num_layers, settings, kind)
+    common |= {"target_layer_ids": taps, "num_target_layers": target.num_layers}
+    if kind != "block":
+        return DrafterConfig(**common)
+    head: HeadType = "none"
+    if settings.family == "dspark":
+        head = settings.head  # type: ignore[assignment]
+    return DrafterConfig(
+        **common,
+        mask_token_id=mask_token(target),
+        markov_rank=settings.markov_rank if head != "none" else 0,
+        markov_head_type=head,
+        enable_confidence_head=settings.family == "dspark",
+        confidence_head_with_markov=head != "none",
+        num_anchors=settings.anchors,
+    )
+
+
+def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
+    """The layers named, or evenly spread ones from 1 on; a multi-token-prediction module reads the last one."""
+    if settings.taps:
+        wrong = [i for i in settings.taps if not -1 <= i < layers]
+        if wrong or list(settings.taps) != sorted(set(settings.taps)):
+            raise ConfigError(f"taps: {list(settings.taps)} are no ascending layers of a target with {layers}")
+        return settings.taps
+    if kind == "mtp":
+        return (layers - 1,)
+    # The last layer is left out: its raw output is not public everywhere.
+    places = np.linspace(min(1, layers - 1), max(0, layers - 2), TAPS).round()
+    return tuple(sorted({int(place) for place in places}))
+
+
+def mask_token(target: LoadedTarget) -> int:
+    """Fills the slots of a block behind the anchor: a token that no text holds. The tokenizer's mask or pad, else the
+    last id, which in most vocabularies is padding."""
+    text = target.model.config.get_text_config()
+    found = _special_id(target, ("mask_token", "pad_token"))
+    if found is None:
+        found = getattr(text, "pad_token_id", None)
+    return int(found) if found is not None and 0 <= int(found) < target.vocab_size else target.vocab_size - 1
+
+
+def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
+    """Fresh, or with the weights of `start`, whatever the length of its blocks. In training mode, fp32, on the CPU."""
+    config = drafter_config(target, settings)
+    model = target.model
+    own = config.kind == "lm"
+    drafter = fresh_drafter(
+        config,
+        embedding=None if own else model.get_input_embeddings().weight.float().cpu(),
+        lm_head=None if own else model.get_output_embeddings().weight.float().cpu(),
+        generator=torch.Generator().manual_seed(settings.seed),
+    )
+    if settings.start:
+        drafter.load_state_dict(load_drafter(settings.start).state_dict())
+    return drafter
+
+
+def _target_shape(target: LoadedTarget) -> dict[str, Any]:
+    """What a drafter shares with its target; of Gemma4 the shape of the layers that see everything."""
+    text = target.model.config.get_text_config()
+    rope = text.rope_parameters
+    shape = {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": text.intermediate_size,
+        "num_attention_heads": text.num_attention_heads,
+        "vocab_size": target.vocab_size,
+        "rms_norm_eps": text.rms_norm_eps,
+        "max_position_embeddings": target.context_length,
+        "initializer_range": text.initializer_range,
+    }
+    if str(text.model_type).startswith("gemma4"):
+        full = rope["full_attention"]
+        shared = bool(text.attention_k_eq_v)
+        return shape | {
+            "model_type": "gemma4_text",
+            "num_key_value_heads": text.num_global_key_value_heads if shared else text.num_key_value_heads,
+            "head_dim": text.global_head_dim,
+            "attention_k_eq_v": shared,
+            "rope_theta": full["rope_theta"],
+            "rotary_fraction": full.get("partial_rotary_factor", 1.0),
+            "logit_softcap": text.final_logit_softcapping,
+        }
+    head_dim = getattr(text, "head_dim", None) or target.hidden_size // text.num_attention_heads
+    return shape | {
+        "num_key_value_heads": text.num_key_value_heads,
+        "head_dim": head_dim,
+        "rope_theta": rope["rope_theta"],
+    }
+
+
+def _language_shape(common: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """A thinner decoder over the same vocabulary, with both its ends tied; heads keep the target's size."""
+    width = settings.width or common["hidden_size"] // 2
+    head_dim = common["head_dim"]
+    heads = max(1, width // head_dim)
+    return common | {
+        "hidden_size": width,
+        "intermediate_size": common["intermediate_size"] * width // common["hidden_size"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(n for n in range(1, heads + 1) if heads % n == 0 and n <= -(-heads // 2)),
+        "tie_word_embeddings": True,
+    }
+
+
+def _special_id(target: LoadedTarget, names: tuple[str, ...]) -> int | None:
+    if not (target.folder / "tokenizer.json").is_file():
+        return None
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target.folder, local_files_only=True, trust_remote_code=False)
+    for name in names:
+        if getattr(tokenizer, name, None) is not None:
+            return int(getattr(tokenizer, f"{name}_id"))
+    return None
