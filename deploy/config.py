@@ -6,13 +6,17 @@ from dataclasses import dataclass, field
 
 from dspark.errors import ConfigError
 
+NO_DRAFTER = "none"  # in place of a drafter's name: plain decoding
+
 
 @dataclass(frozen=True)
 class ClusterConfig:
     """One cell: a coordinator, a pool of verifiers, a pool of drafters, and front ends where clients are many."""
 
     target: str = field(default="", metadata={"doc": "Target: a folder, or an id in the hub cache."})
-    drafter: str = field(default="", metadata={"doc": "Drafter: a folder, or an id in the hub cache."})
+    drafter: str = field(
+        default="", metadata={"doc": "Drafter: a folder, or an id in the hub cache; none: plain decoding."}
+    )
     revision: str | None = field(default=None, metadata={"doc": "Revision of both when they are hub ids."})
     engine: str = field(
         default="real", metadata={"doc": "real, or synthetic: workers of given step times and acceptance, no models."}

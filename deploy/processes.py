@@ -87,9 +87,8 @@ class LocalCell:
         try:
             begun = []
             for role, count in self._counts.items():
-                models = self._models if role == "verify" else {"drafter": self._models["drafter"]}
                 for index in range(count):
-                    begun.append(self._begin(role, index, {**models, **self._flags[role]}))
+                    begun.append(self._begin(role, index, {**self._models, **self._flags[role]}))
             for child in begun:
                 self._await_ready(child)
             workers = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deploy.config import ClusterConfig
+from deploy.config import NO_DRAFTER, ClusterConfig
 from dspark.errors import ConfigError
 
 
@@ -66,6 +66,8 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
     """The same cell with pools of other sizes; replicas that stay keep their names, the highest numbers go first."""
     if verifiers < 1 or drafters < 0:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
+    if drafters and topology.templates[Role.DRAFT].settings.get("drafter") == NO_DRAFTER:
+        raise ConfigError(f"scale: the cell was started without a drafter, {drafters} of them would have no weights")
     return _build(topology.templates, _counts(verifiers, drafters, topology.count(Role.FRONTEND)))
 
 

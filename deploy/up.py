@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy import ray_environment
-from deploy.config import ClusterConfig
+from deploy.config import NO_DRAFTER, ClusterConfig
 from deploy.controller import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
 from deploy.marks import new_cell_id
@@ -46,10 +46,12 @@ def read_config(
     for name, model in models.items():
         if not model:
             raise ConfigError(f"cluster.{name}: required; say --{name} PATH_OR_ID")
-        _check_model(name, model)
+        if (name, model) != ("drafter", NO_DRAFTER):
+            _check_model(name, model)
     # Workers may run in another folder: what is a folder here gets its full path.
     full = {name: _full_path(model) if model else model for name, model in models.items()}
-    return load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags={**flags, **full})
+    config = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags={**flags, **full})
+    return replace(config, drafters=0) if config.drafter == NO_DRAFTER else config
 
 
 def plan_topology(

@@ -10,9 +10,13 @@ class DraftConfig:
     """One drafter process."""
 
     drafter: str = field(default="", metadata={"doc": "Folder or hub id of the drafter."})
+    target: str = field(
+        default="", metadata={"doc": "Folder or hub id of the target; read where the drafter leaves out their tables."}
+    )
     engine: str = field(default="real", metadata={"doc": "real, or synthetic: no weights, given step times."})
     synthetic: str | None = field(default=None, metadata={"doc": "YAML file of a synthetic engine."})
     drafter_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the drafter."})
+    target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
     bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
     metrics_port: int | None = field(
         default=0, metadata={"doc": "Port of /metrics; 0 takes any, none is off. Beyond loopback only with `insecure`."}

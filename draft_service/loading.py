@@ -32,7 +32,9 @@ def load_parts(config: DraftConfig) -> Parts:
     device = pick_device(config.device, key="draft.device")
     dtype = pick_dtype(config.dtype, device, key="draft.dtype")
     folder = locate(config.drafter, revision=config.drafter_revision)
-    drafter = load_drafter(folder, dtype=dtype, device=device).requires_grad_(False)
+    drafter = load_drafter(
+        folder, dtype=dtype, device=device, target=config.target or None, target_revision=config.target_revision
+    ).requires_grad_(False)
     drafter.serve()
     calibration = load_calibration(folder, block_size=drafter.config.block_size)
     calibrated = calibration is not IDENTITY

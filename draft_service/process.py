@@ -140,7 +140,7 @@ def check(config: DraftConfig) -> None:
         raise ConfigError("draft.synthetic: required with the synthetic engine and not given")
     if config.engine == "real" and config.synthetic:
         raise ConfigError("draft.synthetic: of use with `engine: synthetic` only")
-    if config.engine == "real" and not config.drafter:
+    if config.engine == "real" and config.drafter in ("", "none"):
         raise ConfigError("draft.drafter: required and not given")
     bounds = {
         "threads": (1, 1024),

@@ -16,7 +16,7 @@ class VerifyConfig:
     synthetic: str | None = field(default=None, metadata={"doc": "YAML file of a synthetic engine."})
     target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
     drafter: str | None = field(
-        default=None, metadata={"doc": "Folder or hub id of the drafter whose context projection is used."}
+        default=None, metadata={"doc": "Folder or hub id of the drafter that rows are made for; none: plain decoding."}
     )
     drafter_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the drafter."})
     bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})

@@ -14,7 +14,10 @@ import torch
 
 from dspark.errors import CheckpointError, ConfigError
 from dspark.model.checkpoint import LoadedTarget, fingerprint, load_projection, load_target
+from dspark.model.config_file import read_drafter_config
 from dspark.model.context import Projection
+from dspark.model.location import locate
+from dspark.model.pairing import mismatch
 from dspark.model.placement import pick_device, pick_dtype
 from dspark.model.target import TargetTaps
 from verify_service import self_test, varlen
@@ -42,13 +45,18 @@ def load_parts(config: VerifyConfig) -> Parts:
     target = load_target(config.target, dtype=dtype, device=device, revision=config.target_revision)
     projection = None
     if config.drafter is not None:
-        projection = load_projection(config.drafter, dtype=dtype, device=device, revision=config.drafter_revision)
-        taps_width = len(projection.target_layer_ids) * target.hidden_size
-        if projection.feature_size != taps_width:
-            raise CheckpointError(
-                f"{config.drafter}: its projection reads {projection.feature_size} features, "
-                f"the target gives {taps_width}"
-            )
+        folder = locate(config.drafter, revision=config.drafter_revision)
+        problem = mismatch(
+            read_drafter_config(folder),
+            folder,
+            target=target.folder,
+            hidden_size=target.hidden_size,
+            layers=target.num_layers,
+            vocab_size=target.vocab_size,
+        )
+        if problem is not None:
+            raise CheckpointError(problem)
+        projection = load_projection(folder, dtype=dtype, device=device)
     taps = None
     if projection is not None and projection.target_layer_ids:
         taps = TargetTaps(target.model, projection.target_layer_ids).attach()

@@ -26,7 +26,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         "the file. Sections `coordinator`, `frontend`, `verify` and `draft` of the file configure the processes.",
     )
     up.add_argument("--target", metavar="PATH_OR_ID", help="target model (default: the shipped demo pair)")
-    up.add_argument("--drafter", metavar="PATH_OR_ID", help="drafter for it")
+    up.add_argument("--drafter", metavar="PATH_OR_ID", help="drafter for it, of any family; none: plain decoding")
     up.add_argument("--revision", help="revision of both when they are hub ids")
     up.add_argument("--engine", choices=["real", "synthetic"], help="synthetic: no models, given step times (real)")
     up.add_argument("--synthetic", metavar="FILE", help="YAML of a synthetic pair, see docs/simulator.md")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def load_drafter(
     device: torch.device | str = "cpu",
     revision: str | None = None,
     target: str | Path | None = None,
+    target_revision: str | None = None,
 ) -> Drafter:
     """A drafter of any family and format, ready to serve; its `.fingerprint` ties it to a projection.
 
@@ -74,7 +76,8 @@ def load_drafter(
     with torch.device("meta"):
         drafter = build_drafter(config)
     stored, shapes = drafter.stored_names(), drafter.state_dict()
-    entries, vocabulary = open_source(folder, config, target=locate(target) if target else None)
+    find = partial(locate, target, revision=target_revision) if target else None
+    entries, vocabulary = open_source(folder, config, target=find)
     check_shapes(folder, entries, {stored[name]: tuple(shapes[name].shape) for name in stored})
     inside = {outer: name for name, outer in stored.items()}
     tensors, digest = {}, _ProjectionDigest(config, folder)

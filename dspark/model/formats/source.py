@@ -7,6 +7,7 @@ copies of the target's; they are read from the target's own checkpoint, when one
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +30,8 @@ class Source(NamedTuple):
     vocabulary: DraftVocabulary | None  # of a head that speaks fewer tokens than the target
 
 
-def open_source(folder: Path, config: DrafterConfig, *, target: Path | None = None) -> Source:
-    """The tensor directory of a drafter. `target`: the folder to read shared tables from where they are left out."""
+def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Path] | None = None) -> Source:
+    """The tensor directory of a drafter. `target` finds the target's folder and is asked where tables are left out."""
     entries = read_directory(folder)
     if is_speculators(read_json(folder / CONFIG_NAME)):
         entries = {name: entry for name, entry in entries.items() if name not in _TRAINING_ONLY}
@@ -49,7 +50,9 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Path | None = No
     return Source(entries, vocabulary)
 
 
-def _shared(folder: Path, entries: dict[str, Entry], config: DrafterConfig, target: Path | None) -> dict[str, Entry]:
+def _shared(
+    folder: Path, entries: dict[str, Entry], config: DrafterConfig, target: Callable[[], Path] | None
+) -> dict[str, Entry]:
     """The target's own tables for those that the file leaves out; a head of few tokens is never left out."""
     left_out = [name for name in SHARED if name not in entries]
     if config.draft_vocab_size:
@@ -60,10 +63,11 @@ def _shared(folder: Path, entries: dict[str, Entry], config: DrafterConfig, targ
         raise CheckpointError(
             f"{folder}: {' and '.join(left_out)} are left out, they are the target's: name the target as well"
         )
-    theirs = read_directory(target)
-    embedding = _one(theirs, target, SHARED[0])
+    where = target()
+    theirs = read_directory(where)
+    embedding = _one(theirs, where, SHARED[0])
     # A target that ties its tables stores one.
-    head = _one(theirs, target, SHARED[1]) if any(name.endswith(SHARED[1]) for name in theirs) else embedding
+    head = _one(theirs, where, SHARED[1]) if any(name.endswith(SHARED[1]) for name in theirs) else embedding
     found = dict(zip(SHARED, (embedding, head), strict=True))
     return {name: dataclasses.replace(theirs[found[name]], stored=found[name]) for name in left_out}
 
