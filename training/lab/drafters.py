@@ -11,13 +11,13 @@ from transformers import Qwen3ForCausalLM
 
 from dspark.model.chain import ChainDrafter
 from dspark.model.config import DrafterConfig
-from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.family import Drafter
 from dspark.model.fresh import fresh_drafter
 from dspark.model.language import LanguageDrafter
 from training.anchors import draw_anchors, label_blocks
 from training.eagle3_loss import chain_loss
+from training.lab.chain_blocks import chain_block_loss
 from training.lab.loop import Figures
 from training.lab.plan import Run
 from training.lab.text import Text, taps_of
@@ -27,7 +27,7 @@ from training.loss import DFLASH_WEIGHTS, LossWeights, figures
 from training.tokenizer import MASK_ID
 
 ROWS = 12  # of a step
-ANCHORS = 24  # blocks a row
+ANCHORS = 20  # blocks a row
 MARKOV_RANK = 32
 DECAY = 4.0  # of the weights of slots, for blocks of 7; longer ones decay more slowly
 
@@ -90,41 +90,48 @@ def loss_of(drafter: Drafter, run: Run, text: Text, target_head: Tensor, generat
             last_hidden=text.last,
             target_head=target_head,
         )
-    if isinstance(drafter, ChainDrafter):
+    if run.family == "mtp":
         return chain_loss(
-            drafter,
-            features=text.features[..., -width:] if run.family == "mtp" else text.features[..., :-width],
+            as_chain(drafter),
+            features=text.features[..., -width:],
             input_ids=text.ids,
             loss_mask=text.supervised,
             last_hidden=text.last,
             target_head=target_head,
         )
-    return _block_loss(as_block(drafter), run, text, target_head, generator)
-
-
-def _block_loss(
-    drafter: BlockDrafter, run: Run, text: Text, target_head: Tensor, generator: torch.Generator
-) -> LeanLoss:
-    supervised = text.supervised.long()
-    drawn = draw_anchors(supervised, ANCHORS, generator=generator)
-    labels = label_blocks(input_ids=text.ids, loss_mask=supervised, anchors=drawn, block_size=run.block)
-    hidden = drafter.forward_hidden(
-        features=text.features[..., : -drafter.config.hidden_size],
-        input_ids=text.ids,
-        anchor_positions=drawn.positions,
-        block_keep_mask=drawn.keep,
+    supervised, features = text.supervised.long(), text.features[..., :-width]
+    anchors = draw_anchors(supervised, ANCHORS, generator=generator)
+    labels = label_blocks(input_ids=text.ids, loss_mask=supervised, anchors=anchors, block_size=run.block)
+    if run.family == "eagle3":
+        return chain_block_loss(
+            as_chain(drafter),
+            features=features,
+            input_ids=text.ids,
+            anchors=anchors,
+            labels=labels,
+            last_hidden=text.last,
+            target_head=target_head,
+        )
+    blocks = as_block(drafter)
+    hidden = blocks.forward_hidden(
+        features=features, input_ids=text.ids, anchor_positions=anchors.positions, block_keep_mask=anchors.keep
     )
     return lean_block_loss(
-        drafter,
+        blocks,
         hidden=hidden,
-        previous_ids=drafter.previous_ids(text.ids, drawn.positions),
+        previous_ids=blocks.previous_ids(text.ids, anchors.positions),
         target_ids=labels.target_ids,
         eval_mask=labels.eval_mask,
-        anchor_positions=drawn.positions,
+        anchor_positions=anchors.positions,
         last_hidden=text.last,
         target_head=target_head,
         weights=weights_of(run),
     )
+
+
+def as_chain(drafter: Drafter) -> ChainDrafter:
+    assert isinstance(drafter, ChainDrafter)
+    return drafter
 
 
 def rows_of(text: Text, seed: int, step: int) -> Text:
