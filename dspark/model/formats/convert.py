@@ -1,0 +1,65 @@
+"""A drafter's folder, written again in the speculators format: the same drafts from other files.
+
+Optionally the tables that are the target's are left out, or the head is cut to some tokens, which changes how often a
+draft is accepted and never what is accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.calibration import FILE_NAME as CALIBRATION_NAME
+from dspark.model.config import CONFIG_NAME
+from dspark.model.config_file import config_to_json, read_drafter_config
+from dspark.model.formats import speculators
+from dspark.model.formats.source import SHARED, open_source
+from dspark.model.formats.vocabulary import DraftVocabulary
+from dspark.model.weights_file import SINGLE_NAME, read_tensors
+
+_SAID = ("lm_head.weight", "markov_head.markov_w2.weight")  # a row per token that can be drafted
+
+
+def to_speculators(
+    folder: Path,
+    out: Path,
+    *,
+    verifier: str | None = None,
+    share_tables: bool = False,
+    keep_tokens: Sequence[int] | None = None,
+) -> None:
+    """Writes `out`. `verifier`: the target's name; `keep_tokens`: target ids of the head that stays, ascending."""
+    config = read_drafter_config(folder)
+    if config.family not in speculators.FAMILIES:
+        raise UnsupportedFamily(f"{folder}: {config.family} drafters have no form in the speculators format")
+    entries, vocabulary = open_source(folder, config)
+    if vocabulary is not None:
+        raise CheckpointError(f"{folder}: the head is cut already")
+    raw = config_to_json(config)
+    left_out = set(SHARED) if share_tables else set[str]()
+    maps: dict[str, Tensor] = {}
+    rows = None
+    if keep_tokens is not None:
+        rows = torch.tensor(sorted(set(keep_tokens)), dtype=torch.int64)
+        if not len(rows) or int(rows[0]) < 0 or int(rows[-1]) >= config.vocab_size:
+            raise CheckpointError(f"keep_tokens: expected ids below {config.vocab_size}")
+        raw["draft_vocab_size"] = len(rows)
+        maps = DraftVocabulary(rows, config.vocab_size).maps()
+        left_out.discard(SHARED[1])
+    tensors = {
+        name: tensor.index_select(0, rows) if rows is not None and name in _SAID else tensor
+        for name, tensor in read_tensors(entries, sorted(entries.keys() - left_out))
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    settings = speculators.from_released(raw, family=config.family, verifier=verifier)
+    (out / CONFIG_NAME).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    save_file(tensors | maps, out / SINGLE_NAME, metadata={"format": "pt"})
+    if (folder / CALIBRATION_NAME).is_file():
+        shutil.copy(folder / CALIBRATION_NAME, out / CALIBRATION_NAME)

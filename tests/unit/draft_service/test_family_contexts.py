@@ -1,0 +1,157 @@
+"""Drafters of every family behind the service's contexts: however rows came, the block is the model's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draft_service.config import DraftConfig
+from draft_service.engine import DraftEngine, DraftItem
+from draft_service.interface import Rows
+from dspark.model.anchored import entries_at
+from dspark.model.calibration import IDENTITY
+from dspark.model.config import Kind, ModelType
+from dspark.model.family import Drafter
+from dspark.types import Block, Cursor, EmptyReason, Law, Refusal
+from tests.unit.model.tiny import FAMILIES, family_drafter
+
+GREEDY = Law(temperature=0.0)
+LENGTH = 60
+every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
+
+
+def _engine(drafter: Drafter) -> DraftEngine:
+    config = DraftConfig(drafter="tiny", context_tokens=1024)
+    return DraftEngine(drafter=drafter, calibration=IDENTITY, config=config, version="tiny", calibrated=False)
+
+
+def _text(drafter: Drafter, seed: int) -> tuple[list[int], Tensor, Tensor]:
+    """Ids, taps and the rows that a verifier makes of them."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, drafter.config.vocab_size, (LENGTH,), generator=generator)
+    taps = torch.randn(LENGTH, drafter.feature_size, generator=generator)
+    with torch.no_grad():
+        return ids.tolist(), taps, drafter.project(taps)
+
+
+def _open(engine: DraftEngine, sequence: int, epoch: int = 1) -> None:
+    assert engine.open(Cursor(sequence, epoch, 0, 1), LENGTH) is None
+
+
+def _send(engine: DraftEngine, sequence: int, ids: list[int], rows: Tensor, start: int, stop: int) -> int | Refusal:
+    return engine.ingest(sequence, 1, start, ids[start:stop], rows[start:stop])
+
+
+def _item(sequence: int, ids: list[int], anchor: int, law: Law = GREEDY) -> DraftItem:
+    return DraftItem(Cursor(sequence, 1, 1, anchor + 1), ids[anchor], anchor, law)
+
+
+@torch.no_grad()
+def _expected(drafter: Drafter, ids: list[int], taps: Tensor, anchor: int) -> list[int]:
+    """A greedy block by the model alone."""
+    tokens, anchors = torch.tensor(ids), torch.tensor([anchor])
+    entries, last = entries_at(drafter, features=taps, token_ids=tokens, anchors=anchors)
+    size = drafter.config.block_size
+    proposal = drafter.propose(
+        anchor_ids=tokens[anchors], anchor_positions=anchors, context=entries, last_rows=last, slots=size
+    )
+    said = [tokens[anchors]]
+    for _ in range(size):
+        said.append(proposal.step(said[-1]).argmax(dim=-1))
+    return [int(token) for token in said[1:]]
+
+
+@every_family
+def test_blocks_are_the_model_s_however_rows_came(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type)
+    ids, taps, rows = _text(drafter, 1)
+    engine = _engine(drafter)
+    _open(engine, 1)
+    for start, stop in ((20, 33), (0, 7), (7, 8), (5, 12), (40, 41), (12, 20), (0, 33)):
+        _send(engine, 1, ids, rows, start, stop)
+    assert engine.watermark(1) == 33
+    for anchor in (33, 31, 2):  # an older anchor again: what came later is not looked at
+        assert list(engine.draft([_item(1, ids, anchor)])[0].token_ids) == _expected(drafter, ids, taps, anchor)
+
+
+@every_family
+def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type)
+    engine, texts = _engine(drafter), {sequence: _text(drafter, sequence) for sequence in range(1, 6)}
+    anchors = {1: 1, 2: 40, 3: 17, 4: 2, 5: 41}
+    for sequence, (ids, _, rows) in texts.items():
+        _open(engine, sequence)
+        _send(engine, sequence, ids, rows, 0, anchors[sequence])
+    laws = {sequence: GREEDY if sequence % 2 else Law(0.8, seed=sequence) for sequence in texts}
+    items = [_item(sequence, texts[sequence][0], anchors[sequence], laws[sequence]) for sequence in texts]
+    for item, block in zip(items, engine.draft(items), strict=True):
+        alone = engine.draft([item])[0]
+        assert (block.token_ids, block.empty_reason) == (alone.token_ids, EmptyReason.NONE)
+        np.testing.assert_allclose(block.confidence, alone.confidence, atol=1e-4)
+
+
+@every_family
+def test_rows_of_the_next_rounds_continue_the_context(kind: Kind, model_type: ModelType) -> None:
+    """As it goes while serving: committed rows come, a few at a time, after every block."""
+    drafter = family_drafter(kind, model_type)
+    ids, taps, rows = _text(drafter, 2)
+    engine = _engine(drafter)
+    _open(engine, 1)
+    before = 0
+    for anchor in (10, 11, 16, 18, 24):
+        _send(engine, 1, ids, rows, before, anchor)
+        before = anchor
+        assert list(engine.draft([_item(1, ids, anchor)])[0].token_ids) == _expected(drafter, ids, taps, anchor)
+
+
+@every_family
+def test_many_sequences_catch_up_in_one_message(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type)
+    engine, texts = _engine(drafter), {sequence: _text(drafter, sequence) for sequence in range(1, 5)}
+    reach = {1: 8, 2: 9, 3: 50, 4: 8}
+    for sequence in texts:
+        _open(engine, sequence)
+    for share in (0, 1):
+        chunks = []
+        for sequence, (ids, _, rows) in texts.items():
+            start, stop = (0, reach[sequence] // 2) if share == 0 else (reach[sequence] // 2, reach[sequence])
+            chunks.append(Rows(sequence, 1, start, rows[start:stop], ids[start:stop]))
+        engine.ingest_many(chunks)
+    items = [_item(sequence, texts[sequence][0], reach[sequence]) for sequence in texts]
+    for (sequence, (ids, taps, _)), block in zip(texts.items(), engine.draft(items), strict=True):
+        assert list(block.token_ids) == _expected(drafter, ids, taps, reach[sequence])
+
+
+@every_family
+def test_a_higher_epoch_starts_the_context_over(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type)
+    old, new = _text(drafter, 3), _text(drafter, 4)
+    engine = _engine(drafter)
+    _open(engine, 1)
+    _send(engine, 1, old[0], old[2], 0, 30)
+    _open(engine, 1, epoch=2)
+    assert engine.watermark(1) == 0
+    ids, taps, rows = new
+    assert engine.ingest(1, 2, 0, ids[:12], rows[:12]) == 12
+    block = engine.draft([DraftItem(Cursor(1, 2, 1, 13), ids[12], 12, GREEDY)])[0]
+    assert list(block.token_ids) == _expected(drafter, ids, taps, 12)
+
+
+@every_family
+def test_a_context_that_the_anchor_does_not_continue_is_no_context(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type)
+    ids, _, rows = _text(drafter, 5)
+    engine = _engine(drafter)
+    _open(engine, 1)
+    _send(engine, 1, ids, rows, 0, 20)
+    (block,) = engine.draft([DraftItem(Cursor(1, 1, 1, 21), ids[20], 15, GREEDY)])
+    in_order = kind != "block"  # rows alone make a context that may lack the newest
+    assert block.empty_reason is (EmptyReason.INVALID if in_order else EmptyReason.NONE)
+    assert _reason(engine, DraftItem(Cursor(1, 1, 1, 26), 3, 25, GREEDY)) is EmptyReason.FEATURES_MISSING
+
+
+def _reason(engine: DraftEngine, item: DraftItem) -> EmptyReason:
+    block: Block = engine.draft([item])[0]
+    return EmptyReason(block.empty_reason)

@@ -1,0 +1,267 @@
+"""The speculators format says what the released one says; what neither can say here is refused by its key."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.anchored import entries_at
+from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
+from dspark.model.config_file import parse_drafter_config, read_drafter_config
+from dspark.model.family import Drafter
+from dspark.model.formats.convert import to_speculators
+from tests.unit.model.golden import ALL, DATA
+
+QWEN3 = [folder for folder in ALL if not folder.name.endswith("_gemma4")]
+BLOCKS = [folder for folder in QWEN3 if folder.name not in ("eagle3", "dspark_rnn")]
+name = attrgetter("name")
+KEPT = [0, 1, 2, 5, 9, 17, 33, 64, 65, 66, 80, 99, 100, 101, 120, 127]
+# As the other library writes it for `dspark_vanilla`, by its documentation and not by our converter.
+SPELLED: dict[str, Any] = {
+    "architectures": ["DSparkSpeculator"],
+    "aux_hidden_state_layer_ids": [1, 2, 3, 4, 5],
+    "block_size": 7,
+    "confidence_head_with_markov": True,
+    "draft_vocab_size": 128,
+    "dtype": "float32",
+    "enable_confidence_head": True,
+    "markov_head_type": "vanilla",
+    "markov_rank": 24,
+    "mask_token_id": 127,
+    "num_anchors": 8,
+    "sample_from_anchor": True,
+    "speculators_config": {
+        "algorithm": "dspark",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 7}],
+        "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-4B"},
+    },
+    "speculators_model_type": "dspark",
+    "speculators_version": "0.5.0",
+    "target_hidden_size": None,
+    "transformer_layer_config": {},
+}
+LAYER_KEYS = (
+    "head_dim",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rope_parameters",
+    "vocab_size",
+)
+
+
+def spelled() -> dict[str, Any]:
+    raw = json.loads((DATA / "dspark_vanilla" / "config.json").read_text())
+    layer = {key: raw[key] for key in LAYER_KEYS} | {"model_type": "qwen3", "tie_word_embeddings": True}
+    return SPELLED | {"mask_token_id": raw["mask_token_id"], "transformer_layer_config": layer}
+
+
+def _logits(drafter: Drafter) -> Tensor:
+    """[3, k, V] of greedy blocks after random features."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(0, drafter.config.vocab_size, (40,), generator=generator)
+    anchors = torch.tensor([5, 20, 39])
+    features = torch.randn(40, drafter.feature_size, generator=generator)
+    entries, last_rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
+    size = drafter.config.block_size
+    proposal = drafter.propose(
+        anchor_ids=ids[anchors], anchor_positions=anchors, context=entries, last_rows=last_rows, slots=size
+    )
+    previous, logits = [ids[anchors]], []
+    for _ in range(size):
+        logits.append(proposal.step(previous[-1]))
+        previous.append(logits[-1].argmax(dim=-1))
+    confidence = proposal.confidence_logits(torch.stack(previous[:-1], dim=1))
+    out = torch.stack(logits, dim=1)
+    return out if confidence is None else torch.cat((out, confidence.unsqueeze(-1)), dim=-1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("folder", QWEN3, ids=name)
+@pytest.mark.parametrize("share_tables", [False, True])
+def test_a_twin_drafts_what_the_original_drafts(tmp_path: Path, folder: Path, share_tables: bool) -> None:
+    to_speculators(folder, tmp_path / "twin", share_tables=share_tables)
+    stored = load_file(tmp_path / "twin" / "model.safetensors")
+    assert ("embed_tokens.weight" in stored) is not share_tables
+    twin = load_drafter(tmp_path / "twin", target=DATA / "target_qwen3")
+    original = load_drafter(folder)
+    ours, theirs = _logits(twin), _logits(original)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)  # where weights lie in memory moves the last bit
+    assert torch.equal(ours[..., :128].argmax(dim=-1), theirs[..., :128].argmax(dim=-1))
+    assert twin.fingerprint == original.fingerprint == load_projection(tmp_path / "twin").fingerprint
+
+
+def test_a_file_of_the_other_library_reads_as_the_released_one() -> None:
+    released = json.loads((DATA / "dspark_vanilla" / "config.json").read_text())
+    mine, theirs = parse_drafter_config(released), parse_drafter_config(spelled())
+    assert theirs.target_layer_ids == mine.target_layer_ids == (0, 1, 2, 3, 4)
+    assert (theirs.num_target_layers, mine.num_target_layers) == (0, 6), "the other format does not say"
+    assert {**vars(theirs), "num_target_layers": 6} == vars(mine)
+
+
+def test_what_a_nested_layer_config_leaves_out_has_the_library_s_value() -> None:
+    transformers = pytest.importorskip("transformers")
+    raw = spelled() | {"transformer_layer_config": {"model_type": "qwen3", "num_hidden_layers": 5}}
+    read, library = parse_drafter_config(raw | {"draft_vocab_size": 151936}), transformers.Qwen3Config()
+    for key in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
+        assert getattr(read, key) == getattr(library, key)
+    for key in ("head_dim", "max_position_embeddings", "initializer_range", "rms_norm_eps"):
+        assert getattr(read, key) == getattr(library, key)
+    assert read.rope_theta == library.rope_parameters["rope_theta"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("folder", BLOCKS, ids=name)
+def test_without_sampling_from_the_anchor_its_slot_is_passed_over(tmp_path: Path, folder: Path) -> None:
+    to_speculators(folder, tmp_path / "late")
+    path = tmp_path / "late" / "config.json"
+    raw = json.loads(path.read_text())
+    assert raw.pop("sample_from_anchor") is True
+    raw["block_size"] = 8  # anchor and seven masks; without the key that is the older convention
+    path.write_text(json.dumps(raw))
+    late, original = load_drafter(tmp_path / "late"), load_drafter(folder)
+    assert (late.config.block_size, late.config.query_size) == (7, 8)
+    long = load_drafter(_with(folder, tmp_path / "long", block_size=8))
+    ids, rows = torch.arange(30) % 128, torch.randn(30, 64)
+    keys, values = original.context_kv(rows, torch.arange(30))  # type: ignore[operator]
+    given = {"context_k": keys[:, None], "context_v": values[:, None], "context_len": torch.tensor([30])}
+    where = {"anchor_ids": ids[:1], "anchor_positions": torch.tensor([30])}
+    hidden = late.block_hidden(**where, **given)  # type: ignore[operator]
+    torch.testing.assert_close(hidden, long.block_hidden(**where, **given)[:, 1:], rtol=0, atol=1e-5)  # type: ignore[operator]
+    save_drafter(late, tmp_path / "again")
+    assert read_drafter_config(tmp_path / "again").query_size == 8
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("folder", QWEN3, ids=name)
+def test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_others(
+    tmp_path: Path, folder: Path
+) -> None:
+    to_speculators(folder, tmp_path / "cut", keep_tokens=KEPT)
+    cut, whole = load_drafter(tmp_path / "cut"), load_drafter(folder)
+    assert cut.config.head_size == len(KEPT) == cut.lm_head.out_features
+    few = _logits(cut)[:, 0, :128]
+    full = _logits(whole)[:, 0, :128]  # later slots follow other tokens
+    torch.testing.assert_close(few[:, KEPT], full[:, KEPT], rtol=0, atol=1e-5)
+    rest = sorted(set(range(128)) - set(KEPT))
+    assert torch.isneginf(few[:, rest]).all()
+    save_drafter(cut, tmp_path / "again")
+    torch.testing.assert_close(_logits(load_drafter(tmp_path / "again")), _logits(cut), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"speculators_model_type": "peagle"}, "speculators_model_type: 'peagle'"),
+        ({"speculators_model_type": "mtp"}, "speculators_model_type: 'mtp'"),
+        ({"speculators_model_type": "dflash", "projector_type": "domino"}, "domino"),
+        ({"transformer_layer_config": {"model_type": "llama"}}, r"transformer_layer_config\.model_type: .*'llama'"),
+        ({"transformer_layer_config": []}, "transformer_layer_config: expected an object"),
+        ({"target_hidden_size": 80}, "target_hidden_size: 80"),
+        ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids: missing"),
+        ({"aux_hidden_state_layer_ids": [1, "2"]}, "target_layer_ids"),
+        ({"aux_hidden_state_layer_ids": [3, 2]}, "target_layer_ids"),
+        ({"block_size": 1, "sample_from_anchor": False}, "block_size: .*found 1"),
+        ({"sample_from_anchor": 1}, "sample_from_anchor: expected true or false"),
+        ({"sample_from_anchor": False, "markov_head_type": "rnn"}, "markov_head_type: 'rnn' needs"),
+        ({"draft_vocab_size": 129}, "draft_vocab_size: .*found 129"),
+        ({"mask_token_id": None}, "mask_token_id: missing"),
+        ({"speculators_model_type": "eagle3", "norm_before_residual": True}, "norm_before_residual"),
+        ({"speculators_model_type": "eagle3", "speculators_config": {}}, r"speculators_config\.proposal_methods"),
+        ({"speculators_model_type": "dsv4_dspark"}, "DeepSeek-V4"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_is_refused_by_its_key(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        parse_drafter_config(spelled() | change)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "dspark_block_size": 5},
+        {"architectures": ["DeepseekV3ForCausalLMNextN"], "n_mtp_layers": 3},
+        {"model_type": "qwen3", "dspark_noise_token_id": 128799},
+    ],
+)
+def test_deepseek_v4_is_refused_by_name(raw: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFamily, match="DeepSeek-V4"):
+        parse_drafter_config(raw)
+
+
+def _shift(maps: dict[str, Tensor]) -> None:
+    maps["d2t"][3] += 1
+
+
+def _leave(maps: dict[str, Tensor]) -> None:
+    maps["d2t"][-1] += 1
+
+
+def _float(maps: dict[str, Tensor]) -> None:
+    maps["d2t"] = maps["d2t"].float()
+
+
+def _unmark(maps: dict[str, Tensor]) -> None:
+    maps["t2d"][:] = False
+
+
+def _forget(maps: dict[str, Tensor]) -> None:
+    del maps["d2t"]
+
+
+def _double(maps: dict[str, Tensor]) -> None:
+    maps["d2t"][1] -= 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (_shift, "t2d: does not mark"),
+        (_leave, "d2t: an id falls outside the vocabulary of 128"),
+        (_float, "d2t: expected 16 integers"),
+        (_unmark, "t2d: does not mark"),
+        (_forget, "missing: d2t"),
+        (_double, "d2t: two draft ids mean the same token"),
+    ],
+)
+def test_maps_that_contradict_are_refused(tmp_path: Path, spoil: Any, named: str) -> None:
+    to_speculators(DATA / "dspark_vanilla", tmp_path / "cut", keep_tokens=KEPT)
+    file = tmp_path / "cut" / "model.safetensors"
+    tensors = load_file(file)
+    spoil(tensors)
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=named):
+        load_drafter(tmp_path / "cut")
+
+
+def test_tables_that_are_left_out_need_the_target(tmp_path: Path) -> None:
+    to_speculators(DATA / "dspark_vanilla", tmp_path / "twin", share_tables=True)
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight and lm_head\.weight are left out"):
+        load_drafter(tmp_path / "twin")
+    other = _with(DATA / "target_qwen3", tmp_path / "target")
+    tensors = load_file(other / "model.safetensors")
+    save_file({key: tensor[:64].clone() for key, tensor in tensors.items()}, other / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"wrong shape: embed_tokens\.weight"):
+        load_drafter(tmp_path / "twin", target=other)
+
+
+def _with(folder: Path, out: Path, **change: object) -> Path:
+    shutil.copytree(folder, out)
+    path = out / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return out
