@@ -10,6 +10,7 @@ from __future__ import annotations
 from asyncio import Future
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -52,9 +53,9 @@ class SimulatedDrafter(SimulatedWorker):
         def arrived() -> None:
             if self._rows.get(cursor.sequence, (-1, 0))[0] < cursor.epoch:
                 self._rows[cursor.sequence] = (cursor.epoch, 0)
-            self.world.reply(future, None, 1)
+            self.world.reply(future, None)
 
-        self.world.loop.call_later(self.world.hops.way(1), arrived)
+        self.command(1, arrived)
         return future
 
     def take(self, cursor: Cursor, start: int, stop: int) -> None:
@@ -67,7 +68,7 @@ class SimulatedDrafter(SimulatedWorker):
         future = self._future()
         missing = any(self._missing(order) for order in orders)
         late = wait_us * 1e-6 if missing else 0.0
-        self.world.loop.call_later(self.world.hops.way(len(orders)) + late, self._queue, orders, future)
+        self.command(len(orders), lambda: self._queue(orders, future), late)
         return future
 
     def release(self, cursor: Cursor) -> None:
@@ -97,7 +98,10 @@ class SimulatedDrafter(SimulatedWorker):
         for orders, future in passed:
             mine = tuple(blocks[at : at + len(orders)])
             at += len(orders)
-            self.world.reply(future, Drafted(mine, seconds), len(orders))
+            held = self.world.sequences.get(orders[0].cursor.sequence) if orders else None
+            processor = held.processor if held is not None else None
+            said = Drafted(mine, seconds)
+            self.serve(len(orders), partial(self.world.reply, future, said, len(orders), processor))
 
     def _missing(self, order: DraftOrder) -> bool:
         epoch, rows = self._rows.get(order.cursor.sequence, (-1, 0))

@@ -56,10 +56,10 @@ class _Cell:
         most = max(scenario.concurrency, 1 << 20)
         bounds = Bounds(max_running=most, max_queued=scenario.max_queued)
         admission = Admission(bounds, clock, self._metrics)
-        self._world = World(SyntheticLaw(scenario.spec), scenario.hops, scenario.prefill_chunk)
+        self._world = World(SyntheticLaw(scenario.spec), scenario.hops, scenario.prefill_chunk, scenario.cores)
         self._drafters = [SimulatedDrafter(self._world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
         pages = scenario.kv_tokens // scenario.page_size
-        self._processors = [Device() for _ in range(scenario.coordinators)]
+        self._processors = [Device(self._world.cores) for _ in range(scenario.coordinators)]
         self._verifiers = [
             SimulatedVerifier(
                 self._world, f"verify/{n}", self._processors[n % scenario.coordinators], pages, scenario.page_size
@@ -76,6 +76,10 @@ class _Cell:
             loops.append(clock.create_task(lane.run()))
             self._lanes.append(lane)
             admission.lane_joined(lane)
+        for verifier, lane, at in zip(self._verifiers, self._lanes, scenario.verifiers_lost_s, strict=False):
+            clock.call_later(at, _lose_verifier, admission, lane, verifier)
+        for drafter, at in zip(self._drafters, scenario.drafters_lost_s, strict=False):
+            clock.call_later(at, self._lose_drafter, drafter, load)
         recorder = Recorder(scenario.warmup_s, scenario.warmup_s + scenario.window_s)
         users = Load(scenario, admission, recorder)
         asking = clock.create_task(users.run())
@@ -83,12 +87,18 @@ class _Cell:
         before = self._marks()
         await asyncio.sleep(recorder.closes - clock.time())
         after = self._marks()
-        for loop in loops:
+        for loop in loops[len(scenario.verifiers_lost_s) :]:
             if loop.done():  # a lane ended: a bug, and nothing that was measured counts
                 loop.result()
                 raise RuntimeError("a lane ended before the simulation did")
         asking.cancel()
         return self._said(recorder, users, before, after)
+
+    def _lose_drafter(self, drafter: SimulatedDrafter, load: Counter[DrafterPort]) -> None:
+        drafter.close("lost")
+        for lane in self._lanes:
+            lane.drafter_left(drafter)
+        load.pop(drafter, None)
 
     def _marks(self) -> _Marks:
         return _Marks(
@@ -119,6 +129,7 @@ class _Cell:
             "answers": recorder.answers,
             "failed": recorder.failed,
             "refused": users.refused,
+            "preempted": round(self._metrics.value("num_preemptions_total")),
             "window_s": window,
             "tokens": recorder.tokens,
             "tok_s": round(recorder.tokens / window, 2),
@@ -135,6 +146,13 @@ class _Cell:
             "draft_busy": _shares(before.draft_busy_s, after.draft_busy_s, window),
             "coordinator_busy": _shares(before.coordinator_busy_s, after.coordinator_busy_s, window),
         }
+
+
+def _lose_verifier(admission: Admission, lane: Lane, verifier: SimulatedVerifier) -> None:
+    """As the coordinator takes it: its sequences go elsewhere, with all they have said."""
+    verifier.close("lost")
+    lane.close()
+    admission.lane_left(lane)
 
 
 def _shares(before: list[float], after: list[float], window: float) -> dict[str, float] | None:

@@ -23,6 +23,7 @@ class Scenario:
     spec: SyntheticSpec
     concurrency: int = 0
     rate: float = 0.0
+    cores: int = 0  # of one machine, shared by all processes; 0: each has one of its own
     verifiers: int = 1
     drafters: int = 1
     coordinators: int = 1  # processors that settle replies; verifiers are dealt out to them, drafters shared
@@ -39,6 +40,8 @@ class Scenario:
     kv_tokens: int = 0  # per verifier; 0: no limit
     page_size: int = 16
     max_queued: int = 1 << 20
+    verifiers_lost_s: tuple[float, ...] = ()  # when the first, the second, ... of the pool is lost for good
+    drafters_lost_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.concurrency > 0) == (self.rate > 0):
@@ -46,12 +49,18 @@ class Scenario:
         for name in ("verifiers", "coordinators", "prefill_chunk", "page_size"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(name, f"{getattr(self, name)} is less than 1")
+        if self.cores < 0:
+            raise InvalidRequest("cores", f"{self.cores} is negative")
         if self.drafters < 0:
             raise InvalidRequest("drafters", f"{self.drafters} is negative")
         for name in ("prompt_tokens", "answer_tokens"):
             low, high = getattr(self, name)
             if not 1 <= low <= high:
                 raise InvalidRequest(name, f"{low}..{high} is no span of lengths from 1 on")
+        if len(self.verifiers_lost_s) >= self.verifiers:
+            raise InvalidRequest("verifiers_lost_s", f"one of {self.verifiers} verifiers has to stay")
+        if len(self.drafters_lost_s) > self.drafters:
+            raise InvalidRequest("drafters_lost_s", f"there are {self.drafters} drafters")
         if self.warmup_s < 0 or not self.window_s > 0:
             raise InvalidRequest("window_s", "the warm-up must be 0 or more seconds, the window above 0")
         parse_policy(self.policy, field="policy")

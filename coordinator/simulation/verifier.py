@@ -11,13 +11,14 @@ from asyncio import Future
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from coordinator.ports import Declined, Judged, Prefilled, PrefillOrder, Sink, VerifierFacts, VerifyOrder
 from coordinator.simulation.device import Device
 from coordinator.simulation.world import Held, SimulatedWorker, World, curve_of
-from dspark.types import Cursor, Verdict
+from dspark.types import Cursor, RefusalReason, Verdict
 
 RIDING = 512  # prompt tokens of one round, as `verify.step_prefill_tokens`
 IDLE_S, LIVELY_S = 0.02, 0.5  # as in `verify_service.intake`
@@ -44,6 +45,7 @@ class SimulatedVerifier(SimulatedWorker):
         self._rounds = 0  # cohorts here now
         self._last_round = -LIVELY_S  # when one ended
         self._pumping = False
+        self._pages: dict[int, int] = {}  # by sequence; handed out as sequences grow
         spec = world.law.spec
         self.facts = VerifierFacts(
             name=name,
@@ -66,14 +68,17 @@ class SimulatedVerifier(SimulatedWorker):
     def prefill(self, order: PrefillOrder) -> Future[Prefilled | Declined]:
         world, future, ids, law = self.world, self._future(), order.token_ids, order.law
         key = world.law.key(ids[0], law.seed, law.choice)
-        world.sequences[order.cursor.sequence] = Held(key, world.law.domain(ids[0]))
+        world.sequences[order.cursor.sequence] = Held(key, world.law.domain(ids[0]), self.processor)
 
         def arrived() -> None:
+            if not self._grows(order.cursor.sequence, len(ids)):
+                world.reply(future, Declined(order.cursor, RefusalReason.NO_PAGES))
+                return
             self._line.append(_Prompt(order, future, key))
             if not self._pumping:
                 self._pump()
 
-        world.loop.call_later(world.hops.way(1), arrived)
+        self.command(1, arrived)
         return future
 
     def _ride(self, budget: int, most: int) -> tuple[list[_Prompt], float]:
@@ -143,19 +148,29 @@ class SimulatedVerifier(SimulatedWorker):
             self._rounds -= 1
             self._last_round = world.loop.time()
             self._prefilled(done)
-            world.reply(future, Judged(self._judge(orders), seconds, tokens), len(orders), self.processor)
+            said = Judged(self._judge(orders), seconds, tokens)
+            self.serve(len(orders), partial(world.reply, future, said, len(orders), self.processor))
 
-        world.loop.call_later(world.hops.way(len(orders)), arrived)
+        self.command(len(orders), arrived)
         return future
 
     def resend(self, cursor: Cursor, sink: Sink, from_position: int) -> Future[Declined | None]:
         future = self._future()
         self._push(sink, cursor, from_position, cursor.committed_len - 1)
-        self.world.reply(future, None, 1)
+        self.world.reply(future, None)
         return future
 
     def release(self, cursor: Cursor) -> None:
         self.world.sequences.pop(cursor.sequence, None)
+        self._pages.pop(cursor.sequence, None)
+
+    def _grows(self, sequence: int, tokens: int) -> bool:
+        """Whether there are pages for so many tokens of a sequence; takes them if so."""
+        held, wanted = self._pages.get(sequence, 0), -(-tokens // self.facts.page_size)
+        if self.facts.pages_total and sum(self._pages.values()) - held + wanted > self.facts.pages_total:
+            return False
+        self._pages[sequence] = max(held, wanted)
+        return True
 
     def _judge(self, orders: Sequence[VerifyOrder]) -> tuple[Verdict | Declined, ...]:
         widest = 1 + max(len(order.draft_ids) for order in orders)
@@ -165,6 +180,9 @@ class SimulatedVerifier(SimulatedWorker):
         said = self.world.law.target(keys[:, None], lengths[:, None] + np.arange(widest)).tolist()
         verdicts: list[Verdict | Declined] = []
         for order, ids in zip(orders, said, strict=True):
+            if not self._grows(order.cursor.sequence, order.cursor.committed_len + len(order.draft_ids)):
+                verdicts.append(Declined(order.cursor, RefusalReason.OUT_OF_PAGES))
+                continue
             accepted = 0
             for drafted in order.draft_ids:
                 if drafted != ids[accepted]:

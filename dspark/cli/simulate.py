@@ -42,14 +42,18 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--drafters", type=whole_or_zero, default=[1], metavar="N,N", help="drafters; every one serves all (1)"
     )
     pools.add_argument("--coordinators", type=int, default=1, metavar="N", help="coordinators that share the lanes (1)")
+    pools.add_argument("--cores", type=int, default=0, metavar="N", help="that all processes share; 0: one each (0)")
     pools.add_argument("--kv-tokens", type=int, default=0, metavar="N", help="token slots of a verifier; 0: no limit")
     pools.add_argument("--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens of one pass (256)")
     pools.add_argument("--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement (0)")
+    pools.add_argument("--lose-verifiers", type=numbers, default=[], metavar="S,S", help="when one is lost for good")
+    pools.add_argument("--lose-drafters", type=numbers, default=[], metavar="S,S", help="when one is lost for good")
     hops = parser.add_argument_group("what lies between, in microseconds; docs/simulator.md says how to measure it")
     hops.add_argument("--hop-us", type=float, metavar="US", help="one way")
-    hops.add_argument("--hop-sequence-us", type=float, metavar="US", help="more for each sequence of a message")
-    hops.add_argument("--round-us", type=float, metavar="US", help="coordinator's processor time for one reply")
-    hops.add_argument("--round-sequence-us", type=float, metavar="US", help="more for each sequence of a reply")
+    hops.add_argument("--worker-us", type=float, metavar="US", help="a worker's processor time for a command")
+    hops.add_argument("--worker-sequence-us", type=float, metavar="US", help="more for each sequence of it")
+    hops.add_argument("--round-us", type=float, metavar="US", help="the coordinator's processor time for a reply")
+    hops.add_argument("--round-sequence-us", type=float, metavar="US", help="more for each sequence of it")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
     out.add_argument("--plot", type=Path, metavar="FILE", help="PNG or SVG: speed, budget and shares of time")
@@ -82,7 +86,8 @@ def _simulate(args: argparse.Namespace) -> int:
         check(args.plot)
     given = {
         "hop_s": args.hop_us,
-        "sequence_s": args.hop_sequence_us,
+        "worker_s": args.worker_us,
+        "worker_sequence_s": args.worker_sequence_us,
         "round_s": args.round_us,
         "round_sequence_s": args.round_sequence_us,
     }
@@ -97,6 +102,7 @@ def _simulate(args: argparse.Namespace) -> int:
         load_spec(args.file),
         concurrency=1,
         coordinators=args.coordinators,
+        cores=args.cores,
         prompt_tokens=args.input_len,
         answer_tokens=args.output_len,
         warmup_s=args.warmup,
@@ -107,6 +113,8 @@ def _simulate(args: argparse.Namespace) -> int:
         conduct=Conduct(cohorts=args.cohorts),
         prefill_chunk=args.prefill_chunk,
         kv_tokens=args.kv_tokens,
+        verifiers_lost_s=tuple(args.lose_verifiers),
+        drafters_lost_s=tuple(args.lose_drafters),
     )
     wanted = list(sweep.scenarios(base, axes))
 

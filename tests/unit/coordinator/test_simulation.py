@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -141,6 +142,37 @@ def test_without_drafters_everything_is_plain_decoding() -> None:
     assert found["draft_busy"] is None
 
 
+def test_lanes_wait_for_each_other_where_they_share_a_coordinator_or_cores() -> None:
+    slow = Hops(1e-4, 1e-4, 0.0, 4e-3, 0.0)
+    base = Scenario(spec(), concurrency=8, verifiers=4, drafters=4, warmup_s=1.0, window_s=4.0, hops=slow)
+    apart = simulate(dataclasses.replace(base, coordinators=4))["tok_s"]
+    shared = simulate(base)
+    assert shared["coordinator_busy"]["mean"] > 0.95
+    assert shared["tok_s"] < 0.8 * apart
+    crowded = simulate(dataclasses.replace(base, coordinators=4, cores=1))["tok_s"]
+    assert crowded < 0.8 * apart
+    assert simulate(dataclasses.replace(base, coordinators=4, cores=64))["tok_s"] == apart
+
+
+def test_too_few_pages_preempt_and_everybody_is_answered_all_the_same() -> None:
+    base = Scenario(spec(), concurrency=8, prompt_tokens=(16, 16), answer_tokens=(150, 150), warmup_s=0.0, window_s=9.0)
+    roomy, tight = simulate(base), simulate(dataclasses.replace(base, kv_tokens=480))
+    assert roomy["preempted"] == 0
+    assert tight["preempted"] > 0
+    assert tight["failed"] == 0
+    assert 0 < tight["answers"] < roomy["answers"]
+
+
+def test_lost_workers_cost_speed_and_no_answer() -> None:
+    base = Scenario(spec(), concurrency=8, verifiers=2, drafters=2, warmup_s=1.0, window_s=6.0)
+    whole = simulate(base)
+    hurt = simulate(dataclasses.replace(base, verifiers_lost_s=(2.0,), drafters_lost_s=(2.5,)))
+    assert hurt["failed"] == 0
+    assert hurt["tok_s"] < whole["tok_s"]
+    undrafted = simulate(dataclasses.replace(base, drafters_lost_s=(0.5, 0.5)))
+    assert undrafted["tau"] < 1.1 < whole["tau"]
+
+
 def test_times_are_right_to_about_a_per_cent() -> None:
     times = Times()
     for milliseconds in range(1, 1001):
@@ -157,6 +189,9 @@ def test_times_are_right_to_about_a_per_cent() -> None:
         ({"concurrency": 1, "rate": 2.0}, "concurrency"),
         ({"concurrency": 1, "verifiers": 0}, "verifiers"),
         ({"concurrency": 1, "drafters": -1}, "drafters"),
+        ({"concurrency": 1, "cores": -1}, "cores"),
+        ({"concurrency": 1, "verifiers_lost_s": (1.0,)}, "verifiers_lost_s"),
+        ({"concurrency": 1, "drafters_lost_s": (1.0, 2.0)}, "drafters_lost_s"),
         ({"concurrency": 1, "answer_tokens": (5, 4)}, "answer_tokens"),
         ({"concurrency": 1, "window_s": 0.0}, "window_s"),
         ({"concurrency": 1, "policy": "best"}, "policy"),
