@@ -101,6 +101,8 @@ def _simulate(args: argparse.Namespace) -> int:
     base = Scenario(
         load_spec(args.file),
         concurrency=1,
+        verifiers=max(args.verifiers),
+        drafters=max(args.drafters),
         coordinators=args.coordinators,
         cores=args.cores,
         prompt_tokens=args.input_len,
