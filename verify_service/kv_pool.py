@@ -5,6 +5,8 @@ Symbols: Hkv heads, D head size, T tokens of a pass, R rows.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,16 +14,15 @@ from torch import Tensor
 class KeyValuePool:
     """Keys and values of every layer: [num_slots, Hkv, D] each, made when a layer first writes.
 
-    Memory is asked for whole and touched only where tokens are written.
+    Memory is asked for whole and touched only where tokens are written. With `by_head` it lies as [Hkv, num_slots, D]
+    and what is handed out is a view: a head's keys then lie side by side, which is how attention on a CPU reads them.
     """
 
-    def __init__(self, num_slots: int, page_size: int = 1) -> None:
+    def __init__(self, num_slots: int, page_size: int = 1, *, by_head: bool = False) -> None:
         self.page_size = page_size  # of kernels that read pages in place; num_slots is a multiple
-        self._num_slots = num_slots
+        self._num_slots, self._by_head = num_slots, by_head
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._gathered: dict[
-            tuple[str, int, int], Tensor
-        ] = {}  # room for gathered rows, used by one layer after the other
+        self._gathered: dict[str, Tensor] = {}  # room for gathered rows, used by one layer after the other
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The pools of a layer whose new keys and values are [T, Hkv, D]."""
@@ -31,18 +32,29 @@ class KeyValuePool:
             self._layers[index] = pools
         return pools
 
-    def gather(self, which: str, rows: Tensor, index: Tensor) -> Tensor:
-        """rows [num_slots, Hkv, D] at index [R]: a view [R, Hkv, D] that the next call with this name overwrites.
+    def gather(self, which: str, rows: Tensor, index: Tensor, members: int) -> Tensor:
+        """rows [num_slots, Hkv, D] at index [n * S] of n members: [n, Hkv, S, D], a view of room that the next call
+        with this name overwrites.
 
         On a CPU fresh memory of that size costs more than the copy into it.
         """
-        if rows.device.type != "cpu":
-            return rows.index_select(0, index)
-        key, count = (which, rows.shape[1], rows.shape[2]), index.shape[0]
-        room = self._gathered.get(key)
-        if room is None or room.shape[0] < count or room.dtype != rows.dtype:
-            room = self._gathered[key] = rows.new_empty(count + count // 4, *rows.shape[1:])
-        return torch.index_select(rows, 0, index, out=room[:count])
+        heads, size = rows.shape[1:]
+        if self._by_head:
+            out = self._room(which, rows, heads, len(index), size)
+            torch.index_select(rows.transpose(0, 1), 1, index, out=out)
+            return out.view(heads, members, -1, size).transpose(0, 1)
+        if rows.device.type == "cpu":
+            out = torch.index_select(rows, 0, index, out=self._room(which, rows, len(index), heads, size))
+        else:
+            out = rows.index_select(0, index)
+        return out.view(members, -1, heads, size).transpose(1, 2)
+
+    def _room(self, which: str, like: Tensor, *shape: int) -> Tensor:
+        count = math.prod(shape)
+        room = self._gathered.get(which)
+        if room is None or room.numel() < count or room.dtype != like.dtype:
+            room = self._gathered[which] = like.new_empty(count + count // 4)
+        return room[:count].view(shape)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Rows at some slots [R] into those at others, in every layer."""
@@ -62,4 +74,7 @@ class KeyValuePool:
         self._gathered.clear()
 
     def _empty(self, like: Tensor) -> Tensor:
-        return torch.zeros(self._num_slots, like.shape[1], like.shape[2], dtype=like.dtype, device=like.device)
+        slots, (heads, size) = self._num_slots, like.shape[1:]
+        if self._by_head:
+            return like.new_zeros(heads, slots, size).transpose(0, 1)
+        return like.new_zeros(slots, heads, size)

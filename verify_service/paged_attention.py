@@ -86,13 +86,12 @@ def _attend(
 ) -> Tensor:
     """Outputs of a group's own queries: [sum of counts, Hq, D], in the group's order."""
     n, kv_heads, heads = group.members, keys.shape[1], query.shape[1]
+    k: Tensor  # [n, Hkv, S, D], and so is v
     if group.view is not None:
-        k, v = keys[group.view].unsqueeze(0), values[group.view].unsqueeze(0)
+        k, v = keys[group.view].transpose(0, 1).unsqueeze(0), values[group.view].transpose(0, 1).unsqueeze(0)
     else:
         assert group.gather is not None
-        k = pool.gather("keys", keys, group.gather).view(n, -1, kv_heads, keys.shape[2])
-        v = pool.gather("values", values, group.gather).view(n, -1, kv_heads, values.shape[2])
-    k, v = k.transpose(1, 2), v.transpose(1, 2)  # [n, Hkv, S, D]
+        k, v = pool.gather("keys", keys, group.gather, n), pool.gather("values", values, group.gather, n)
     most = max(group.counts)
     q = query if group.rows is None else query.index_select(0, group.rows)
     ratio, size = heads // kv_heads, q.shape[-1]

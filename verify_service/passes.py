@@ -70,13 +70,17 @@ class PackedRunner:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
         self.lean = make_lean(model) if lean else Lean()
-        self.make = f"lean {self.lean.layers}, kernel {kernel is not None}, graphs {graphs}, layout 2"
+        self.make = f"lean {self.lean.layers}, kernel {kernel is not None}, graphs {graphs}, layout 3"
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
         self._model, self._taps, self._kernel = model, taps, kernel
         # One page more than anybody is given: what is left over in a recorded pass goes there.
         self._spare_page = num_slots // page_size
-        self._pool = KeyValuePool(num_slots if kernel is None else num_slots + page_size, page_size)
+        self._pool = KeyValuePool(
+            num_slots if kernel is None else num_slots + page_size,
+            page_size,
+            by_head=kernel is None and self.device.type == "cpu",
+        )
         self._graphs = None
         if graphs and kernel is not None and self.device.type == "cuda":
             self._graphs = Graphs(self._forward, kernel, page_size, self._spare_page, self.device)
