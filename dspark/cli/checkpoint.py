@@ -1,0 +1,85 @@
+"""`dspark checkpoint check|convert|random`: what a drafter's folder holds, the same drafter in the other format, and
+random checkpoints in the exact shapes of the released ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+NOTE = """check loads every tensor and says what it is; convert writes the speculators format; random needs no download
+and a thin one runs anywhere: the same depth, hidden size and taps, narrow everything else."""
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `checkpoint`."""
+    group = commands.add_parser(
+        "checkpoint", parents=[shared], help="check, convert or make up drafter checkpoints", description=NOTE
+    )
+    actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = actions.add_parser("check", parents=[shared], help="load a drafter of any family and format")
+    check.add_argument("drafter", metavar="PATH_OR_ID", help="DeepSpec or speculators format, or a language model")
+    check.add_argument("--revision", help="of a hub id")
+    check.add_argument("--target", metavar="PATH_OR_ID", help="also say whether it was made for this target")
+    check.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    check.set_defaults(run=_check)
+    convert = actions.add_parser("convert", parents=[shared], help="write a drafter in the speculators format")
+    convert.add_argument("drafter", metavar="PATH", type=Path, help="DSpark, DFlash or Eagle3 with Qwen3 layers")
+    convert.add_argument("out", metavar="DIR", type=Path, help="folder to write")
+    convert.add_argument("--verifier", metavar="NAME", help="name of the target, for the file")
+    convert.add_argument("--share-tables", action="store_true", help="leave out what is a copy of the target's")
+    convert.add_argument("--keep-tokens", metavar="FILE", type=Path, help="JSON list of the ids the head may draft")
+    convert.set_defaults(run=_convert)
+    made_up = actions.add_parser("random", parents=[shared], help="write random weights in a released shape")
+    made_up.add_argument("name", metavar="NAME", help="for example dspark_qwen3_4b_block7")
+    made_up.add_argument("out", metavar="DIR", type=Path, help="folder to write")
+    made_up.add_argument("--thin", action="store_true", help="narrow MLP and heads, 512 tokens")
+    made_up.add_argument("--seed", type=int, default=0, help="of the weights")
+    made_up.add_argument("--with-target", metavar="DIR", type=Path, help="with --thin: a random target to match")
+    made_up.set_defaults(run=_random)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from dspark.model.formats.report import report
+
+    said = report(args.drafter, revision=args.revision, target=args.target)
+    if args.json:
+        print(json.dumps(said))
+    else:
+        for key, value in said.items():
+            print(f"{key.replace('_', ' '):<24}{value}")
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from dspark.errors import ConfigError
+    from dspark.model.formats.convert import to_speculators
+
+    keep = None
+    if args.keep_tokens is not None:
+        try:
+            keep = json.loads(args.keep_tokens.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--keep-tokens: {args.keep_tokens}: {error}") from error
+        if not isinstance(keep, list) or not all(type(each) is int for each in keep):
+            raise ConfigError(f"--keep-tokens: {args.keep_tokens} holds no list of token ids")
+    to_speculators(args.drafter, args.out, verifier=args.verifier, share_tables=args.share_tables, keep_tokens=keep)
+    print(args.out)
+    return 0
+
+
+def _random(args: argparse.Namespace) -> int:
+    from dspark.errors import ConfigError
+    from dspark.model.formats.random_weights import write_random, write_random_target
+    from dspark.model.formats.shapes import config_of, shape_of, tensors_of
+
+    if args.with_target is not None and not args.thin:
+        raise ConfigError("--with-target: of use with --thin only, the real targets are large")
+    family, target = shape_of(args.name, thin=args.thin)
+    size = write_random(args.out, config_of(family, target), tensors_of(family, target), seed=args.seed)
+    print(f"{args.out}: {size} bytes")
+    if args.with_target is not None:
+        write_random_target(args.with_target, target, seed=args.seed)
+        print(args.with_target)
+    return 0

@@ -1,0 +1,67 @@
+"""What a drafter's folder is, in words and figures, after every tensor of it has been loaded and checked."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dspark.errors import CheckpointError
+from dspark.model.checkpoint import load_drafter
+from dspark.model.config import CONFIG_NAME
+from dspark.model.config_keys import Keys, read_json
+from dspark.model.formats.speculators import is_speculators
+from dspark.model.location import locate
+from dspark.model.pairing import mismatch
+from dspark.model.weights_file import read_directory, weight_files
+
+
+def report(name: str, *, revision: str | None = None, target: str | None = None) -> dict[str, object]:
+    """Raises CheckpointError where a tensor is missing, unexpected, misshapen or not finite, or the target another."""
+    folder = locate(name, revision=revision)
+    raw, stored = read_json(folder / CONFIG_NAME), read_directory(folder)
+    drafter = load_drafter(folder, dtype=_stored_dtype(raw), target=target)
+    shape = drafter.config
+    said: dict[str, object] = {
+        "format": "speculators" if is_speculators(raw) else "library" if shape.kind == "lm" else "deepspec",
+        "family": shape.family,
+        "layers": f"{shape.num_hidden_layers} x {shape.model_type}",
+        "hidden_size": shape.hidden_size,
+        "target_layers": ",".join(map(str, shape.target_layer_ids)) or "none",
+        "drafted_tokens": shape.block_size,
+        "vocabulary": shape.vocab_size,
+        "draft_vocabulary": shape.head_size,
+        "sequential_head": shape.markov_head_type,
+        "confidence_head": shape.enable_confidence_head,
+        "tensors": len(stored),
+        "missing": 0,  # or it would not have loaded
+        "unexpected": 0,
+        "parameters": sum(math.prod(entry.shape) for entry in stored.values()),
+        "bytes": sum(file.stat().st_size for file in weight_files(folder)),
+        "fingerprint": drafter.fingerprint,
+    }
+    if target is not None:
+        theirs = locate(target)
+        settings = read_json(theirs / CONFIG_NAME)
+        keys = Keys(settings.get("text_config") or settings)  # multimodal targets nest it
+        problem = mismatch(
+            shape,
+            folder,
+            target=theirs,
+            hidden_size=keys.count("hidden_size"),
+            layers=keys.count("num_hidden_layers"),
+            vocab_size=keys.count("vocab_size"),
+        )
+        if problem is not None:
+            raise CheckpointError(problem)
+        said["target"] = "fits"
+    return said
+
+
+def _stored_dtype(raw: dict[str, object]) -> torch.dtype:
+    """What is stored is loaded as it is: mapped, not copied."""
+    nested = raw.get("transformer_layer_config")
+    inner = nested.get("dtype") if isinstance(nested, dict) else None
+    named = raw.get("dtype") or raw.get("torch_dtype") or inner or "bfloat16"
+    dtype = getattr(torch, str(named), None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
