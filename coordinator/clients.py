@@ -1,15 +1,18 @@
 """The two ports over gRPC: nouns to messages, tags and back. Decides nothing.
 
-A malformed block is an empty block for its sequence and harms no other; a malformed reply ends the session.
+A malformed block is an empty block for its sequence and harms no other, blocks whose columns do not fit each other are
+all empty, and an answer to something else than was asked ends the session.
 """
 
 from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import grpc
+import structlog
 
 from coordinator.cost_curve import CostCurve
 from coordinator.ports import (
@@ -28,9 +31,11 @@ from coordinator.session import Session
 from dspark.errors import PeerError
 from dspark.runtime.channel import auth_metadata
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Block, Cursor, EmptyReason, RefusalReason, Rule, Verdict
-from dspark.wire import codec
+from dspark.types import Block, Cursor, EmptyReason, Law, RefusalReason, Rule, Verdict
+from dspark.wire import codec, cohorts
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
+
+log = structlog.get_logger("dspark.clients")
 
 
 class DrafterClient:
@@ -53,8 +58,10 @@ class DrafterClient:
 
         self.session = Session(stream, name=facts.name, incarnation=facts.incarnation, metrics=metrics, on_lost=on_lost)
 
-    def open(self, cursor: Cursor, reserve_tokens: int) -> Future[Declined | None]:
-        message = draft_pb2.Open(cursor=codec.write_cursor(cursor), reserve_tokens=reserve_tokens)
+    def open(self, cursor: Cursor, reserve_tokens: int, law: Law) -> Future[Declined | None]:
+        message = draft_pb2.Open(
+            cursor=codec.write_cursor(cursor), reserve_tokens=reserve_tokens, law=codec.write_law(law)
+        )
 
         def read(event: draft_pb2.DraftEvent) -> Declined | None:
             return _declined(cursor, _part(event, "opened"))
@@ -62,14 +69,20 @@ class DrafterClient:
         return self.session.ask(lambda tag, inc: draft_pb2.DraftCommand(tag=tag, incarnation=inc, open=message), read)
 
     def draft(self, orders: Sequence[DraftOrder], wait_us: int) -> Future[Drafted]:
-        message = draft_pb2.DraftCohort(items=[_write_draft(order) for order in orders], wait_us=wait_us)
+        cursors = [order.cursor for order in orders]
+        message = draft_pb2.DraftCohort(
+            cursors=cohorts.write_cursors(cursors),
+            anchors=[order.anchor for order in orders],
+            features_through=[cursor.committed_len - 1 for cursor in cursors],
+            max_slots=[order.max_slots for order in orders],
+            wait_us=wait_us,
+        )
 
         def read(event: draft_pb2.DraftEvent) -> Drafted:
             blocks: draft_pb2.Blocks = _part(event, "blocks")
-            if len(blocks.items) != len(orders):
-                raise PeerError(f"blocks: {len(blocks.items)} for {len(orders)} items")
-            read_blocks = tuple(self._read(item, order) for item, order in zip(blocks.items, orders, strict=True))
-            return Drafted(read_blocks, blocks.forward_ns / 1e9)
+            if len(blocks.cursors.sequence) != len(orders):
+                raise PeerError(f"blocks: {len(blocks.cursors.sequence)} for {len(orders)} sequences")
+            return Drafted(tuple(self._read(blocks, orders)), blocks.forward_ns / 1e9)
 
         return self.session.ask(lambda tag, inc: draft_pb2.DraftCommand(tag=tag, incarnation=inc, draft=message), read)
 
@@ -80,17 +93,23 @@ class DrafterClient:
     def close(self, why: str) -> None:
         self.session.close(why)
 
-    def _read(self, item: draft_pb2.Block, order: DraftOrder) -> Block:
+    def _read(self, message: draft_pb2.Blocks, orders: Sequence[DraftOrder]) -> list[Block]:
+        malformed = self._metrics.dropped.labels(kind="block", reason="malformed")
         try:
-            block = codec.read_block(item, self.facts.vocab_size)
-            if len(block.token_ids) > order.max_slots:
-                raise PeerError(f"token_ids: {len(block.token_ids)} slots, {order.max_slots} were wanted")
-            if block.token_ids and bool(block.q.entries) is (order.law.rule is Rule.COUPLED):
-                raise PeerError("q_entries: a block needs the distributions it was drawn from, a coupled one has none")
-        except PeerError:
-            self._metrics.dropped.labels(kind="block", reason="malformed").inc()
-            return Block(order.cursor, empty_reason=EmptyReason.INVALID)
-        return block
+            blocks = cohorts.read_blocks(message, self.facts.vocab_size)
+        except PeerError as error:
+            log.warning("blocks.malformed", drafter=self.facts.name, field=str(error))
+            malformed.inc(len(orders))
+            return [_malformed(order) for order in orders]
+        for row, (block, order) in enumerate(zip(blocks, orders, strict=True)):
+            slots = len(block.token_ids)
+            # A block needs the distributions it was drawn from; a coupled one has none.
+            if slots > order.max_slots or (slots and bool(block.q.entries) is (order.law.rule is Rule.COUPLED)):
+                blocks[row] = _malformed(order)
+        lost = [row for row, slots in enumerate(message.lengths) if slots and not blocks[row].token_ids]
+        if lost:
+            malformed.inc(len(lost))
+        return blocks
 
 
 class VerifierClient:
@@ -135,15 +154,17 @@ class VerifierClient:
         return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, prefill=message), read)
 
     def verify(self, orders: Sequence[VerifyOrder]) -> Future[Judged]:
-        message = verify_pb2.VerifyCohort(items=[_write_verify(order) for order in orders])
+        cursors = [order.cursor for order in orders]
+        message = _write_cohort(orders, cursors)
 
         def read(event: verify_pb2.VerifyEvent) -> Judged:
             verdicts: verify_pb2.Verdicts = _part(event, "verdicts")
-            if len(verdicts.items) != len(orders):
-                raise PeerError(f"verdicts: {len(verdicts.items)} for {len(orders)} items")
-            read_verdicts = tuple(map(_read_verdict, verdicts.items))
+            outcomes = tuple(
+                outcome if isinstance(outcome, Verdict) else Declined(cursor, outcome.reason, outcome.message)
+                for cursor, outcome in zip(cursors, cohorts.read_verdicts(verdicts, cursors), strict=True)
+            )
             ridden = verdicts.prefill_tokens
-            return Judged(read_verdicts, verdicts.forward_ns / 1e9, verdicts.tokens + ridden, ridden)
+            return Judged(outcomes, verdicts.forward_ns / 1e9, verdicts.tokens + ridden, ridden)
 
         return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, verify=message), read)
 
@@ -216,41 +237,35 @@ def _cost(message: types_pb2.CostCurve) -> CostCurve | None:
     return CostCurve(tokens.tolist(), contexts.tolist(), seconds.ravel().tolist())
 
 
-def _write_draft(order: DraftOrder) -> draft_pb2.DraftItem:
-    return draft_pb2.DraftItem(
-        cursor=codec.write_cursor(order.cursor),
-        anchor=order.anchor,
-        features_through=order.cursor.committed_len - 1,
-        law=codec.write_law(order.law),
-        max_slots=order.max_slots,
+def _malformed(order: DraftOrder) -> Block:
+    return Block(order.cursor, empty_reason=EmptyReason.INVALID)
+
+
+def _write_cohort(orders: Sequence[VerifyOrder], cursors: Sequence[Cursor]) -> verify_pb2.VerifyCohort:
+    sources: dict[tuple[Sink | None, str], int] = {}
+    source = [
+        sources.setdefault((order.sink, order.drafter_version), len(sources) + 1)
+        if order.sink is not None or order.drafter_version
+        else 0
+        for order in orders
+    ]
+    drafts = [order.draft_ids for order in orders]
+    return verify_pb2.VerifyCohort(
+        cursors=cohorts.write_cursors(cursors),
+        anchors=[order.anchor for order in orders],
+        lengths=[len(ids) for ids in drafts],
+        draft_ids=chain.from_iterable(drafts),
+        sources=[verify_pb2.Source(sink=_sink(sink), drafter_version=version) for sink, version in sources],
+        source=source,
+        **cohorts.write_q([order.q for order in orders]),
     )
-
-
-def _write_verify(order: VerifyOrder) -> verify_pb2.VerifyItem:
-    return verify_pb2.VerifyItem(
-        cursor=codec.write_cursor(order.cursor),
-        anchor=order.anchor,
-        draft_ids=order.draft_ids,
-        q_entries=order.q.entries,
-        q_ids=order.q.ids,
-        q_probs=order.q.probs,
-        sink=_sink(order.sink),
-        drafter_version=order.drafter_version,
-    )
-
-
-def _read_verdict(message: verify_pb2.Verdict) -> Verdict | Declined:
-    return _declined(codec.read_cursor(message.cursor), message) or codec.read_verdict(message)
 
 
 def _declined(cursor: Cursor, message: Any) -> Declined | None:
     if not message.HasField("refusal"):
         return None
-    try:
-        reason = RefusalReason(message.refusal.reason)
-    except ValueError:
-        reason = RefusalReason.INTERNAL
-    return Declined(cursor, reason, message.refusal.message)
+    refusal = codec.read_refusal(message.refusal)
+    return Declined(cursor, refusal.reason, refusal.message)
 
 
 def _sink(sink: Sink | None) -> types_pb2.FeatureSink | None:

@@ -69,7 +69,7 @@ class Feeding:
         track.attach_at = self._clock.time() + RETRY_S
         self._load[drafter] += 1
         cursor = track.sequence.cursor
-        future = drafter.open(cursor, track.request.longest)
+        future = drafter.open(cursor, track.request.longest, track.request.law)
 
         def refuse() -> None:
             self._full_until[drafter] = self._clock.time() + FULL_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 from asyncio import Future
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from coordinator.cost_curve import CostCurve
 from dspark.errors import Unavailable
@@ -85,8 +85,7 @@ class DrafterFacts:
         return Sink(self.endpoint, self.incarnation)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftOrder:
+class DraftOrder(NamedTuple):
     cursor: Cursor
     anchor: int
     law: Law
@@ -119,8 +118,7 @@ class Prefilled:
     cached_tokens: int = 0  # leading tokens that needed no pass
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyOrder:
+class VerifyOrder(NamedTuple):
     cursor: Cursor
     anchor: int
     draft_ids: tuple[int, ...]
@@ -143,7 +141,7 @@ class DrafterPort(Protocol):
     @property
     def facts(self) -> DrafterFacts: ...
 
-    def open(self, cursor: Cursor, reserve_tokens: int) -> Future[Declined | None]: ...
+    def open(self, cursor: Cursor, reserve_tokens: int, law: Law) -> Future[Declined | None]: ...
 
     def draft(self, orders: Sequence[DraftOrder], wait_us: int) -> Future[Drafted]: ...
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from draft_service.config import DraftConfig
 from dspark.types import Block, Cursor, Law, Refusal
 from dspark.wire.v1 import types_pb2
 
 
-@dataclass(frozen=True, slots=True)
-class DraftItem:
+class DraftItem(NamedTuple):
     """One sequence of a cohort: propose a block after this anchor."""
 
     cursor: Cursor

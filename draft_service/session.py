@@ -15,13 +15,15 @@ from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Block, EmptyReason, Refusal, RefusalReason
+from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, RefusalReason
 from dspark.wire import codec
+from dspark.wire.cohorts import fit, read_cursors, write_blocks
 from dspark.wire.v1 import draft_pb2
 
 log = structlog.get_logger("dspark.draft")
 
 _owners = itertools.count(1)
+_NO_LAW: tuple[int, Law | None] = (0, None)
 
 
 class DraftSession:
@@ -44,6 +46,7 @@ class DraftSession:
         self._incarnation = incarnation
         self._draining = draining
         self._owner = next(_owners)
+        self._laws: dict[int, tuple[int, Law]] = {}  # (epoch, law) of every sequence opened here
 
     async def run(self, requests: AsyncIterator[draft_pb2.DraftCommand]) -> AsyncGenerator[draft_pb2.DraftEvent, None]:
         """Events until the coordinator ends the stream."""
@@ -83,31 +86,42 @@ class DraftSession:
     # -- the three commands -----------------------------------------------------------------
 
     async def _draft(self, cohort: draft_pb2.DraftCohort, wrong: bool) -> draft_pb2.Blocks:
-        read = [self._read_item(message, wrong) for message in cohort.items]
-        fit = [item for item in read if isinstance(item, DraftItem)]
+        try:
+            items = self._read_items(cohort, wrong)
+        except PeerError as error:
+            # Whoever counts the blocks sees that there are none; which sequences were meant cannot be said.
+            log.warning("draft.malformed", field=str(error))
+            self._metrics.refusals.labels(reason="invalid").inc()
+            return draft_pb2.Blocks()
+        able = [item for item in items if isinstance(item, DraftItem)]
         wait_s = min(cohort.wait_us, self._engine.config.max_wait_us) * 1e-6
         try:
-            drafted = await self._cohorts.draft(fit, wait_s)
+            drafted = await self._cohorts.draft(able, wait_s)
             blocks, forward_ns = drafted.blocks, drafted.forward_ns
         except Exception as error:
             # Failing is a matter of speed, never of the request: empty blocks, and a loud log.
             log.error("draft.failed", exc_info=error)
-            self._metrics.refusals.labels(reason="internal").inc(len(fit))
-            blocks, forward_ns = [Block(item.cursor, empty_reason=EmptyReason.INVALID) for item in fit], 0
-        answers = iter(blocks)
-        items = [next(answers) if isinstance(item, DraftItem) else item for item in read]
-        return draft_pb2.Blocks(items=[codec.write_block(block) for block in items], forward_ns=forward_ns)
+            self._metrics.refusals.labels(reason="internal").inc(len(able))
+            blocks, forward_ns = [Block(item.cursor, empty_reason=EmptyReason.INVALID) for item in able], 0
+        if len(able) < len(items):
+            answers = iter(blocks)
+            blocks = [next(answers) if isinstance(item, DraftItem) else item for item in items]
+        return write_blocks(blocks, forward_ns)
 
-    def _read_item(self, message: draft_pb2.DraftItem, wrong: bool) -> DraftItem | Block:
-        cursor = codec.read_cursor(message.cursor)
+    def _read_items(self, cohort: draft_pb2.DraftCohort, wrong: bool) -> list[DraftItem | Block]:
+        """What is asked of each sequence, or its empty block. Raises PeerError naming the column that does not fit."""
+        cursors = read_cursors(cohort.cursors)
+        anchors, through, slots = cohort.anchors, cohort.features_through, cohort.max_slots
+        fit(len(cursors), anchors=anchors, features_through=through, max_slots=slots)
         if wrong:
-            return Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE)
-        try:
-            law = codec.read_law(message.law)
-        except PeerError:
-            self._metrics.refusals.labels(reason="invalid").inc()
-            return Block(cursor, empty_reason=EmptyReason.INVALID)
-        return DraftItem(cursor, message.anchor, message.features_through, law, message.max_slots)
+            return [Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE) for cursor in cursors]
+        laws = [self._laws.get(cursor.sequence, _NO_LAW)[1] for cursor in cursors]
+        return [
+            Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE)
+            if law is None
+            else DraftItem(cursor, anchor, rows, law, most)
+            for cursor, anchor, rows, law, most in zip(cursors, anchors, through, laws, slots, strict=True)
+        ]
 
     async def _open(self, command: draft_pb2.Open, wrong: bool) -> draft_pb2.Opened:
         cursor = codec.read_cursor(command.cursor)
@@ -118,9 +132,14 @@ class DraftSession:
             refusal = Refusal(RefusalReason.NO_PAGES, "the drafter is draining")
         else:
             try:
+                law = codec.read_law(command.law)
                 refusal = await self._device.run(
                     lambda: self._engine.open(cursor, command.reserve_tokens, owner=self._owner), urgent=True
                 )
+                if refusal is None:
+                    self._keep_law(cursor, law)
+            except PeerError as error:
+                refusal = Refusal(RefusalReason.INVALID, str(error))
             except (Overloaded, Unavailable) as error:
                 refusal = Refusal(RefusalReason.NO_PAGES, str(error))
         if refusal is None:
@@ -136,8 +155,18 @@ class DraftSession:
             return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)
 
         freed = await self._device.run(free, urgent=True)
+        for sequence, epoch in named:
+            if self._laws.get(sequence, _NO_LAW)[0] <= epoch:
+                self._laws.pop(sequence, None)
         self._note_load()
         return draft_pb2.DraftReleased(sequences=freed)
+
+    def _keep_law(self, cursor: Cursor, law: Law) -> None:
+        """Bounded by what the engine holds: another stream may have taken a sequence over."""
+        self._laws[cursor.sequence] = (cursor.epoch, law)
+        if len(self._laws) > self._engine.config.max_sequences:
+            held = self._engine.knows
+            self._laws = {at: kept for at, kept in self._laws.items() if held(Cursor(at, kept[0], 0, 0))}
 
     def _note_load(self) -> None:
         held = self._engine.held

@@ -1,4 +1,4 @@
-"""The nouns every room shares. Plain, frozen, torch-free.
+"""The nouns every room shares. Plain, frozen, torch-free; those a round makes many of are tuples, as cheap as can be.
 
 Invariant 1, one cursor: `committed_len` counts the prompt and every committed token, the anchor included.
 Between rounds the verifier's cache, the drafter's context and the feature watermark stand at `committed_len - 1`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ class Rule(enum.IntEnum):
     COUPLED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(NamedTuple):
     """Where one sequence stands; every message about a sequence carries it."""
 
     sequence: int
@@ -83,8 +83,7 @@ class Law:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SparseQ:
+class SparseQ(NamedTuple):
     """The distributions a block was drawn from, `entries` per slot, as the bytes that travel.
 
     Invariant 3, q sent is q sampled: `probs` are the very float32 numbers the drafter drew with. Their float64 sum
@@ -126,8 +125,7 @@ class EmptyReason(enum.IntEnum):
     INVALID = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """What a drafter proposes after an anchor. An empty block is an ordinary block."""
 
     cursor: Cursor
@@ -148,8 +146,7 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """How many drafted tokens were kept, and the one token the target adds."""
 
     cursor: Cursor

@@ -208,7 +208,7 @@ class FakeDrafter(_Worker):
             None,
         )
 
-    def open(self, cursor: Cursor, reserve_tokens: int) -> asyncio.Future[Declined | None]:
+    def open(self, cursor: Cursor, reserve_tokens: int, law: Law) -> asyncio.Future[Declined | None]:
         self.talk.say(f"{self.name} <- open {self.talk.at(cursor)} reserve={reserve_tokens}")
         if self.epochs.get(cursor.sequence, -1) < cursor.epoch:
             self.rows[cursor.sequence] = {}

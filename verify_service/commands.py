@@ -1,12 +1,12 @@
-"""Verify messages to engine nouns and outcomes back. A malformed field refuses its own sequence, nothing else."""
+"""Verify messages to engine nouns, and refusals back. A malformed field refuses its own command, nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from dspark.errors import PeerError
-from dspark.types import Cursor, Law, Refusal, RefusalReason, Verdict
-from dspark.wire import codec
+from dspark.types import Cursor, Law, Refusal, RefusalReason
+from dspark.wire import codec, cohorts
 from dspark.wire.v1 import types_pb2, verify_pb2
 from verify_service.feature_push import Sink
 from verify_service.sequences import VerifyItem, invalid
@@ -14,14 +14,24 @@ from verify_service.sequences import VerifyItem, invalid
 MAX_ENDPOINT = 256
 
 
-def read_item(message: verify_pb2.VerifyItem) -> VerifyItem | Refusal:
-    """One sequence of a cohort."""
-    ids = tuple(message.draft_ids)
-    try:
-        q = codec.read_q(message.q_entries if ids else 0, message.q_ids, message.q_probs, len(ids))
-    except PeerError as error:
-        return invalid(str(error))
-    return VerifyItem(codec.read_cursor(message.cursor), message.anchor, ids, q, message.HasField("sink"))
+def read_cohort(message: verify_pb2.VerifyCohort) -> tuple[list[VerifyItem], list[Sink | None]]:
+    """The sequences of a cohort, and where the rows of each go. Raises PeerError naming the column that does not fit.
+
+    An address that cannot be one is None; whether a value makes sense is for the engine to say, sequence by sequence.
+    """
+    cursors, lengths = cohorts.read_cursors(message.cursors), message.lengths[:]
+    anchors, source = message.anchors[:], message.source[:]
+    cohorts.fit(len(cursors), anchors=anchors, lengths=lengths, source=source)
+    ids, ends = tuple(message.draft_ids[:]), cohorts.bounds(lengths)
+    cohorts.fit(ends[-1], draft_ids=ids)
+    qs = cohorts.read_q(message.q_entries[:], message.q_ids, message.q_probs, lengths)
+    if source and max(source) > len(message.sources):
+        raise PeerError(f"source: {max(source)} of {len(message.sources)} sources")
+    wants = [False, *(each.HasField("sink") for each in message.sources)]
+    known = [None, *(read_sink(each.sink) for each in message.sources)]
+    drafts = cohorts.parts(ids, ends)
+    items = list(map(VerifyItem, cursors, anchors, drafts, qs, [wants[each] for each in source]))
+    return items, [known[each] for each in source]
 
 
 def read_law(message: types_pb2.Law) -> Law | Refusal:
@@ -40,13 +50,6 @@ def read_sink(message: types_pb2.FeatureSink) -> Sink | None:
     return Sink(endpoint, message.incarnation)
 
 
-def write_outcome(message: verify_pb2.VerifyItem, outcome: Verdict | Refusal) -> verify_pb2.Verdict:
-    """What became of one item."""
-    if isinstance(outcome, Verdict):
-        return codec.write_verdict(outcome)
-    return verify_pb2.Verdict(cursor=message.cursor, refusal=codec.write_refusal(outcome))
-
-
 def refuse_all(command: verify_pb2.VerifyCommand, refusal: Refusal) -> verify_pb2.VerifyEvent:
     """The event that refuses everything a command asked for."""
     written = codec.write_refusal(refusal)
@@ -54,11 +57,7 @@ def refuse_all(command: verify_pb2.VerifyCommand, refusal: Refusal) -> verify_pb
         "prefill": lambda: verify_pb2.VerifyEvent(
             prefilled=verify_pb2.Prefilled(cursor=command.prefill.cursor, refusal=written)
         ),
-        "verify": lambda: verify_pb2.VerifyEvent(
-            verdicts=verify_pb2.Verdicts(
-                items=[verify_pb2.Verdict(cursor=item.cursor, refusal=written) for item in command.verify.items]
-            )
-        ),
+        "verify": lambda: verify_pb2.VerifyEvent(verdicts=verify_pb2.Verdicts(refusal=written)),
         "resend": lambda: verify_pb2.VerifyEvent(
             resent=verify_pb2.Resent(cursor=command.resend.cursor, refusal=written)
         ),

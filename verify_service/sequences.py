@@ -7,8 +7,8 @@ is here. A verdict may get lost on its way, so the last one is kept and said aga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 MAX_DRAFT = 64  # drafted tokens of one item
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyItem:
+class VerifyItem(NamedTuple):
     """One sequence of a cohort: verify this prefix after that anchor."""
 
     cursor: Cursor
@@ -33,7 +32,7 @@ class VerifyItem:
 
     def prefix(self, slots: int) -> VerifyItem:
         """The same with the first `slots` drafted tokens only."""
-        return replace(self, draft_ids=self.draft_ids[:slots], q=self.q.prefix(slots) if slots else NO_Q)
+        return self._replace(draft_ids=self.draft_ids[:slots], q=self.q.prefix(slots) if slots else NO_Q)
 
 
 @dataclass(slots=True)

@@ -10,26 +10,28 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
 
 import structlog
 
-from dspark.errors import Overloaded, Unavailable
+from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
-from dspark.wire import codec
+from dspark.wire import codec, cohorts
 from dspark.wire.v1 import types_pb2, verify_pb2
 from verify_service import commands
-from verify_service.commands import cursor_of, read_item, read_law, read_sink, refuse_all, write_outcome
-from verify_service.feature_push import FeaturePush
+from verify_service.commands import cursor_of, read_cohort, read_law, read_sink, refuse_all
+from verify_service.feature_push import FeaturePush, Sink
 from verify_service.intake import Intake
-from verify_service.interface import Engine, FeatureRun, Prefill
+from verify_service.interface import Engine, FeatureRun, Judged, Prefill
 from verify_service.sequences import VerifyItem, invalid
 
 log = structlog.get_logger("dspark.verify")
+
+TURNS_TO_SEND = 4  # of the event loop, from an event to its bytes: it is queued, taken, serialised, handed over
 
 _owners = itertools.count(1)
 
@@ -109,26 +111,50 @@ class VerifySession:
     # -- the four commands ------------------------------------------------------------------
 
     async def _verify(self, cohort: verify_pb2.VerifyCohort) -> verify_pb2.Verdicts:
-        messages = list(cohort.items)
-        read = [read_item(message) for message in messages]
-        fit = [(index, item) for index, item in enumerate(read) if isinstance(item, VerifyItem)]
+        try:
+            items, sinks = read_cohort(cohort)
+        except PeerError as error:
+            return verify_pb2.Verdicts(refusal=codec.write_refusal(self._refused(RefusalReason.INVALID, str(error))))
         self._intake.round_begins()
         try:
-            judged = await self._device.run(self._engine.judge_cohort, [item for _, item in fit], urgent=True)
+            judged = await self._device.run(self._engine.judge_cohort, items, urgent=True)
         finally:
             self._intake.round_ends()
+        self._after_event(partial(self._send_on, judged, items, sinks))
+        return cohorts.write_verdicts(
+            cohort.cursors,
+            judged.outcomes,
+            forward_ns=judged.forward_ns,
+            tokens=judged.tokens,
+            prefill_tokens=judged.prefill_tokens,
+        )
+
+    def _after_event(self, job: Callable[[], None]) -> None:
+        """Runs it once the event has left: the coordinator already works on it, and nobody waits here."""
+        loop = asyncio.get_running_loop()
+
+        def later(turns: int) -> None:
+            if turns:
+                loop.call_soon(later, turns - 1)
+            else:
+                job()
+
+        later(TURNS_TO_SEND)
+
+    def _send_on(self, judged: Judged, items: Sequence[VerifyItem], sinks: Sequence[Sink | None]) -> None:
+        """Rows to their drafters, progress to those who wait for it, counts to the metrics."""
+        travelling: dict[Sink, list[FeatureRun]] = {}
+        for item, features, sink in zip(items, judged.features, sinks, strict=True):
+            if features is None or not item.wants_rows:
+                continue
+            if sink is None:
+                self._metrics.dropped.labels(kind="feature_rows", reason="bad_sink").inc(len(features.token_ids))
+            else:
+                travelling.setdefault(sink, []).append(features)
+        for sink, runs in travelling.items():
+            self._push.push(sink, runs, bulk=False)
         self._intake.deliver(judged.progress)
-        outcomes: list[Any] = list(read)
-        travelling: dict[tuple[str, int], list[FeatureRun]] = {}
-        for (index, _), outcome, features in zip(fit, judged.outcomes, judged.features, strict=True):
-            outcomes[index] = outcome
-            if features is not None and messages[index].HasField("sink"):
-                sink = messages[index].sink
-                travelling.setdefault((sink.endpoint, sink.incarnation), []).append(features)
-        # Rows leave before the verdict is written: the next draft waits for them, and nobody waits here.
-        for (endpoint, incarnation), runs in travelling.items():
-            self._send(types_pb2.FeatureSink(endpoint=endpoint, incarnation=incarnation), runs, bulk=False)
-        for outcome in outcomes:
+        for outcome in judged.outcomes:
             if isinstance(outcome, Refusal):
                 self._refused(outcome.reason)
         self._metrics.replayed_verdicts.inc(judged.replayed)
@@ -136,12 +162,6 @@ class VerifySession:
         if judged.tokens:
             self._metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
             self._metrics.verify_batch_tokens.observe(judged.tokens)
-        return verify_pb2.Verdicts(
-            items=[write_outcome(message, outcome) for message, outcome in zip(messages, outcomes, strict=True)],
-            forward_ns=judged.forward_ns,
-            tokens=judged.tokens,
-            prefill_tokens=judged.prefill_tokens,
-        )
 
     async def _prefill(self, command: verify_pb2.Prefill) -> verify_pb2.Prefilled:
         cursor = cursor_of(command.cursor)

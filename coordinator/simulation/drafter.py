@@ -16,7 +16,7 @@ import numpy as np
 
 from coordinator.ports import Declined, Drafted, DrafterFacts, DraftOrder
 from coordinator.simulation.world import SimulatedWorker, World, curve_of
-from dspark.types import NO_Q, Block, Cursor, EmptyReason
+from dspark.types import NO_Q, Block, Cursor, EmptyReason, Law
 
 BLOCKS_AT_ONCE = 256  # sequences of one draft pass, as `draft.max_batch_sequences`
 
@@ -47,7 +47,7 @@ class SimulatedDrafter(SimulatedWorker):
         self._passing: list[tuple[Sequence[DraftOrder], Future[Drafted]]] = []
         self._asked = False  # whether the device has been told that somebody waits
 
-    def open(self, cursor: Cursor, reserve_tokens: int) -> Future[Declined | None]:
+    def open(self, cursor: Cursor, reserve_tokens: int, law: Law) -> Future[Declined | None]:
         future = self._future()
 
         def arrived() -> None:

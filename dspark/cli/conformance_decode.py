@@ -155,7 +155,7 @@ def _round(runs: list[Run], verify: Any, draft: Any) -> None:
     from verify_service.sequences import VerifyItem
 
     for run in runs:
-        run.cursor = dataclasses.replace(run.cursor, round=run.cursor.round + 1, committed_len=len(run.ids))
+        run.cursor = run.cursor._replace(round=run.cursor.round + 1, committed_len=len(run.ids))
     blocks = draft.draft(
         [DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, law=GREEDY) for run in runs]
     )

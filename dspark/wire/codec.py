@@ -1,4 +1,4 @@
-"""Nouns to messages and back. With `tensors.py` the only hand-written code that touches messages. No torch.
+"""Single nouns to messages and back; `cohorts.py` has those of a cohort, `tensors.py` those of rows. No torch.
 
 Reading validates: a malformed field raises PeerError with the field's name, and harms nobody else.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -20,21 +19,15 @@ from dspark.types import (
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_REPETITION,
-    Block,
     Cursor,
-    EmptyReason,
     Law,
     Refusal,
+    RefusalReason,
     Rule,
-    SparseQ,
     TokenLogprobs,
-    Verdict,
 )
-from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
+from dspark.wire.v1 import types_pb2
 
-MAX_SLOTS = 64  # longest block anybody may send
-MAX_Q_ENTRIES = 4096
-SHORT_LAW = 256  # bytes of a law's message
 MAX_ENDS = 1024  # ids that may not come before min_tokens
 
 
@@ -76,12 +69,6 @@ def _write_rest(law: Law, message: types_pb2.Law) -> None:
 
 
 def read_law(message: types_pb2.Law) -> Law:
-    data = message.SerializeToString()
-    return _known_law(data) if len(data) <= SHORT_LAW else _known_long_law(data)
-
-
-def _read_law(data: bytes) -> Law:
-    message = types_pb2.Law.FromString(data)
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
         raise PeerError("law.temperature: must be finite and not negative")
     if not 0 < message.top_p <= 1:
@@ -125,73 +112,6 @@ def _read_law(data: bytes) -> Law:
     )
 
 
-# A law travels with every draft of its sequence. Long ones, with biases, are kept in smaller number: 100 kB each.
-_known_law = lru_cache(maxsize=8192)(_read_law)
-_known_long_law = lru_cache(maxsize=128)(_read_law)
-
-
-def read_q(entries: int, ids: bytes, probs: bytes, slots: int) -> SparseQ:
-    """The distributions of `slots` drafted tokens; sizes must agree exactly."""
-    if entries > MAX_Q_ENTRIES:
-        raise PeerError(f"q_entries: {entries} is over the limit of {MAX_Q_ENTRIES}")
-    want = slots * entries * 4
-    if len(ids) != want:
-        raise PeerError(f"q_ids: {len(ids)} bytes, expected {want}")
-    if len(probs) != want:
-        raise PeerError(f"q_probs: {len(probs)} bytes, expected {want}")
-    return SparseQ(entries, ids, probs)
-
-
-def write_block(block: Block) -> draft_pb2.Block:
-    return draft_pb2.Block(
-        cursor=write_cursor(block.cursor),
-        token_ids=block.token_ids,
-        confidence=block.confidence,
-        q_entries=block.q.entries,
-        q_ids=block.q.ids,
-        q_probs=block.q.probs,
-        empty_reason=cast("draft_pb2.EmptyReason", int(block.empty_reason)),
-        watermark=block.watermark,
-    )
-
-
-def read_block(message: draft_pb2.Block, vocab_size: int) -> Block:
-    """A drafter's block; raises PeerError when it is not one."""
-    ids = tuple(message.token_ids)
-    confidence = tuple(message.confidence)
-    if len(ids) > MAX_SLOTS:
-        raise PeerError(f"token_ids: {len(ids)} slots are over the limit of {MAX_SLOTS}")
-    if any(token >= vocab_size for token in ids):
-        raise PeerError(f"token_ids: an id is not below the vocabulary size {vocab_size}")
-    if len(confidence) != len(ids):
-        raise PeerError(f"confidence: {len(confidence)} values for {len(ids)} slots")
-    if any(not 0.0 <= value <= 1.0 for value in confidence):  # refuses NaN too
-        raise PeerError("confidence: a value is outside [0, 1]")
-    try:
-        reason = EmptyReason(message.empty_reason)
-    except ValueError:
-        reason = EmptyReason.INVALID
-    q = read_q(message.q_entries, message.q_ids, message.q_probs, len(ids))
-    return Block(read_cursor(message.cursor), ids, confidence, q, reason, message.watermark)
-
-
-def write_verdict(verdict: Verdict) -> verify_pb2.Verdict:
-    return verify_pb2.Verdict(
-        cursor=write_cursor(verdict.cursor),
-        accepted=verdict.accepted,
-        next_token=verdict.next_token,
-        features_through=verdict.features_through,
-        logprobs=write_logprobs(verdict.logprobs) if verdict.logprobs else None,
-    )
-
-
-def read_verdict(message: verify_pb2.Verdict) -> Verdict:
-    logprobs = read_logprobs(message.logprobs) if message.logprobs else ()
-    return Verdict(
-        read_cursor(message.cursor), message.accepted, message.next_token, message.features_through, logprobs
-    )
-
-
 def write_logprobs(told: Sequence[TokenLogprobs]) -> list[types_pb2.TokenLogprobs]:
     return [
         types_pb2.TokenLogprobs(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs) for one in told
@@ -208,6 +128,15 @@ def write_refusal(refusal: Refusal) -> types_pb2.Refusal:
         message=refusal.message,
         committed_len=refusal.committed_len,
     )
+
+
+def read_refusal(message: types_pb2.Refusal) -> Refusal:
+    """A reason nobody knows is INTERNAL."""
+    try:
+        reason = RefusalReason(message.reason)
+    except ValueError:
+        reason = RefusalReason.INTERNAL
+    return Refusal(reason, message.message, message.committed_len)
 
 
 def write_cost(

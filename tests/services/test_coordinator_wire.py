@@ -33,14 +33,15 @@ Reply = Callable[[draft_pb2.DraftCommand], list[draft_pb2.DraftEvent] | None]
 
 
 def blocks(command: draft_pb2.DraftCommand, **fields: Any) -> list[draft_pb2.DraftEvent]:
-    """One block with these fields for every item."""
-    items = [draft_pb2.Block(cursor=item.cursor, **fields) for item in command.draft.items]
-    return [draft_pb2.DraftEvent(blocks=draft_pb2.Blocks(items=items, forward_ns=1000))]
+    """One block with these fields for a cohort of one, with columns that fit unless told otherwise."""
+    slots = len(fields.get("token_ids", ()))
+    columns = {"lengths": [slots], "q_entries": [0], "empty_reasons": [0], "watermarks": [0]} | fields
+    return [draft_pb2.DraftEvent(blocks=draft_pb2.Blocks(cursors=command.draft.cursors, forward_ns=1000, **columns))]
 
 
 def one_slot(command: draft_pb2.DraftCommand, token: int = 5) -> list[draft_pb2.DraftEvent]:
     """A well-formed block of one token."""
-    q = {"q_entries": 1, "q_ids": token.to_bytes(4, "little"), "q_probs": b"\0\0\x80?"}
+    q = {"q_entries": [1], "q_ids": token.to_bytes(4, "little"), "q_probs": b"\0\0\x80?"}
     return blocks(command, token_ids=[token], confidence=[0.9], **q)
 
 
@@ -139,19 +140,20 @@ async def stage(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Stag
 
 
 MALFORMED: dict[str, dict[str, Any]] = {
-    "an id past the vocabulary": {"token_ids": [128], "confidence": [0.5], "q_entries": 1, "q_ids": b"1234"},
-    "no confidence": {"token_ids": [5], "q_entries": 1, "q_ids": b"1234", "q_probs": b"1234"},
-    "a confidence that is no number": {"token_ids": [5], "confidence": [float("nan")], "q_entries": 1},
-    "q of another size": {"token_ids": [5], "confidence": [0.5], "q_entries": 2, "q_ids": b"1", "q_probs": b"1"},
+    "an id past the vocabulary": {"token_ids": [128], "confidence": [0.5], "q_entries": [1], "q_ids": b"1234"},
+    "no confidence": {"token_ids": [5], "q_entries": [1], "q_ids": b"1234", "q_probs": b"1234"},
+    "a confidence that is no number": {"token_ids": [5], "confidence": [float("nan")], "q_entries": [1]},
+    "q of another size": {"token_ids": [5], "confidence": [0.5], "q_entries": [2], "q_ids": b"1", "q_probs": b"1"},
+    "a column that is missing": {"token_ids": [5], "confidence": [0.5], "lengths": []},
     "no q": {"token_ids": [5], "confidence": [0.5]},
     "more slots than wanted": {
         "token_ids": [5] * 9,
         "confidence": [0.5] * 9,
-        "q_entries": 1,
+        "q_entries": [1],
         "q_ids": (5).to_bytes(4, "little") * 9,
         "q_probs": b"\0\0\x80?" * 9,
     },
-    "a reason nobody knows": {"empty_reason": 42},
+    "a reason nobody knows": {"empty_reasons": [42]},
 }
 
 
@@ -169,7 +171,7 @@ async def test_a_malformed_block_is_an_empty_block(stage: Stage, what: str) -> N
 
 async def test_a_q_the_verifier_refuses_costs_a_round_trip_and_no_id(stage: Stage) -> None:
     def reply(command: draft_pb2.DraftCommand) -> list[draft_pb2.DraftEvent]:
-        q = {"q_entries": 1, "q_ids": b"\x07\0\0\0", "q_probs": b"\0\0\xc0\x7f"}  # another token, and NaN
+        q = {"q_entries": [1], "q_ids": b"\x07\0\0\0", "q_probs": b"\0\0\xc0\x7f"}  # another token, and NaN
         return blocks(command, token_ids=[5], confidence=[0.9], **q)
 
     coordinator, _ = await stage.set(reply)
@@ -222,7 +224,7 @@ async def test_a_silent_drafter_costs_one_deadline(stage: Stage) -> None:
 async def test_a_stale_cursor_is_dropped_and_counted(stage: Stage) -> None:
     def reply(command: draft_pb2.DraftCommand) -> list[draft_pb2.DraftEvent]:
         events = one_slot(command)
-        events[0].blocks.items[0].cursor.round += 1
+        events[0].blocks.cursors.round[0] += 1
         return events
 
     coordinator, wild = await stage.set(reply)
@@ -238,7 +240,7 @@ async def test_a_broken_stream_fails_everything_that_waits_in_milliseconds(stage
     said = await draft_pb2_grpc.DraftStub(channel).Describe(types_pb2.DescribeRequest(), timeout=5)
     client = DrafterClient(drafter_facts("draft/0", "x:1", said), channel, None, Metrics(), losses.append)
     cursor = Cursor(1, 0, 1, 5)
-    assert await client.open(cursor, 10) is None
+    assert await client.open(cursor, 10, Law()) is None
     waiting = [client.draft([DraftOrder(cursor, 3, Law(), 7)], 0) for _ in range(50)]
     await asyncio.sleep(0.05)
     ended = time.perf_counter()
@@ -248,7 +250,7 @@ async def test_a_broken_stream_fails_everything_that_waits_in_milliseconds(stage
     assert {type(each) for each in results} == {Lost}
     assert len(losses) == 1
     with pytest.raises(Lost):
-        await client.open(cursor, 10)
+        await client.open(cursor, 10, Law())
     await client.session.ended()
     await channel.close()
 

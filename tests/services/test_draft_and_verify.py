@@ -10,7 +10,7 @@ from worker_stream import GREEDY, DraftStream, VerifyStream, draft_item, drafter
 
 from dspark.decoding.reference import Round, replay
 from dspark.model.checkpoint import load_target
-from dspark.types import Cursor, Law, Rule
+from dspark.types import Cursor, Law, Rule, Verdict
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2
 
@@ -34,18 +34,17 @@ async def run_rounds(
 ) -> tuple[list[int], list[Round]]:
     """The coordinator's loop with full verification; tokens after the prompt, and the choices made."""
     cursor = Cursor(sequence, 1, 0, len(PROMPT))
-    assert not (await draft.open(cursor, 200)).HasField("refusal")
+    assert not (await draft.open(cursor, 200, law)).HasField("refusal")
     prefilled = await verify.prefill(cursor, PROMPT, law, sink=sink)
     assert not prefilled.HasField("refusal"), prefilled.refusal
     tokens, rounds = [prefilled.anchor], []
     while len(tokens) < count:
         cursor = Cursor(sequence, 1, len(rounds) + 1, len(PROMPT) + len(tokens))
-        blocks = await draft.draft(draft_item(cursor, tokens[-1], law))
-        block = codec.read_block(blocks.items[0], 128)
+        block = (await draft.draft(draft_item(cursor, tokens[-1]))).items[0]
         assert block.token_ids, block.empty_reason
         verdicts = await verify.verify(verify_item(cursor, tokens[-1], block.token_ids, block.q, sink))
         verdict = verdicts.items[0]
-        assert not verdict.HasField("refusal"), verdict.refusal
+        assert isinstance(verdict, Verdict), verdict
         kept = list(block.token_ids[: verdict.accepted])
         rounds.append(
             Round(

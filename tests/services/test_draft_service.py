@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from worker_stream import GREEDY, DraftStream, draft_item, drafter, until
+from worker_stream import DraftStream, draft_cohort, draft_item, drafter, until
 
 from dspark.runtime.channel import open_channel
 from dspark.types import Cursor, EmptyReason, Law, RefusalReason
-from dspark.wire import codec, tensors
+from dspark.wire import cohorts, tensors
 from dspark.wire.v1 import draft_pb2, features_pb2, features_pb2_grpc, types_pb2
 
 pytestmark = pytest.mark.services
+
+NOBODY = Cursor(0, 0, 0, 0)
 
 
 class Pusher:
@@ -116,7 +118,7 @@ async def test_a_draft_waits_for_rows_on_their_way_and_no_longer_than_told(golde
         assert not asked.done()
         await pusher.push(pusher.chunk(1, 15, 5))
         assert d.engine.watermark(1, 1) == 20
-        block = codec.read_block((await asked).items[0], 128)
+        block = (await asked).items[0]
         assert len(block.token_ids) == 7
         assert block.watermark == 20
         await pusher.end()
@@ -174,18 +176,44 @@ async def test_malformed_items_get_empty_blocks_and_their_neighbours_full_ones(g
         cursor = Cursor(1, 1, 1, 21)
         await stream.open(cursor)
         await pusher.push(pusher.chunk(1, 0, 20))
-        good = draft_item(cursor, 7)
-        hot = draft_item(cursor, 7, Law(temperature=float("inf")))
-        ahead = draft_item(cursor, 7)
-        ahead.features_through = 21
-        nobody = draft_pb2.DraftItem(law=codec.write_law(GREEDY))
-        blocks = (await stream.draft(hot, good, ahead, nobody, wait_us=0)).items
+        cohort = draft_cohort(
+            draft_item(cursor, 128), draft_item(cursor, 7), draft_item(cursor, 7), draft_item(NOBODY, 0)
+        )
+        cohort.features_through[2] = 21
+        said = (await stream.ask(draft=cohort)).blocks
+        blocks = cohorts.read_blocks(said, 128)
         assert [block.empty_reason for block in blocks] == [
             EmptyReason.INVALID,
             EmptyReason.NONE,
             EmptyReason.INVALID,
-            EmptyReason.INVALID,
+            EmptyReason.UNKNOWN_SEQUENCE,
         ]
         assert len(blocks[1].token_ids) == 7
         await pusher.end()
+        await stream.end()
+
+
+async def test_a_cohort_whose_columns_do_not_fit_gets_no_block_and_the_next_one_does(golden_drafter: Path) -> None:
+    async with drafter(golden_drafter) as d:
+        stream, pusher = DraftStream(d.endpoint), Pusher(d)
+        cursor = Cursor(1, 1, 1, 21)
+        await stream.open(cursor)
+        await pusher.push(pusher.chunk(1, 0, 20))
+        for column in ("anchors", "features_through", "max_slots"):
+            cohort = draft_cohort(draft_item(cursor, 7))
+            getattr(cohort, column).append(1)
+            assert not (await stream.ask(draft=cohort)).blocks.cursors.sequence
+        assert d.metrics.value("refusals_total", reason="invalid") == 3
+        assert len((await stream.draft(draft_item(cursor, 7))).items[0].token_ids) == 7
+        await pusher.end()
+        await stream.end()
+
+
+async def test_a_law_that_is_none_opens_nothing(golden_drafter: Path) -> None:
+    async with drafter(golden_drafter) as d:
+        stream = DraftStream(d.endpoint)
+        opened = await stream.open(Cursor(1, 1, 0, 20), law=Law(temperature=float("inf")))
+        assert opened.refusal.reason == RefusalReason.INVALID
+        assert opened.refusal.message.startswith("law.temperature")
+        assert d.engine.held.sequences == 0
         await stream.end()

@@ -10,7 +10,6 @@ import pytest
 from worker_stream import DraftStream, VerifyStream, draft_item, drafter, until, verifier, verify_item
 
 from dspark.types import Cursor
-from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, features_pb2, features_pb2_grpc, types_pb2, verify_pb2
 
 pytestmark = pytest.mark.services
@@ -40,6 +39,20 @@ class Noise:
     def cursor(self) -> types_pb2.Cursor:
         return types_pb2.Cursor(
             sequence=self.number(64), epoch=self.number(32, 2), round=self.number(32), committed_len=self.number(32, 20)
+        )
+
+    def column(self, rows: int, usual: int) -> list[int]:
+        """Mostly of the right length."""
+        rows = rows if self.draw.random() < 0.9 else self.draw.randint(0, 5)
+        return [self.number(32, usual) for _ in range(rows)]
+
+    def cursors(self, rows: int) -> types_pb2.Cursors:
+        many = [self.cursor() for _ in range(rows)]
+        return types_pb2.Cursors(
+            sequence=[each.sequence for each in many],
+            epoch=[each.epoch for each in many],
+            round=[each.round for each in many] if self.draw.random() < 0.9 else [1, 2, 3, 4, 5],
+            committed_len=[each.committed_len for each in many],
         )
 
     def law(self) -> types_pb2.Law:
@@ -76,19 +89,22 @@ class Noise:
                 )
             }
         if kind == "verify":
-            items = [
-                verify_pb2.VerifyItem(
-                    cursor=self.cursor(),
-                    anchor=self.number(32, 127),
-                    draft_ids=self.ids(),
-                    q_entries=self.number(32, 3),
-                    q_ids=self.blob(),
-                    q_probs=self.blob(),
-                    sink=self.sink(),
+            rows = self.draw.randint(0, 4)
+            lengths = [self.draw.choice([0, 0, 1, 2, 3, 70]) for _ in range(rows)]
+            fitting = 12 * sum(lengths)  # three entries of four bytes
+            return {
+                "verify": verify_pb2.VerifyCohort(
+                    cursors=self.cursors(rows),
+                    anchors=self.column(rows, 127),
+                    lengths=self.column(rows, 3) if self.draw.random() < 0.2 else lengths,
+                    draft_ids=self.column(sum(lengths), 127),
+                    q_entries=[3] * rows if self.draw.random() < 0.7 else self.column(rows, 3),
+                    q_ids=self.draw.randbytes(fitting) if self.draw.random() < 0.8 else self.blob(),
+                    q_probs=self.draw.randbytes(fitting) if self.draw.random() < 0.8 else self.blob(),
+                    sources=[verify_pb2.Source(sink=self.sink()) for _ in range(2)],
+                    source=[self.draw.choice([0, 1, 2, 2, 9]) for _ in range(rows)],
                 )
-                for _ in range(self.draw.randint(0, 4))
-            ]
-            return {"verify": verify_pb2.VerifyCohort(items=items)}
+            }
         if kind == "resend":
             return {
                 "resend": verify_pb2.Resend(cursor=self.cursor(), sink=self.sink(), from_position=self.number(32, 20))
@@ -99,19 +115,18 @@ class Noise:
     def draft_command(self) -> dict[str, object]:
         kind = self.draw.choice(["open", "draft", "draft", "release"])
         if kind == "open":
-            return {"open": draft_pb2.Open(cursor=self.cursor(), reserve_tokens=self.number(32, 200))}
+            return {"open": draft_pb2.Open(cursor=self.cursor(), reserve_tokens=self.number(32, 200), law=self.law())}
         if kind == "draft":
-            items = [
-                draft_pb2.DraftItem(
-                    cursor=self.cursor(),
-                    anchor=self.number(32, 127),
-                    features_through=self.number(32, 20),
-                    law=self.law(),
-                    max_slots=self.number(32, 8),
+            rows = self.draw.randint(0, 4)
+            return {
+                "draft": draft_pb2.DraftCohort(
+                    cursors=self.cursors(rows),
+                    anchors=self.column(rows, 127),
+                    features_through=self.column(rows, 20),
+                    max_slots=self.column(rows, 8),
+                    wait_us=self.draw.choice([0, 0, 100]),
                 )
-                for _ in range(self.draw.randint(0, 4))
-            ]
-            return {"draft": draft_pb2.DraftCohort(items=items, wait_us=self.draw.choice([0, 0, 100]))}
+            }
         ref = types_pb2.SequenceRef(sequence=self.number(64), epoch=self.number(32, 2))
         return {"release": draft_pb2.DraftRelease(sequences=[ref])}
 
@@ -184,7 +199,7 @@ async def test_a_drafter_outlives_random_commands_and_chunks(golden_drafter: Pat
         await push.write(chunk)
         assert not (await asyncio.wait_for(push.read(), 60)).refused
         assert d.engine.watermark(cursor.sequence, 1) == 1
-        block = codec.read_block((await good.draft(draft_item(cursor, 5))).items[0], 128)
+        block = (await good.draft(draft_item(cursor, 5))).items[0]
         assert len(block.token_ids) == 7
         await push.done_writing()
         await wild.end()

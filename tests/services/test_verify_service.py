@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from worker_stream import GREEDY, VerifyStream, until, verifier, verify_item
+from worker_stream import GREEDY, VerifyStream, until, verifier, verify_cohort, verify_item
 
 from dspark.model.checkpoint import load_target
 from dspark.types import NO_Q, Cursor, Law, RefusalReason, Rule, SparseQ
@@ -49,9 +50,9 @@ async def test_a_repeated_round_gets_the_same_verdict_and_anything_else_is_stale
             (Cursor(1, 3, 2, length), expected[2]),  # another anchor
             (Cursor(1, 2, 2, length), expected[3]),  # an older epoch
         ):
-            refusal = (await stream.verify(verify_item(cursor, anchor))).items[0].refusal
+            refusal = (await stream.verify(verify_item(cursor, anchor))).items[0]
             assert (refusal.reason, refusal.committed_len) == (RefusalReason.STALE_CURSOR, length)
-        newer = (await stream.verify(verify_item(Cursor(1, 4, 2, length), expected[3]))).items[0].refusal
+        newer = (await stream.verify(verify_item(Cursor(1, 4, 2, length), expected[3]))).items[0]
         assert newer.reason == RefusalReason.UNKNOWN_SEQUENCE
         fine = (await stream.verify(verify_item(Cursor(1, 3, 2, length), expected[3]))).items[0]
         assert fine.next_token == expected[4]
@@ -72,17 +73,13 @@ async def test_malformed_rows_are_refused_by_field_and_their_neighbours_judged_a
             return SparseQ.of(np.array(ids, np.uint32), np.array(probs, np.float32))
 
         anchor, draft = expected[0], expected[1:4]
-        short = verify_item(at(5), anchor, draft)
-        short.q_probs = short.q_probs[:-1]
-        many = verify_item(at(6), anchor, draft)
-        many.q_entries = 2
         bad = [
             (verify_item(at(1), anchor, [128]), "draft_ids"),
             (verify_item(at(2), anchor, [5], q([[5, 5]], [[0.5, 0.5]])), "q_ids"),
             (verify_item(at(3), anchor, [5], q([[5, 6]], [[float("nan"), 0.5]])), "q_probs"),
             (verify_item(at(4), anchor, [5], q([[6, 7]], [[0.5, 0.5]])), "draft_ids"),
-            (short, "q_probs"),
-            (many, "q_ids"),
+            (verify_item(at(5), anchor, [5], q([[5, 6]], [[-0.5, 1.5]])), "q_probs"),
+            (verify_item(at(6), anchor, [5], NO_Q), "q_entries"),
             (verify_item(at(7), anchor, [5] * 30), "draft_ids"),  # more than was reserved
             (verify_item(at(8), anchor, [5], q([[5, 6]], [[0.9, 0.9]])), "q_probs"),
         ]
@@ -90,14 +87,46 @@ async def test_malformed_rows_are_refused_by_field_and_their_neighbours_judged_a
         twice = verify_item(at(0), anchor, draft)
         verdicts = await stream.verify(good[0], *(item for item, _ in bad), good[1], good[2], twice)
         for verdict, (_, field) in zip(verdicts.items[1:9], bad, strict=True):
-            assert verdict.refusal.reason == RefusalReason.INVALID
-            assert verdict.refusal.message.startswith(field), verdict.refusal.message
-        assert verdicts.items[11].refusal.reason == RefusalReason.INVALID
+            assert verdict.reason == RefusalReason.INVALID
+            assert verdict.message.startswith(field), verdict.message
+        assert verdicts.items[11].reason == RefusalReason.INVALID
         for verdict in (verdicts.items[0], verdicts.items[9], verdicts.items[10]):
-            assert (verdict.accepted, verdict.next_token) == (3, expected[4]), verdict.refusal
+            assert (verdict.accepted, verdict.next_token) == (3, expected[4]), verdict
         # A refused row stands where it stood.
         after = (await stream.verify(verify_item(at(3), anchor, draft))).items[0]
         assert (after.accepted, after.next_token) == (3, expected[4])
+        await stream.end()
+
+
+async def test_a_cohort_whose_columns_do_not_fit_is_refused_by_field_and_leaves_everybody_where_they_stood(
+    golden_target: Path,
+) -> None:
+    async with verifier(golden_target) as v:
+        stream = VerifyStream(v.endpoint)
+        expected = continuation(golden_target, PROMPT, 6)
+        await stream.prefill(Cursor(1, 1, 0, len(PROMPT)), PROMPT)
+        item = verify_item(Cursor(1, 1, 1, len(PROMPT) + 1), expected[0], expected[1:4])
+
+        async def refused(**fields: Any) -> str:
+            cohort = verify_cohort(item)
+            for name, value in fields.items():
+                cohort.ClearField(name)  # type: ignore[arg-type]
+                if isinstance(value, list):
+                    getattr(cohort, name).extend(value)
+                else:
+                    setattr(cohort, name, value)
+            verdicts = (await stream.ask(verify=cohort)).verdicts
+            assert verdicts.refusal.reason == RefusalReason.INVALID
+            return str(verdicts.refusal.message)
+
+        assert (await refused(anchors=[])).startswith("anchors")
+        assert (await refused(lengths=[3, 0])).startswith("lengths")
+        assert (await refused(lengths=[2])).startswith("draft_ids")
+        assert (await refused(q_entries=[2])).startswith("q_ids")
+        assert (await refused(q_probs=b"\0" * 11)).startswith("q_probs")
+        assert (await refused(source=[2])).startswith("source")
+        verdict = (await stream.verify(item)).items[0]
+        assert (verdict.accepted, verdict.next_token) == (3, expected[4])
         await stream.end()
 
 
@@ -158,10 +187,10 @@ async def test_a_session_that_breaks_frees_what_it_opened_and_nothing_else(golde
 async def test_a_command_for_another_process_is_refused(golden_target: Path) -> None:
     async with verifier(golden_target) as v:
         stream = VerifyStream(v.endpoint)
-        cohort = verify_pb2.VerifyCohort(items=[verify_item(Cursor(1, 1, 1, 5), 3)])
+        cohort = verify_cohort(verify_item(Cursor(1, 1, 1, 5), 3))
         event = await stream.ask(incarnation=v.incarnation + 1, verify=cohort)
         assert event.incarnation == v.incarnation
-        assert event.verdicts.items[0].refusal.reason == RefusalReason.WRONG_INCARNATION
+        assert event.verdicts.refusal.reason == RefusalReason.WRONG_INCARNATION
         await stream.end()
 
 
@@ -230,7 +259,7 @@ async def test_a_coupled_sequence_takes_drafts_without_distributions_and_refuses
         law, fit = Law(seed=7, rule=Rule.COUPLED), Cursor(1, 1, 0, len(PROMPT))
         anchor = (await stream.prefill(fit, PROMPT, law)).anchor
         at = Cursor(1, 1, 1, len(PROMPT) + 1)
-        refused = (await stream.verify(verify_item(at, anchor, [5]))).items[0].refusal
+        refused = (await stream.verify(verify_item(at, anchor, [5]))).items[0]
         assert refused.reason == RefusalReason.INVALID
         assert refused.message.startswith("q_entries")
         own = (await stream.verify(verify_item(at, anchor))).items[0].next_token

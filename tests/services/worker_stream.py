@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -13,14 +14,23 @@ import grpc
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.runtime.channel import auth_metadata, open_channel
-from dspark.types import Cursor, Law, SparseQ
-from dspark.wire import codec
+from dspark.types import NO_Q, Cursor, Law, SparseQ
+from dspark.wire import codec, cohorts
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
 DEADLINE_S = 60.0
 GREEDY = Law(temperature=0.0)
+VOCAB = 128  # of the golden pair
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What became of a cohort: the message, and the nouns in it."""
+
+    message: Any
+    items: list[Any]
 
 
 class Stream:
@@ -82,8 +92,9 @@ class VerifyStream(Stream):
         )
         return (await self.ask(prefill=command)).prefilled
 
-    async def verify(self, *items: Any) -> Any:
-        return (await self.ask(verify=verify_pb2.VerifyCohort(items=items))).verdicts
+    async def verify(self, *items: Item) -> Answers:
+        said = (await self.ask(verify=verify_cohort(*items))).verdicts
+        return Answers(said, cohorts.read_verdicts(said, [item.cursor for item in items]))
 
     async def release(self, sequence: int, epoch: int = 1) -> int:
         ref = types_pb2.SequenceRef(sequence=sequence, epoch=epoch)
@@ -94,26 +105,43 @@ class DraftStream(Stream):
     def __init__(self, endpoint: str, token: str | None = None) -> None:
         super().__init__(endpoint, draft_pb2_grpc.DraftStub, draft_pb2.DraftCommand, token)
 
-    async def open(self, cursor: Cursor, reserve: int = 200) -> Any:
-        return (await self.ask(open=draft_pb2.Open(cursor=codec.write_cursor(cursor), reserve_tokens=reserve))).opened
+    async def open(self, cursor: Cursor, reserve: int = 200, law: Law = GREEDY) -> Any:
+        command = draft_pb2.Open(cursor=codec.write_cursor(cursor), reserve_tokens=reserve, law=codec.write_law(law))
+        return (await self.ask(open=command)).opened
 
-    async def draft(self, *items: Any, wait_us: int = 10_000_000) -> Any:
-        return (await self.ask(draft=draft_pb2.DraftCohort(items=items, wait_us=wait_us))).blocks
+    async def draft(self, *items: Draft, wait_us: int = 10_000_000) -> Answers:
+        said = (await self.ask(draft=draft_cohort(*items, wait_us=wait_us))).blocks
+        return Answers(said, cohorts.read_blocks(said, VOCAB))
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sequence of a cohort to verify."""
+
+    cursor: Cursor
+    anchor: int
+    draft_ids: tuple[int, ...]
+    q: SparseQ
+    sink: Any = None
 
 
 def verify_item(
     cursor: Cursor, anchor: int, draft_ids: list[int] | tuple[int, ...] = (), q: SparseQ | None = None, sink: Any = None
-) -> verify_pb2.VerifyItem:
+) -> Item:
     if q is None:  # a greedy draft: all mass on the drafted token
-        q = one_hot(draft_ids)
-    return verify_pb2.VerifyItem(
-        cursor=codec.write_cursor(cursor),
-        anchor=anchor,
-        draft_ids=draft_ids,
-        q_entries=q.entries if draft_ids else 0,
-        q_ids=q.ids,
-        q_probs=q.probs,
-        sink=sink,
+        q = one_hot(draft_ids) if draft_ids else NO_Q
+    return Item(cursor, anchor, tuple(draft_ids), q, sink)
+
+
+def verify_cohort(*items: Item) -> verify_pb2.VerifyCohort:
+    return verify_pb2.VerifyCohort(
+        cursors=cohorts.write_cursors([item.cursor for item in items]),
+        anchors=[item.anchor for item in items],
+        lengths=[len(item.draft_ids) for item in items],
+        draft_ids=[token for item in items for token in item.draft_ids],
+        sources=[verify_pb2.Source(sink=item.sink) for item in items],
+        source=range(1, len(items) + 1),
+        **cohorts.write_q([item.q for item in items]),
     )
 
 
@@ -123,13 +151,26 @@ def one_hot(ids: list[int] | tuple[int, ...]) -> SparseQ:
     return SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((len(ids), 1), np.float32))
 
 
-def draft_item(cursor: Cursor, anchor: int, law: Law = GREEDY, slots: int = 0) -> draft_pb2.DraftItem:
-    return draft_pb2.DraftItem(
-        cursor=codec.write_cursor(cursor),
-        anchor=anchor,
-        features_through=cursor.committed_len - 1,
-        law=codec.write_law(law),
-        max_slots=slots,
+@dataclass(frozen=True)
+class Draft:
+    """One sequence of a cohort to draft for."""
+
+    cursor: Cursor
+    anchor: int
+    slots: int = 0
+
+
+def draft_item(cursor: Cursor, anchor: int, slots: int = 0) -> Draft:
+    return Draft(cursor, anchor, slots)
+
+
+def draft_cohort(*items: Draft, wait_us: int = 0) -> draft_pb2.DraftCohort:
+    return draft_pb2.DraftCohort(
+        cursors=cohorts.write_cursors([item.cursor for item in items]),
+        anchors=[item.anchor for item in items],
+        features_through=[max(item.cursor.committed_len - 1, 0) for item in items],
+        max_slots=[item.slots for item in items],
+        wait_us=wait_us,
     )
 
 

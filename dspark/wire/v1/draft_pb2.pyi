@@ -78,34 +78,28 @@ class DraftCommand(_message.Message):
     def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., draft: _Optional[_Union[DraftCohort, _Mapping]] = ..., release: _Optional[_Union[DraftRelease, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("cursor", "reserve_tokens")
+    __slots__ = ("cursor", "reserve_tokens", "law")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     RESERVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAW_FIELD_NUMBER: _ClassVar[int]
     cursor: _types_pb2.Cursor
     reserve_tokens: int
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., reserve_tokens: _Optional[int] = ...) -> None: ...
+    law: _types_pb2.Law
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., reserve_tokens: _Optional[int] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ...) -> None: ...
 
 class DraftCohort(_message.Message):
-    __slots__ = ("items", "wait_us")
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    WAIT_US_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[DraftItem]
-    wait_us: int
-    def __init__(self, items: _Optional[_Iterable[_Union[DraftItem, _Mapping]]] = ..., wait_us: _Optional[int] = ...) -> None: ...
-
-class DraftItem(_message.Message):
-    __slots__ = ("cursor", "anchor", "features_through", "law", "max_slots")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("cursors", "anchors", "features_through", "max_slots", "wait_us")
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    ANCHORS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
-    LAW_FIELD_NUMBER: _ClassVar[int]
     MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
-    anchor: int
-    features_through: int
-    law: _types_pb2.Law
-    max_slots: int
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., max_slots: _Optional[int] = ...) -> None: ...
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    cursors: _types_pb2.Cursors
+    anchors: _containers.RepeatedScalarFieldContainer[int]
+    features_through: _containers.RepeatedScalarFieldContainer[int]
+    max_slots: _containers.RepeatedScalarFieldContainer[int]
+    wait_us: int
+    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., anchors: _Optional[_Iterable[int]] = ..., features_through: _Optional[_Iterable[int]] = ..., max_slots: _Optional[_Iterable[int]] = ..., wait_us: _Optional[int] = ...) -> None: ...
 
 class DraftRelease(_message.Message):
     __slots__ = ("sequences",)
@@ -138,32 +132,28 @@ class Opened(_message.Message):
     def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class Blocks(_message.Message):
-    __slots__ = ("items", "forward_ns")
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[Block]
-    forward_ns: int
-    def __init__(self, items: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., forward_ns: _Optional[int] = ...) -> None: ...
-
-class Block(_message.Message):
-    __slots__ = ("cursor", "token_ids", "confidence", "q_entries", "q_ids", "q_probs", "empty_reason", "watermark")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("cursors", "lengths", "token_ids", "confidence", "q_entries", "q_ids", "q_probs", "empty_reasons", "watermarks", "forward_ns")
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     Q_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     Q_IDS_FIELD_NUMBER: _ClassVar[int]
     Q_PROBS_FIELD_NUMBER: _ClassVar[int]
-    EMPTY_REASON_FIELD_NUMBER: _ClassVar[int]
-    WATERMARK_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
+    EMPTY_REASONS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    cursors: _types_pb2.Cursors
+    lengths: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     confidence: _containers.RepeatedScalarFieldContainer[float]
-    q_entries: int
+    q_entries: _containers.RepeatedScalarFieldContainer[int]
     q_ids: bytes
     q_probs: bytes
-    empty_reason: EmptyReason
-    watermark: int
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., q_entries: _Optional[int] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., empty_reason: _Optional[_Union[EmptyReason, str]] = ..., watermark: _Optional[int] = ...) -> None: ...
+    empty_reasons: _containers.RepeatedScalarFieldContainer[EmptyReason]
+    watermarks: _containers.RepeatedScalarFieldContainer[int]
+    forward_ns: int
+    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., q_entries: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., empty_reasons: _Optional[_Iterable[_Union[EmptyReason, str]]] = ..., watermarks: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[int] = ...) -> None: ...
 
 class DraftReleased(_message.Message):
     __slots__ = ("sequences",)

@@ -82,30 +82,34 @@ class Prefill(_message.Message):
     def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., reserve_tokens: _Optional[int] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., keep_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class VerifyCohort(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[VerifyItem]
-    def __init__(self, items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ...) -> None: ...
-
-class VerifyItem(_message.Message):
-    __slots__ = ("cursor", "anchor", "draft_ids", "q_entries", "q_ids", "q_probs", "sink", "drafter_version")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("cursors", "anchors", "lengths", "draft_ids", "q_entries", "q_ids", "q_probs", "sources", "source")
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    ANCHORS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
     Q_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     Q_IDS_FIELD_NUMBER: _ClassVar[int]
     Q_PROBS_FIELD_NUMBER: _ClassVar[int]
-    SINK_FIELD_NUMBER: _ClassVar[int]
-    DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
-    anchor: int
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    cursors: _types_pb2.Cursors
+    anchors: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
     draft_ids: _containers.RepeatedScalarFieldContainer[int]
-    q_entries: int
+    q_entries: _containers.RepeatedScalarFieldContainer[int]
     q_ids: bytes
     q_probs: bytes
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    source: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., anchors: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., q_entries: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., source: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("sink", "drafter_version")
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
     sink: _types_pb2.FeatureSink
     drafter_version: str
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., q_entries: _Optional[int] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., drafter_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., drafter_version: _Optional[str] = ...) -> None: ...
 
 class Resend(_message.Message):
     __slots__ = ("cursor", "sink", "from_position")
@@ -158,32 +162,44 @@ class Prefilled(_message.Message):
     def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class Verdicts(_message.Message):
-    __slots__ = ("items", "forward_ns", "tokens", "prefill_tokens")
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("cursors", "accepted", "next_tokens", "features_through", "refusals", "logprobs", "forward_ns", "tokens", "prefill_tokens", "refusal")
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[Verdict]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    cursors: _types_pb2.Cursors
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    next_tokens: _containers.RepeatedScalarFieldContainer[int]
+    features_through: _containers.RepeatedScalarFieldContainer[int]
+    refusals: _containers.RepeatedCompositeFieldContainer[RowRefusal]
+    logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     forward_ns: int
     tokens: int
     prefill_tokens: int
-    def __init__(self, items: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ...) -> None: ...
-
-class Verdict(_message.Message):
-    __slots__ = ("cursor", "accepted", "next_token", "features_through", "refusal", "logprobs")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
-    accepted: int
-    next_token: int
-    features_through: int
     refusal: _types_pb2.Refusal
-    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., accepted: _Optional[int] = ..., next_token: _Optional[int] = ..., features_through: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., accepted: _Optional[_Iterable[int]] = ..., next_tokens: _Optional[_Iterable[int]] = ..., features_through: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[RowRefusal, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class RowRefusal(_message.Message):
+    __slots__ = ("row", "refusal")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    refusal: _types_pb2.Refusal
+    def __init__(self, row: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class RowLogprobs(_message.Message):
+    __slots__ = ("row", "tokens")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    tokens: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    def __init__(self, row: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Resent(_message.Message):
     __slots__ = ("cursor", "rows", "refusal")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import PeerError
-from dspark.types import Block, Cursor, EmptyReason, Law, Rule, SparseQ, TokenLogprobs, Verdict
+from dspark.types import Cursor, Law, Rule, TokenLogprobs
 from dspark.wire import codec
 from dspark.wire.tensors import FP8, read_tensor, write_rows, write_tensor
-from dspark.wire.v1 import draft_pb2, types_pb2
+from dspark.wire.v1 import types_pb2
 
 U32 = st.integers(0, 2**32 - 1)
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
@@ -80,56 +80,6 @@ def test_a_law_of_an_older_coordinator_asks_for_nothing_more() -> None:
     assert law == Law()
     assert law.plain
     assert not law.shapes
-
-
-@given(CURSORS, st.integers(0, 7), st.integers(1, 64), st.data())
-def test_block_there_and_back(cursor: Cursor, slots: int, entries: int, data: st.DataObject) -> None:
-    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    ids = rng.integers(0, 100, (slots, entries), dtype=np.uint32)
-    probs = rng.random((slots, entries), dtype=np.float32)
-    confidence = tuple(float(x) for x in rng.random(slots, dtype=np.float32))
-    block = Block(cursor, tuple(int(i) for i in ids[:, 0]), confidence, SparseQ.of(ids, probs), EmptyReason.NONE, 5)
-    back = codec.read_block(codec.write_block(block), 100)
-    assert back == block
-    got_ids, got_probs = back.q.arrays()
-    np.testing.assert_array_equal(got_ids, ids)
-    np.testing.assert_array_equal(got_probs, probs)
-    cut = back.q.prefix(slots // 2).arrays()
-    np.testing.assert_array_equal(cut[1], probs[: slots // 2])
-
-
-@given(CURSORS, U32, U32, U32, LOGPROBS)
-def test_verdict_there_and_back(
-    cursor: Cursor, accepted: int, token: int, through: int, told: tuple[TokenLogprobs, ...]
-) -> None:
-    verdict = Verdict(cursor, accepted, token, through, told)
-    assert codec.read_verdict(codec.write_verdict(verdict)) == verdict
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"token_ids": [100]}, "token_ids"),
-        ({"token_ids": [1] * 65}, "token_ids"),
-        ({"confidence": []}, "confidence"),
-        ({"confidence": [float("nan")]}, "confidence"),
-        ({"confidence": [1.5]}, "confidence"),
-        ({"q_ids": b"\0" * 3}, "q_ids"),
-        ({"q_probs": b"\0" * 8}, "q_probs"),
-        ({"q_entries": 5000}, "q_entries"),
-    ],
-)
-def test_a_malformed_block_is_refused_by_field(change: dict[str, object], field: str) -> None:
-    good: dict[str, object] = {
-        "token_ids": [1],
-        "confidence": [0.5],
-        "q_entries": 1,
-        "q_ids": b"\1\0\0\0",
-        "q_probs": b"\0\0\x80\x3f",
-    }
-    codec.read_block(draft_pb2.Block(**good), 100)
-    with pytest.raises(PeerError, match=f"^{field}"):
-        codec.read_block(draft_pb2.Block(**(good | change)), 100)
 
 
 @pytest.mark.parametrize(

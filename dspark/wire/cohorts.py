@@ -1,0 +1,190 @@
+"""Cohorts to messages and back: one column per field, one row per sequence, never a message per sequence. No torch.
+
+What belongs to slots stands one sequence after the other, `lengths` of each; q of a sequence is a slice of opaque
+bytes. Columns that do not fit each other spoil the whole cohort and raise PeerError with the field's name; a value
+that is no value spoils its own sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain, pairwise
+from operator import attrgetter, mul
+from typing import Protocol, TypedDict, TypeVar, cast
+
+import numpy as np
+
+from dspark.errors import PeerError
+from dspark.types import Block, Cursor, EmptyReason, Refusal, SparseQ, Verdict
+from dspark.wire import codec
+from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
+
+MAX_ROWS = 1 << 16  # sequences of one cohort
+MAX_SLOTS = 64  # longest block anybody may send
+MAX_Q_ENTRIES = 4096
+
+Part = TypeVar("Part", bytes, tuple[int, ...], tuple[float, ...])
+
+_WORD = 4  # bytes of an id or a probability
+_SEQUENCE, _EPOCH, _ROUND, _LENGTH = map(attrgetter, ("sequence", "epoch", "round", "committed_len"))
+
+
+class _Column(Protocol):
+    def __len__(self) -> int: ...
+
+
+def write_cursors(cursors: Sequence[Cursor]) -> types_pb2.Cursors:
+    return types_pb2.Cursors(
+        sequence=map(_SEQUENCE, cursors),
+        epoch=map(_EPOCH, cursors),
+        round=map(_ROUND, cursors),
+        committed_len=map(_LENGTH, cursors),
+    )
+
+
+def read_cursors(message: types_pb2.Cursors) -> list[Cursor]:
+    count = len(message.sequence)
+    if count > MAX_ROWS:
+        raise PeerError(f"cursors: {count} are over the limit of {MAX_ROWS}")
+    fit(count, epoch=message.epoch, round=message.round, committed_len=message.committed_len, of="cursors.")
+    return list(map(Cursor, message.sequence[:], message.epoch[:], message.round[:], message.committed_len[:]))
+
+
+def fit(count: int, *, of: str = "", **columns: _Column) -> None:
+    """Raises PeerError naming a column that has not `count` values."""
+    for name, column in columns.items():
+        if len(column) != count:
+            raise PeerError(f"{of}{name}: {len(column)} values, expected {count}")
+
+
+def read_lengths(column: Iterable[int]) -> list[int]:
+    """Slots of each sequence."""
+    lengths = list(column)
+    if lengths and max(lengths) > MAX_SLOTS:
+        raise PeerError(f"lengths: {max(lengths)} slots are over the limit of {MAX_SLOTS}")
+    return lengths
+
+
+def bounds(sizes: Iterable[int]) -> list[int]:
+    """[n + 1] where each sequence's part of something ragged begins; the last is where everything ends."""
+    return list(accumulate(sizes, initial=0))
+
+
+def parts(whole: Part, ends: Sequence[int]) -> list[Part]:
+    """What `bounds` cuts something ragged into."""
+    return [whole[start:end] for start, end in pairwise(ends)]
+
+
+class Qs(TypedDict):
+    """The fields that hold the distributions of a cohort."""
+
+    q_entries: list[int]
+    q_ids: bytes
+    q_probs: bytes
+
+
+def write_q(qs: Sequence[SparseQ]) -> Qs:
+    return Qs(
+        q_entries=[q.entries for q in qs],
+        q_ids=b"".join([q.ids for q in qs]),
+        q_probs=b"".join([q.probs for q in qs]),
+    )
+
+
+def read_q(entries: Sequence[int], ids: bytes, probs: bytes, lengths: Sequence[int]) -> list[SparseQ]:
+    """The distributions of each sequence's slots; sizes must agree exactly."""
+    fit(len(lengths), q_entries=entries)
+    if entries and max(entries) > MAX_Q_ENTRIES:
+        raise PeerError(f"q_entries: {max(entries)} is over the limit of {MAX_Q_ENTRIES}")
+    ends = [_WORD * end for end in bounds(map(mul, entries, lengths))]
+    if len(ids) != ends[-1]:
+        raise PeerError(f"q_ids: {len(ids)} bytes, expected {ends[-1]}")
+    if len(probs) != ends[-1]:
+        raise PeerError(f"q_probs: {len(probs)} bytes, expected {ends[-1]}")
+    return list(map(SparseQ, entries, parts(ids, ends), parts(probs, ends)))
+
+
+def write_blocks(blocks: Sequence[Block], forward_ns: int = 0) -> draft_pb2.Blocks:
+    return draft_pb2.Blocks(
+        cursors=write_cursors([block.cursor for block in blocks]),
+        lengths=[len(block.token_ids) for block in blocks],
+        token_ids=chain.from_iterable([block.token_ids for block in blocks]),
+        confidence=chain.from_iterable([block.confidence for block in blocks]),
+        empty_reasons=cast("list[draft_pb2.EmptyReason]", [block.empty_reason for block in blocks]),
+        watermarks=[block.watermark for block in blocks],
+        forward_ns=forward_ns,
+        **write_q([block.q for block in blocks]),
+    )
+
+
+def read_blocks(message: draft_pb2.Blocks, vocab_size: int) -> list[Block]:
+    """A drafter's blocks. One with an id or a confidence that is none is an empty one, for EmptyReason.INVALID."""
+    cursors, lengths = read_cursors(message.cursors), read_lengths(message.lengths)
+    reasons, marks = message.empty_reasons[:], message.watermarks[:]
+    fit(len(cursors), lengths=lengths, empty_reasons=reasons, watermarks=marks)
+    ends, ids, confidence = bounds(lengths), message.token_ids[:], message.confidence[:]
+    fit(ends[-1], token_ids=ids, confidence=confidence)
+    qs = read_q(message.q_entries[:], message.q_ids, message.q_probs, lengths)
+    why = [_REASONS.get(reason, EmptyReason.INVALID) for reason in reasons]
+    blocks = list(map(Block, cursors, parts(tuple(ids), ends), parts(tuple(confidence), ends), qs, why, marks))
+    sure = np.array(confidence)
+    wrong = (np.array(ids, np.int64) >= vocab_size) | ~((sure >= 0.0) & (sure <= 1.0))  # NaN is neither
+    if wrong.any():
+        for row in np.unique(np.repeat(np.arange(len(lengths)), lengths)[wrong]).tolist():
+            blocks[row] = Block(cursors[row], empty_reason=EmptyReason.INVALID, watermark=marks[row])
+    return blocks
+
+
+_REASONS = {int(reason): reason for reason in EmptyReason}
+
+
+def write_verdicts(
+    cursors: types_pb2.Cursors,
+    outcomes: Sequence[Verdict | Refusal],
+    *,
+    forward_ns: int = 0,
+    tokens: int = 0,
+    prefill_tokens: int = 0,
+) -> verify_pb2.Verdicts:
+    """What became of a cohort whose cursors were these."""
+    judged = [outcome if isinstance(outcome, Verdict) else _NOT_JUDGED for outcome in outcomes]
+    return verify_pb2.Verdicts(
+        cursors=cursors,
+        accepted=[verdict.accepted for verdict in judged],
+        next_tokens=[verdict.next_token for verdict in judged],
+        features_through=[verdict.features_through for verdict in judged],
+        refusals=[
+            verify_pb2.RowRefusal(row=row, refusal=codec.write_refusal(outcome))
+            for row, outcome in enumerate(outcomes)
+            if isinstance(outcome, Refusal)
+        ],
+        logprobs=[
+            verify_pb2.RowLogprobs(row=row, tokens=codec.write_logprobs(verdict.logprobs))
+            for row, verdict in enumerate(judged)
+            if verdict.logprobs
+        ],
+        forward_ns=forward_ns,
+        tokens=tokens,
+        prefill_tokens=prefill_tokens,
+    )
+
+
+_NOT_JUDGED = Verdict(Cursor(0, 0, 0, 0), 0, 0, 0)
+
+
+def read_verdicts(message: verify_pb2.Verdicts, cursors: Sequence[Cursor]) -> list[Verdict | Refusal]:
+    """What became of the sequences that were asked about, in that order; a verdict says where it thinks it stood."""
+    if message.HasField("refusal"):
+        return [codec.read_refusal(message.refusal)] * len(cursors)
+    said = read_cursors(message.cursors)
+    fit(len(cursors), cursors=said, accepted=message.accepted, next_tokens=message.next_tokens)
+    fit(len(cursors), features_through=message.features_through)
+    told = {row.row: codec.read_logprobs(row.tokens) for row in message.logprobs}
+    outcomes: list[Verdict | Refusal]
+    columns = message.accepted[:], message.next_tokens[:], message.features_through[:]
+    outcomes = list(map(Verdict, said, *columns, [told.get(row, ()) for row in range(len(said))]))
+    for refused in message.refusals:
+        if refused.row >= len(outcomes):
+            raise PeerError(f"refusals.row: {refused.row} of {len(outcomes)}")
+        outcomes[refused.row] = codec.read_refusal(refused.refusal)
+    return outcomes
