@@ -16,6 +16,7 @@ from dspark.cli.conformance import run
 from dspark.errors import CheckpointError
 
 DATA = Path(__file__).parents[2] / "data"
+WHOLE = Path(__file__).parents[4] / "shared" / "golden"
 DRAFTER = "dspark_vanilla"
 Tensors = dict[str, torch.Tensor]
 
@@ -49,10 +50,10 @@ def test_one_json_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_family_that_is_not_built_is_skipped_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / DRAFTER / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dspark_block_size": 5}))
     assert run(folder) == 0
     out = capsys.readouterr().out
-    assert "Eagle3" in out
+    assert "DeepSeek-V4" in out
     assert out.splitlines()[-1] == "0 passed, 0 failed, 13 skipped"
 
 
@@ -186,6 +187,33 @@ def test_runs_without_a_fitting_target_fail(folder: Path, capsys: pytest.Capture
     shutil.rmtree(folder / "target_qwen3")
     assert run(folder) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "5 passed, 8 failed, 0 skipped"
+
+
+OTHER_FAMILIES = ["dflash", "eagle3", "dspark_gemma4", "dflash_gemma4", "eagle3_gemma4"]
+
+
+@pytest.mark.skipif(not WHOLE.is_dir(), reason="the whole set of reference cases is not here")
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+def test_every_family_passes_and_notices_one_altered_id(name: str, tmp_path: Path) -> None:
+    for each in (name, "target_gemma4" if "gemma4" in name else "target_qwen3"):
+        shutil.copytree(WHOLE / each, tmp_path / each, copy_function=shutil.copyfile)
+        (tmp_path / each).chmod(0o755)
+    assert run(tmp_path) == 0
+    path = tmp_path / name / "decode_cases.json"
+    cases: list[dict[str, Any]] = json.loads(path.read_text())
+    cases[-1]["output_ids"][-1] ^= 1
+    path.write_text(json.dumps(cases))
+    assert run(tmp_path) == 1
+
+
+@pytest.mark.skipif(not WHOLE.is_dir(), reason="the whole set of reference cases is not here")
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+def test_every_family_notices_one_altered_weight(name: str, tmp_path: Path) -> None:
+    for each in (name, "target_gemma4" if "gemma4" in name else "target_qwen3"):
+        shutil.copytree(WHOLE / each, tmp_path / each, copy_function=shutil.copyfile)
+        (tmp_path / each).chmod(0o755)
+    _alter(tmp_path / name / "model.safetensors", _nudge("layers.0.self_attn.k_norm.weight"))
+    assert run(tmp_path) == 1
 
 
 def _keep_only(folder: Path, file: str) -> None:

@@ -10,9 +10,26 @@ from safetensors.torch import load_file
 DATA = Path(__file__).parents[2] / "data"
 _ALL = Path(__file__).parents[4] / "shared" / "golden"
 ROOT = _ALL if _ALL.is_dir() else DATA
-QWEN3_BLOCK = ("dspark_vanilla", "dspark_gated", "dspark_rnn", "dspark_confidence_without_markov", "dflash")
-DRAFTERS = [ROOT / name for name in QWEN3_BLOCK if (ROOT / name).is_dir()]
 TARGET = DATA / "target_qwen3"
+_NAMES = (
+    "dspark_vanilla",
+    "dspark_gated",
+    "dspark_rnn",
+    "dspark_confidence_without_markov",
+    "dflash",
+    "eagle3",
+    "dspark_gemma4",
+    "dflash_gemma4",
+    "eagle3_gemma4",
+)
+ALL = [ROOT / name for name in _NAMES if (ROOT / name).is_dir()]
+DRAFTERS = [folder for folder in ALL if (folder / "block_cases.safetensors").is_file()]
+TRAINED = [folder for folder in ALL if (folder / "loss_case.safetensors").is_file()]
+
+
+def target_of(folder: Path) -> Path:
+    """The target that a drafter's cases were made with."""
+    return ROOT / ("target_gemma4" if folder.name.endswith("_gemma4") else "target_qwen3")
 
 
 def block_cases(folder: Path) -> list[dict[str, torch.Tensor]]:

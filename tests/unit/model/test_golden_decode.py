@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 import torch
 
+from dspark.model.anchored import entries_at
 from dspark.model.checkpoint import LoadedTarget, load_drafter, load_target
-from dspark.model.drafter import BlockDrafter
+from dspark.model.family import Drafter
 from dspark.model.target import TargetTaps
-from tests.unit.model.golden import DRAFTERS, TARGET
-from tests.unit.model.walk import greedy_block
+from tests.unit.model.golden import ALL, target_of
 
 
-@pytest.mark.parametrize("folder", DRAFTERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", ALL, ids=lambda path: path.name)
 @torch.inference_mode()
 def test_greedy_runs_equal_the_reference(folder: Path) -> None:
-    target, drafter = load_target(TARGET), load_drafter(folder)
+    target, drafter = load_target(target_of(folder)), load_drafter(folder)
     for case in json.loads((folder / "decode_cases.json").read_text()):
         found = _run(target, drafter, case)
         assert found == {name: case[name] for name in found}
 
 
-def _run(target: LoadedTarget, drafter: BlockDrafter, case: dict[str, Any]) -> dict[str, list[int]]:
+def _run(target: LoadedTarget, drafter: Drafter, case: dict[str, Any]) -> dict[str, list[int]]:
     """The reference's own counting: a last round may overshoot and still counts."""
     ids, stops = list(case["prompt_ids"]), set(case["stop_token_ids"])
     end = len(ids) + case["max_new_tokens"]
@@ -35,6 +35,8 @@ def _run(target: LoadedTarget, drafter: BlockDrafter, case: dict[str, Any]) -> d
     stopped = ids[-1] in stops
     while not stopped and len(ids) - 1 < end:
         draft = _draft(drafter, ids, features, case["confidence_threshold"])
+        if drafter.config.kind != "block":  # a chain is not walked past a stop token
+            draft = draft[: next((n for n, token in enumerate(draft, start=1) if token in stops), len(draft))]
         logits, features = _forward(target, drafter, ids + draft)
         wanted = logits[len(ids) - 1 :].argmax(dim=-1).tolist()
         kept = 0
@@ -59,23 +61,24 @@ def _run(target: LoadedTarget, drafter: BlockDrafter, case: dict[str, Any]) -> d
     }
 
 
-def _forward(target: LoadedTarget, drafter: BlockDrafter, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(target: LoadedTarget, drafter: Drafter, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     with TargetTaps(target.model, drafter.target_layer_ids) as taps:
         logits = target.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
         return logits, taps.collect()[0]
 
 
-def _draft(drafter: BlockDrafter, ids: list[int], features: torch.Tensor, threshold: float) -> list[int]:
-    keys, values = drafter.context_kv(drafter.project(features), torch.arange(len(features)))
-    walk = greedy_block(
-        drafter,
-        anchor_ids=torch.tensor(ids[-1:]),
-        context_k=keys[:, None],
-        context_v=values[:, None],
-        context_len=torch.tensor([len(features)]),
+def _draft(drafter: Drafter, ids: list[int], features: torch.Tensor, threshold: float) -> list[int]:
+    anchors = torch.tensor([len(features)])
+    context, last_rows = entries_at(drafter, features=features, token_ids=torch.tensor(ids[:-1]), anchors=anchors)
+    size, said = drafter.config.block_size, [torch.tensor(ids[-1:])]
+    proposal = drafter.propose(
+        anchor_ids=said[0], anchor_positions=anchors, context=context, last_rows=last_rows, slots=size
     )
-    draft: list[int] = walk.ids[0].tolist()
-    if walk.confidence is None or threshold <= 0:
+    for _ in range(size):
+        said.append(proposal.step(said[-1]).argmax(dim=-1))
+    draft: list[int] = torch.cat(said[1:]).tolist()
+    confidence = proposal.confidence_logits(torch.stack(said[:-1], dim=1))
+    if confidence is None or threshold <= 0:
         return draft
-    below = (torch.sigmoid(walk.confidence[0]) < threshold).nonzero().flatten().tolist()
+    below = (torch.sigmoid(confidence[0]) < threshold).nonzero().flatten().tolist()
     return draft[: below[0]] if below else draft

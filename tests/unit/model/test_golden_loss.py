@@ -12,13 +12,13 @@ from torch import Tensor
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
-from tests.unit.model.golden import DRAFTERS, TARGET
+from tests.unit.model.golden import TARGET, TRAINED
 from training.anchors import Anchors, Labels, label_blocks
 from training.lean_loss import lean_block_loss
 from training.loss import LossSums, LossWeights, block_loss, figures, mix, target_slot_logits
 
 RELATIVE = 1e-4
-pytestmark = pytest.mark.parametrize("folder", DRAFTERS, ids=lambda path: path.name)
+pytestmark = pytest.mark.parametrize("folder", TRAINED, ids=lambda path: path.name)
 
 
 def test_plain_loss_and_gradients_equal_the_reference(folder: Path) -> None:

@@ -35,6 +35,17 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt-oss, sinks, experts and some windows": lambda: transformers.GptOssConfig(
         **SHAPE, head_dim=16, sliding_window=16, num_local_experts=4, num_experts_per_tok=2
     ),
+    "gemma4, two head sizes and values that are keys": lambda: transformers.Gemma4TextConfig(
+        **SHAPE,
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0,
+    ),
     "deepseek-v2, values smaller than keys": lambda: transformers.DeepseekV2Config(
         **{**SHAPE, "num_key_value_heads": 4},
         **MIXTURE,
