@@ -49,10 +49,24 @@ def law(logits: Tensor, temperature: float, cut: int | None) -> Tensor:
     return torch.softmax(logits / temperature, dim=-1)
 
 
+def drafted_from(logits: Tensor, temperature: float, cut: int | None) -> tuple[Tensor, Tensor]:
+    """logits [A, V] -> the entries a drafter draws from: ids [A, K] and probabilities [A, K], K of them with a cut."""
+    logits = logits.float()
+    if temperature == 0:
+        ids = logits.argmax(-1, keepdim=True)
+        return ids, torch.ones(ids.shape)
+    if cut is not None and cut < logits.shape[-1]:
+        logits, ids = logits.topk(cut, dim=-1)
+    else:
+        ids = torch.arange(logits.shape[-1]).expand(logits.shape)
+    return ids, torch.softmax(logits / temperature, dim=-1)
+
+
 def sample(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Draws from unnormalised weights [..., V] -> ids [...]."""
-    noise = torch.empty_like(weights).exponential_(generator=generator)
-    return (weights / noise).argmax(dim=-1)
+    """Draws from unnormalised weights [A, K] -> places [A]."""
+    mass = weights.cumsum(dim=-1)
+    coins = torch.rand(len(weights), 1, generator=generator) * mass[:, -1:]
+    return torch.searchsorted(mass, coins, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 
 def race_noise(seed: int, choice: int, positions: Sequence[int], vocab: int) -> Tensor:
@@ -127,22 +141,24 @@ def _blocks(
     before = []
     for slot in range(size):
         before.append(previous)
-        q = law(proposal.step(previous), temperature, cut)
+        ids, q = drafted_from(proposal.step(previous), temperature, cut)
         truth, row = text.ids[anchors + slot + 1], anchors + slot - text.first
         if text.race is not None:
-            previous = (q / text.race[row]).argmax(dim=-1)
+            first_home = (q / text.race[row[:, None], ids]).argmax(dim=-1, keepdim=True)
+            previous = ids.gather(-1, first_home).squeeze(-1)
             alive = alive & (previous == truth)
             accepted += alive
             continue
-        p = text.wanted[row] * kept[:, None]
-        told = q.gather(-1, truth[:, None]).squeeze(-1)
-        ratio = told / p.gather(-1, truth[:, None]).squeeze(-1).clamp(min=1e-12)
+        told = torch.where(ids == truth[:, None], q, 0.0).sum(dim=-1)
+        ratio = told / (kept * text.wanted[row, truth]).clamp(min=1e-12)
         alive = alive & (torch.rand(count, generator=generator) < ratio)
         accepted += alive
         first_rejection = ~alive & (accepted == slot)
+        p = text.wanted[row[:, None], ids] * kept[:, None]
         surplus = torch.where(first_rejection[:, None], (q - p).clamp(min=0), q)
         surplus = torch.where(surplus.sum(-1, keepdim=True) > 0, surplus, q)
-        previous = torch.where(alive, truth, sample(surplus, generator))
+        drawn = ids.gather(-1, sample(surplus, generator)[:, None]).squeeze(-1)
+        previous = torch.where(alive, truth, drawn)
         if rule is Rule.BLOCK:
             kept = torch.where(alive, (1 / ratio).clamp(max=1.0), 1.0)
     return Blocks(accepted, proposal.confidence_logits(torch.stack(before, dim=1)))
