@@ -1,0 +1,90 @@
+"""What a drafted block is worth under a rule: the tokens it commits on average over the rule's own coins.
+
+Two settings are then compared on equal contexts, block by block, and neither the coins nor the way an answer happens to
+go stands between them. Only the block itself is a draw; under `coupled` the target's noise is one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.decoding.block_rule import chances
+from dspark.decoding.race import times, winners
+from dspark.decoding.ratio import sent
+from dspark.decoding.sampling import LawColumns, distribution
+from dspark.decoding.slots import Slots
+from dspark.decoding.token_rule import accept_probability
+from dspark.types import Block, Law, Rule
+
+
+def committed(block: Block, probs: Tensor, law: Law, anchor_position: int) -> float:
+    """Mean tokens of a round that verifies the whole block, the target's own included.
+
+    probs [l + 1, V] float64: the target's law at the anchor and behind each of the l drafted tokens.
+    """
+    ids = list(block.token_ids)
+    if not ids:
+        return 1.0
+    if law.greedy or law.rule is Rule.COUPLED:
+        said = probs.argmax(-1) if law.greedy else _raced(probs, law, anchor_position)
+        return 1.0 + _agreeing(ids, said.tolist())
+    q_ids, q_probs = block.q.arrays()
+    slots = Slots.of([ids], [q_ids.ravel()], [q_probs.ravel()], [block.q.entries])
+    if law.rule is Rule.TOKEN:
+        p = probs[torch.arange(len(ids)), torch.tensor(ids)].numpy()
+        q = slots.of_drafted()
+        kept = accept_probability(p, q)[: sent(slots, q)[0]]
+        return 1.0 + float(np.cumprod(kept).sum())
+    made = chances(probs[torch.from_numpy(slots.slot), torch.from_numpy(slots.ids)].numpy(), slots)
+    # The longest candidate is kept: at least k tokens unless every candidate from k on fails.
+    fails = np.cumprod((1.0 - made.candidate[: made.lengths[0]])[::-1])
+    return 1.0 + float((1.0 - fails).sum())
+
+
+def laws_behind(
+    model: torch.nn.Module, tokens: Sequence[int], blocks: Sequence[Sequence[int]], law: Law
+) -> list[Tensor]:
+    """The target's law along each block after `tokens`, [l + 1, V] each, by one pass over all of them.
+
+    Blocks stand side by side behind the tokens; a mask keeps them from seeing each other.
+    """
+    context, total = len(tokens), sum(map(len, blocks))
+    length = context + total
+    sees = torch.ones(length, length, dtype=torch.bool).tril()
+    positions = list(range(context))
+    start = context
+    for block in blocks:
+        sees[start : start + len(block), context:start] = False
+        positions += range(context, context + len(block))
+        start += len(block)
+    mask = torch.zeros(1, 1, length, length).masked_fill(~sees, torch.finfo(torch.float32).min)
+    ids = [*tokens, *(token for block in blocks for token in block)]
+    with torch.inference_mode():
+        logits = model(
+            torch.tensor([ids]),
+            attention_mask=mask,
+            position_ids=torch.tensor([positions]),
+            logits_to_keep=1 + total,
+            use_cache=False,
+        ).logits[0]
+        probs = distribution(logits.float(), LawColumns.of([law] * (1 + total)))
+    made, start = [], 1
+    for block in blocks:
+        made.append(torch.cat((probs[:1], probs[start : start + len(block)])))
+        start += len(block)
+    return made
+
+
+def _raced(probs: Tensor, law: Law, anchor_position: int) -> Tensor:
+    """What coupled noise makes of the target's law at each slot: [l + 1]."""
+    count = len(probs)
+    positions = range(anchor_position + 1, anchor_position + 1 + count)
+    return winners(probs, times([law] * count, list(positions), probs.shape[-1]))[0]
+
+
+def _agreeing(drafted: Sequence[int], said: Sequence[int]) -> int:
+    return next((k for k, token in enumerate(drafted) if token != said[k]), len(drafted))
