@@ -38,7 +38,8 @@ def write_card(run: Path, folder: Path) -> None:
         f"""# demo-assistant
 
 A small Qwen3 language model over the vocabulary of `demo-target`, for speculative decoders that draft with a language
-model of their own. Benchmarks use it as the assistant of transformers' assisted generation; nothing here serves it.
+model of their own. It can be served as a drafter (`--drafter models/demo-assistant`); benchmarks
+use it as the assistant of transformers' assisted generation.
 
 {shape["layers"]} layers, hidden size {shape["hidden"]}, {shape["heads"]} query heads and {shape["kv_heads"]} key-value
 head of 64, the tokenizer of `demo-target`, bf16. Trained on the same text: {steps:,} steps of
