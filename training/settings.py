@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dspark.errors import ConfigError
@@ -25,57 +25,55 @@ _AT_LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One run.
+    """One run."""
 
-    What: `target` folder or hub id; `samples` file; `out` folder of the run; `cache` folder of a target cache, empty to
-    run the target beside the drafter. `start` folder of a drafter to go on from.
-
-    Drafter: `family`; `head` of DSpark; `layers` (0: the family's own, 5 for blocks, 1 for Eagle3 and MTP, 2 for a
-    language model); `block_size` tokens drafted; `taps` target layers, evenly spread where none are named;
-    `markov_rank`; `width` hidden size of a language model (0: half the target's).
-
-    Optimisation: `epochs` over the samples, or `steps` where above 0; `batch` conversations a step over all workers, in
-    pieces of at most `micro_tokens` tokens; `anchors` blocks of a conversation; `rate` of AdamW, and `matrix_rate` of
-    Muon for matrices; `warmup` share of the steps; `clip` of the gradient's norm; `decay` of the weights of slots (0:
-    4.0 for blocks of 7 and in proportion).
-
-    Running: `precision` fp32, or bf16 products on fp32 weights; auto is bf16 on GPUs. `device`; `seed`;
-    a conversation; `held_out` conversations kept for evaluation; a line of the log, an evaluation and a state every so
-    many steps, a state also every `save_every_s` seconds.
-    """
-
-    target: str
-    samples: str
-    out: str
-    cache: str = ""
-    start: str = ""
-    family: str = "dspark"
-    head: str = "vanilla"
-    layers: int = 0
-    block_size: int = 7
-    taps: tuple[int, ...] = ()
-    markov_rank: int = 256
-    width: int = 0
-    epochs: int = 10
-    steps: int = 0
-    batch: int = 512
-    micro_tokens: int = 8192
-    anchors: int = 512
-    optimizer: str = "adamw"
-    rate: float = 6e-4
-    matrix_rate: float = 0.02
-    schedule: str = "cosine"
-    warmup: float = 0.04
-    clip: float = 1.0
-    decay: float = 0.0
-    precision: str = "auto"
-    device: str = "auto"
-    seed: int = 42
-    held_out: int = 16
-    log_every: int = 10
-    evaluate_every: int = 200
-    save_every: int = 3000
-    save_every_s: float = 300.0
+    target: str = field(metadata={"doc": "Folder or hub id of the target."})
+    samples: str = field(metadata={"doc": "File of samples, as `encode` writes it."})
+    out: str = field(metadata={"doc": "Folder of the run: state, log, curve, and the drafter at the end."})
+    cache: str = field(
+        default="", metadata={"doc": "Folder of a target cache; empty: the target runs beside the drafter."}
+    )
+    start: str = field(default="", metadata={"doc": "Folder of a drafter to go on from; empty: a fresh one."})
+    family: str = field(default="dspark", metadata={"doc": "dspark, dflash, eagle3, mtp or lm."})
+    head: str = field(default="vanilla", metadata={"doc": "Sequential head of DSpark: vanilla, gated, rnn or none."})
+    layers: int = field(default=0, metadata={"doc": "Depth; 0: 5 for blocks, 1 for eagle3 and mtp, 2 for lm."})
+    block_size: int = field(default=7, metadata={"doc": "Tokens drafted in a round."})
+    taps: tuple[int, ...] = field(
+        default=(), metadata={"doc": "Target layers read; none named: five, evenly spread (mtp: the last)."}
+    )
+    markov_rank: int = field(default=256, metadata={"doc": "Rank of the sequential head."})
+    width: int = field(default=0, metadata={"doc": "Hidden size of lm; 0: half the target's."})
+    epochs: int = field(default=10, metadata={"doc": "Passes over the samples."})
+    steps: int = field(default=0, metadata={"doc": "Optimiser steps; 0: as many as the epochs have."})
+    batch: int = field(default=512, metadata={"doc": "Conversations of a step, over all workers."})
+    micro_tokens: int = field(
+        default=8192, metadata={"doc": "Tokens computed at one time; a longer conversation goes alone."}
+    )
+    anchors: int = field(default=512, metadata={"doc": "Blocks drawn from a conversation, most."})
+    optimizer: str = field(
+        default="adamw", metadata={"doc": "adamw (published) or muon (matrices by Muon, the rest by AdamW)."}
+    )
+    rate: float = field(default=6e-4, metadata={"doc": "Peak learning rate of AdamW."})
+    matrix_rate: float = field(default=0.02, metadata={"doc": "Peak learning rate of Muon."})
+    schedule: str = field(default="cosine", metadata={"doc": "cosine (published) or linear: level, then linear to 0."})
+    warmup: float = field(default=0.04, metadata={"doc": "Share of the steps in which the rate rises."})
+    clip: float = field(default=1.0, metadata={"doc": "Largest norm of the gradient."})
+    decay: float = field(
+        default=0.0,
+        metadata={"doc": "Slot k weighs exp(-(k-1)/decay); 0: 4.0, in proportion for blocks longer than 7."},
+    )
+    precision: str = field(
+        default="auto", metadata={"doc": "fp32, or bf16 products on fp32 weights; auto: bf16 on GPUs."}
+    )
+    device: str = field(default="auto", metadata={"doc": "auto, cpu, cuda or cuda:N."})
+    seed: int = field(default=42, metadata={"doc": "Key of the first weights, of the order and of the anchors."})
+    held_out: int = field(default=16, metadata={"doc": "Conversations kept for evaluation."})
+    log_every: int = field(default=10, metadata={"doc": "Steps between two lines of the log."})
+    evaluate_every: int = field(
+        default=200, metadata={"doc": "Steps between two evaluations, in whole lines of the log."}
+    )
+    save_every: int = field(default=3000, metadata={"doc": "Steps between two states."})
+    save_every_s: float = field(default=300.0, metadata={"doc": "Longest time between two states, in seconds."})
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -101,7 +99,7 @@ _FREE = {"target", "samples", "out", "start", "log_every", "evaluate_every", "sa
 
 def from_json(raw: Mapping[str, Any]) -> Settings:
     """The settings `to_json` gave; ConfigError names an unknown key."""
-    known = {field.name for field in fields(Settings)}
+    known = {one.name for one in fields(Settings)}
     if unknown := set(raw) - known:
         raise ConfigError(f"{sorted(unknown)[0]}: no such setting of a training run")
     return Settings(**{**raw, "taps": tuple(raw.get("taps", ()))})

@@ -1,0 +1,149 @@
+"""Training and regeneration as processes that are killed outright and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from deploy.processes import LocalCell
+from training.record import Log
+from training.row_file import read_rows
+from training.samples import Sample, write_samples
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE_S = 240.0
+COMMAND = (sys.executable, "-m", "dspark.cli.main", "train")
+
+
+def _start(words: list[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def _finish(words: list[str]) -> None:
+    process = _start(words)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
+
+
+def _kill_when(words: list[str], happened: Callable[[], bool]) -> bool:
+    """Starts the command and kills it as soon as something has happened; False when it ended before that."""
+    process = _start(words)
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while process.poll() is None and not happened():
+            assert time.monotonic() < deadline, "nothing happened"
+            time.sleep(0.002)
+        alive = process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        _, said = process.communicate(timeout=30)
+    assert alive or process.returncode == 0, said
+    return alive
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    path = tmp_path_factory.mktemp("samples") / "samples.safetensors"
+
+    def made() -> Iterator[Sample]:
+        for _ in range(24):
+            length = int(torch.randint(20, 50, (1,), generator=generator))
+            ids = torch.randint(2, 128, (length,), generator=generator)
+            yield Sample(ids, torch.arange(length) >= length // 4)
+
+    write_samples(path, made())
+    return path
+
+
+@pytest.mark.parametrize("family", ["dspark", "eagle3"])
+def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
+    family: str, samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
+    def words(out: Path) -> list[str]:
+        told = ["drafter", str(samples), "--target", str(golden_target), "--family", family, "--layers", "1"]
+        told += ["--steps", "14", "--batch", "4", "--anchors", "4", "--markov-rank", "4", "--held-out", "2"]
+        told += ["--log-every", "1", "--evaluate-every", "2", "--save-every", "2", "--precision", "fp32"]
+        return [*told, "--device", "cpu", "--out", str(out)]
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    _finish(words(whole))
+    rng = random.Random(family)
+
+    def lines() -> int:
+        return (parts / "log.csv").read_bytes().count(b"\n") if (parts / "log.csv").exists() else 0
+
+    kills = 0
+    for _ in range(3):
+        wanted = lines() + rng.randrange(2, 6)
+        kills += _kill_when(words(parts), lambda wanted=wanted: lines() >= wanted)  # type: ignore[misc]
+    assert kills >= 2
+    _finish(words(parts))
+    curve, again = (Log(folder / "log.csv").read() for folder in (whole, parts))
+    for columns in (curve, again):
+        del columns["seconds"]
+    assert len(curve["step"]) == 14
+    assert {name: list(map(repr, values)) for name, values in curve.items()} == {
+        name: list(map(repr, values)) for name, values in again.items()
+    }
+    ends = [load_file(folder / "drafter" / "model.safetensors") for folder in (whole, parts)]
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+
+
+@pytest.fixture(scope="module")
+def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCell]:
+    with LocalCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
+        yield cell
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    "kills", [pytest.param(3, id="3 kills"), pytest.param(20, id="20 kills", marks=pytest.mark.slow)]
+)
+@pytest.mark.timeout(900)
+def test_regeneration_killed_and_resumed_has_every_row_once_and_in_order(
+    kills: int, cell: LocalCell, golden_target: Path, tmp_path: Path
+) -> None:
+    rng, rows = random.Random(kills), 40 * kills
+    prompts = tmp_path / "prompts.jsonl"
+    with prompts.open("w", encoding="utf-8") as file:
+        for number in range(rows):
+            ids = [rng.randrange(2, 128) for _ in range(rng.randrange(3, 12))]
+            turns = [{"role": "user", "content": "", "token_ids": ids}]
+            file.write(json.dumps({"id": f"row {number}", "conversations": turns}) + "\n")
+
+    def words(out: Path) -> list[str]:
+        told = ["regenerate", str(prompts), "--target", str(golden_target), "--out", str(out)]
+        return [*told, "--endpoint", cell.endpoint, "--max-tokens", "12", "--concurrency", "4"]
+
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    _finish(words(whole))
+
+    def size() -> int:
+        return parts.stat().st_size if parts.exists() else 0
+
+    step = whole.stat().st_size // (kills + 1)
+    done = 0
+    while done < kills:
+        wanted = size() + rng.randrange(1, step)
+        assert _kill_when(words(parts), lambda wanted=wanted: size() >= wanted)  # type: ignore[misc]
+        done += 1
+    _finish(words(parts))
+    assert [row["id"] for row in read_rows(parts)] == [f"row {number}" for number in range(rows)]
+    assert parts.read_bytes() == whole.read_bytes()

@@ -1,0 +1,66 @@
+"""What a target is asked with, and which tokens of a conversation it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from dspark.errors import ConfigError
+from training.chat import Chat, answer_spans
+
+QWEN = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+USER = {"role": "user", "content": "hi there"}
+ANSWER = {"role": "assistant", "content": "well", "token_ids": [5, 6]}
+
+
+def _target(folder: Path, template: str | None) -> Path:
+    """A folder with a tokenizer of single characters."""
+    vocabulary = {character: n for n, character in enumerate("\n abcdefghijklmnopqrstuvwxyz<|_>")}
+    backend = Tokenizer(models.WordLevel({"?": len(vocabulary), **vocabulary}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")
+    if template:
+        tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_finished_answers_are_found_and_the_open_one_is_not() -> None:
+    text = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na b<|im_end|>\n<|im_start|>assistant\n"
+    assert [text[a:b] for a, b in answer_spans(text)] == ["a b<|im_end|>\n"]
+    gemma = "<|turn>user\nq<turn|>\n<|turn>model\n<|channel>thought\n<channel|>yes<turn|>\n<|turn>model\n"
+    assert [gemma[a:b] for a, b in answer_spans(gemma)] == ["yes<turn|>\n"]
+    assert answer_spans("nothing of the kind") == []
+
+
+def test_without_a_template_the_answer_follows_the_text(tmp_path: Path) -> None:
+    chat = Chat(_target(tmp_path, None))
+    ids, marks = chat.learned([USER, ANSWER])
+    assert ids == [*chat.prompt_ids([USER]), 5, 6]
+    assert marks == [False] * 8 + [True] * 2
+    with pytest.raises(ConfigError, match="no chat template"):
+        chat.prompt_ids([USER, ANSWER, USER])
+
+
+def test_with_a_template_every_answer_is_learned_and_nothing_else(tmp_path: Path) -> None:
+    chat = Chat(_target(tmp_path, QWEN))
+    ids, marks = chat.learned([USER, ANSWER, USER, {"role": "assistant", "content": "end", "token_ids": [7]}])
+    text = chat.tokenizer.decode([i for i, mark in zip(ids, marks, strict=True) if mark])
+    assert text.replace(" ", "") == "well<|im_end|>\n" + chat.tokenizer.decode([7])
+    assert ids[-1] == 7
+    assert marks[-1]
+
+
+def test_a_target_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    chat = Chat(tmp_path)
+    asked = [{"role": "user", "content": "", "token_ids": [3, 4]}]
+    assert chat.prompt_ids(asked) == [3, 4]
+    assert chat.learned([*asked, ANSWER]) == ([3, 4, 5, 6], [False, False, True, True])
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        chat.prompt_ids([USER])

@@ -1,0 +1,63 @@
+"""Rows on disk: whatever byte a writer was killed at, whole rows stay and the next writer goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dspark.errors import ConfigError
+from training.row_file import RowFile, read_rows
+
+ROWS = [{"id": "a", "text": "one\ntwo"}, {"id": "b", "text": "\u00e4\u2028"}, {"id": "c", "n": [1, 2]}]
+
+
+def test_a_file_cut_at_any_byte_goes_on_with_the_next_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with RowFile(path) as file:
+        file.append(ROWS)
+    content = path.read_bytes()
+    ends = [n + 1 for n, byte in enumerate(content) if byte == ord("\n")]
+    assert len(ends) == len(ROWS)
+    for cut in range(len(content) + 1):
+        path.write_bytes(content[:cut])
+        whole = sum(end <= cut for end in ends)
+        with RowFile(path) as file:
+            assert file.cut_off == cut - (ends[whole - 1] if whole else 0)
+            assert list(read_rows(path)) == ROWS[:whole]
+            file.append(ROWS[whole:])
+        assert path.read_bytes() == content
+
+
+def test_a_long_torn_row_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    torn = json.dumps({"id": "b", "text": "x" * 200_000})[:-1]
+    path.write_text('{"id": "a"}\n' + torn, encoding="utf-8")
+    with RowFile(path) as file:
+        assert file.cut_off == len(torn)
+    assert path.read_text(encoding="utf-8") == '{"id": "a"}\n'
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with RowFile(path), pytest.raises(ConfigError, match="another process"):
+        RowFile(path)
+    with RowFile(path) as file:
+        file.append(ROWS[:1])
+
+
+def test_a_broken_line_inside_a_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n{"id": \n{"id": 3}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rows.jsonl:2"):
+        list(read_rows(path))
+    path.write_text('{"id": 1}\n[1]\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rows.jsonl:2: expected a JSON object"):
+        list(read_rows(path))
+
+
+def test_a_last_line_of_anothers_making_needs_no_line_break(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n{"id": 2}', encoding="utf-8")
+    assert [row["id"] for row in read_rows(path)] == [1, 2]

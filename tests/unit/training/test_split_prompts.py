@@ -1,0 +1,72 @@
+"""Prompts of every shape become conversations, and each goes to one part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark.errors import ConfigError
+from training.row_file import read_rows
+from training.split import conversation_of, split_prompts
+
+
+@pytest.mark.parametrize(
+    ("row", "roles"),
+    [
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, ["user", "assistant"]),
+        ({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]}, ["user"]),
+        ({"turns": ["one", "two"]}, ["user", "user"]),
+        ({"prompt": "q"}, ["user"]),
+        ({"token_ids": [3, 4]}, ["user"]),
+    ],
+)
+def test_every_shape_of_a_row_is_read(row: dict[str, Any], roles: list[str]) -> None:
+    turns = conversation_of(row)
+    assert not isinstance(turns, str)
+    assert [turn["role"] for turn in turns] == roles
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"turns": []},
+        {"turns": [" "]},
+        {"turns": [3]},
+        {"token_ids": [-1]},
+        {"token_ids": []},
+        {"conversations": [{"from": "gpt", "value": "a"}]},
+        {"conversations": "text"},
+    ],
+)
+def test_a_row_that_is_no_prompt_is_refused_with_a_reason(row: dict[str, Any]) -> None:
+    assert isinstance(conversation_of(row), str)
+
+
+def test_every_good_row_is_in_exactly_one_part(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": f"r{n}", "prompt": f"text {n}", "domain": "code"} for n in range(40)]
+    rows += [{"nothing": 1}, {"id": "r3", "prompt": "the id again"}]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    counts = split_prompts(path, tmp_path / "out", held_out=0.2)
+    train, test = (list(read_rows(tmp_path / "out" / f"{part}.jsonl")) for part in ("train", "test"))
+    assert (counts["train"], counts["test"], sum(counts["refused"].values())) == (len(train), len(test), 1)
+    ids = [row["id"] for row in train + test]
+    assert len(ids) == len(set(ids)) == 41
+    assert len(test) == 8
+    assert all(row["domain"] == "code" for row in test)
+    first = (tmp_path / "out" / "train.jsonl").read_bytes()
+    split_prompts(path, tmp_path / "again", held_out=0.2)
+    assert (tmp_path / "again" / "train.jsonl").read_bytes() == first
+    split_prompts(path, tmp_path / "other", held_out=0.2, seed=1)
+    assert (tmp_path / "other" / "train.jsonl").read_bytes() != first
+
+
+def test_a_file_without_a_prompt_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"nothing": 1}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="no row is a prompt"):
+        split_prompts(path, tmp_path / "out")

@@ -1,0 +1,88 @@
+"""The target cache: as large as was said, resumable shard by shard, and read by the run it was made for only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dspark.errors import ConfigError
+from dspark.model.checkpoint import load_target
+from tests.unit.training.pipeline import random_samples
+from training.features import Features, OnlineFeatures
+from training.samples import Sample, Samples
+from training.target_cache import CachedFeatures, Plan, plan_cache, write_cache
+
+LAYERS = (0, 2, 4)
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Samples:
+    return Samples(random_samples(tmp_path / "samples.safetensors"))
+
+
+def _plan(samples: Samples, shard_bytes: int = 60_000, dtype: str = "float32") -> Plan:
+    return plan_cache(
+        samples, target="t", target_layer_ids=LAYERS, hidden_size=64, dtype=dtype, shard_bytes=shard_bytes
+    )
+
+
+class Counting:
+    """The target's features, and how often they were asked for."""
+
+    def __init__(self, target: Path, stop_after: int = -1) -> None:
+        self._inner, self._left = OnlineFeatures(load_target(target).model, LAYERS), stop_after
+        self.asked: list[int] = []
+
+    def of(self, numbers: list[int], samples: list[Sample]) -> list[Features]:
+        if self._left == len(self.asked):
+            raise KeyboardInterrupt
+        self.asked += numbers
+        return self._inner.of(numbers, samples)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_the_estimate_is_what_comes_to_lie_on_the_disk(
+    dtype: str, size: int, samples: Samples, golden_target: Path, tmp_path: Path
+) -> None:
+    plan = _plan(samples, dtype=dtype)
+    assert plan.bytes_per_token == 64 * (len(LAYERS) + 1) * size
+    write_cache(tmp_path / "cache", plan, samples, Counting(golden_target))
+    written = sum(path.stat().st_size for path in (tmp_path / "cache").glob("shard-*"))
+    assert plan.bytes <= written <= plan.bytes + 400 * len(plan.shards)
+
+
+def test_a_stopped_writer_computes_only_the_missing_shards(
+    samples: Samples, golden_target: Path, tmp_path: Path
+) -> None:
+    plan, folder = _plan(samples), tmp_path / "cache"
+    assert len(plan.shards) >= 3
+    assert [n for shard in range(len(plan.shards)) for n in plan.members(shard)] == list(range(len(samples)))
+    first = Counting(golden_target, stop_after=len(plan.members(0)) + 1)
+    with pytest.raises(KeyboardInterrupt):
+        write_cache(folder, plan, samples, first)
+    with pytest.raises(ConfigError, match="lacks"):
+        CachedFeatures(folder, plan, samples)
+    second = Counting(golden_target)
+    write_cache(folder, plan, samples, second)
+    assert second.asked == list(range(plan.shards[1], len(samples)))
+    read = CachedFeatures(folder, plan, samples)
+    wanted = Counting(golden_target)
+    for number in (len(samples) - 1, 0, 5, 1):
+        (found,), (truth,) = read.of([number], []), wanted.of([number], [samples[number]])
+        assert torch.equal(found.taps, truth.taps)
+        assert torch.equal(found.last, truth.last)
+
+
+def test_a_cache_of_something_else_is_refused(samples: Samples, golden_target: Path, tmp_path: Path) -> None:
+    plan, folder = _plan(samples), tmp_path / "cache"
+    write_cache(folder, plan, samples, Counting(golden_target))
+    for other in (replace(plan, target="u"), replace(plan, target_layer_ids=(0, 1, 2)), replace(plan, samples="x")):
+        with pytest.raises(ConfigError, match="cache: "):
+            CachedFeatures(folder, other, samples)
+        with pytest.raises(ConfigError, match="holds a cache of other"):
+            write_cache(folder, other, samples, Counting(golden_target))
+    with pytest.raises(ConfigError, match="holds no cache"):
+        CachedFeatures(tmp_path / "nowhere", plan, samples)
