@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark.model import unrolled
 from dspark.model.anchored import entries_at
 from dspark.model.chain import ChainDrafter
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
@@ -93,6 +94,22 @@ def test_the_training_time_test_equals_blocks_at_every_index(kind: Kind, model_t
     steps = drafter.forward_steps(features=features[None], input_ids=ids[None], steps=size)
     for step, hidden in enumerate(steps):  # index i follows i+1 context tokens
         torch.testing.assert_close(drafter.base_logits(hidden[0, anchors - 1]), served[:, step], **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_a_long_text_in_chunks_equals_the_text_at_once(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = family_drafter(kind, "qwen3").train()
+    assert isinstance(drafter, ChainDrafter)
+    features, ids = _text(drafter)
+    found = []
+    for chunk in (unrolled.CHUNK, 4):
+        monkeypatch.setattr(unrolled, "CHUNK", chunk)
+        drafter.zero_grad()
+        out = torch.stack(drafter.forward_steps(features=features[None], input_ids=ids[None], steps=3))
+        out.square().sum().backward()
+        found.append([out.detach(), *(p.grad for p in drafter.parameters() if p.grad is not None)])
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole, atol=1e-3, rtol=1e-4)
 
 
 @torch.no_grad()
