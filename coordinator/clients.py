@@ -234,7 +234,13 @@ def _cost(message: types_pb2.CostCurve) -> CostCurve | None:
     if grid is None:
         return None
     tokens, contexts, seconds = grid
-    return CostCurve(tokens.tolist(), contexts.tolist(), seconds.ravel().tolist())
+    return CostCurve(
+        tokens.tolist(),
+        contexts.tolist(),
+        seconds.ravel().tolist(),
+        sequence_seconds=message.sequence_seconds,
+        tokens_per_sequence=message.tokens_per_sequence,
+    )
 
 
 def _malformed(order: DraftOrder) -> Block:

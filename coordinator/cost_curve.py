@@ -5,6 +5,10 @@ sizes. `column` is its convex fit: early stop needs one, for on a stair it would
 pooled until they rise (greatest convex minorant) and the result is lifted so that its mean stays that of the
 measurements. What finished steps really took moves offset and slope of both readings together, so that the scheduler
 trades tokens at the price they have now. Corrections use finished rounds only, so they never peek.
+
+A measured step spreads its tokens over as few sequences as hold them; a cohort's step may have more, and each of those
+costs its attention besides. Where the curve says how much, a step is asked for by (tokens, sequences): tokens that are
+added to the same sequences are then cheaper than tokens that bring sequences along.
 """
 
 from __future__ import annotations
@@ -45,7 +49,15 @@ def convex_fit(x: Floats, y: Floats) -> Floats:
 class CostCurve:
     """Seconds of one step on a grid, interpolated; beyond the grid the last slope goes on."""
 
-    def __init__(self, tokens: Sequence[int], contexts: Sequence[int], seconds: Sequence[float]) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        contexts: Sequence[int],
+        seconds: Sequence[float],
+        *,
+        sequence_seconds: Sequence[float] = (),  # [contexts] of one more sequence in a step of as many tokens
+        tokens_per_sequence: int = 0,  # of the measured steps; 0: sequences cost nothing by themselves
+    ) -> None:
         self._tokens = np.asarray(tokens, np.float64)
         self._contexts = np.asarray(contexts, np.float64)
         grid = np.asarray(seconds, np.float64)
@@ -58,29 +70,40 @@ class CostCurve:
         columns = grid.reshape(len(tokens), len(contexts))
         self._stairs: Floats = np.maximum.accumulate(columns, axis=0)
         self._fit = np.stack([convex_fit(self._tokens, columns[:, c]) for c in range(len(contexts))], axis=1)
+        self._per_sequence = max(tokens_per_sequence, 1)
+        self._more = np.zeros(len(contexts))
+        if tokens_per_sequence and len(sequence_seconds) == len(contexts) and np.isfinite(sequence_seconds).all():
+            self._more = np.maximum(sequence_seconds, 0.0)
         self._points: Points = (self._tokens.tolist(), self._contexts.tolist(), self._stairs.tolist())
         self.live = Line()  # from measured seconds to those of finished steps
 
-    def column(self, context: float) -> StepSeconds:
+    def column(self, context: float, sequences: float = 0.0) -> StepSeconds:
         """Tokens -> seconds at one context length; convex, because columns are mixed with weights that are not."""
-        return self._read(self._fit, context)
+        return self._read(self._fit, context, sequences, convex=True)
 
-    def stairs(self, context: float) -> StepSeconds:
+    def stairs(self, context: float, sequences: float = 0.0) -> StepSeconds:
         """Tokens -> seconds at one context length, as measured."""
-        return self._read(self._stairs, context)
+        return self._read(self._stairs, context, sequences, convex=False)
 
-    def seconds(self, tokens: float, context: float) -> float:
+    def seconds(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """What a step of this size is expected to take."""
-        return max(self.live.at(self._measured(tokens, context)), LEAST_SECONDS)
+        return max(self.live.at(self._expected(tokens, context, sequences)), LEAST_SECONDS)
 
     def grid(self) -> tuple[list[int], list[int], list[float]]:
         """Tokens, contexts and the convex seconds in force, [tokens, contexts] in row-major order."""
         live = np.maximum(self.live.offset + self.live.slope * self._fit, LEAST_SECONDS)
         return [int(t) for t in self._tokens], [int(c) for c in self._contexts], live.ravel().tolist()
 
-    def observe(self, tokens: float, context: float, seconds: float) -> None:
+    def observe(self, tokens: float, context: float, seconds: float, sequences: float = 0.0) -> None:
         """Move the correction a little towards what a finished step took."""
-        self.live.observe(self._measured(tokens, context), seconds)
+        self.live.observe(self._expected(tokens, context, sequences), seconds)
+
+    def _expected(self, tokens: float, context: float, sequences: float) -> float:
+        more = max(sequences - max(tokens / self._per_sequence, 1.0), 0.0)
+        return self._measured(tokens, context) + (self._each(context) * more if more else 0.0)
+
+    def _each(self, context: float) -> float:
+        return float(np.interp(context, self._contexts, self._more))
 
     def _measured(self, tokens: float, context: float) -> float:
         """One point of the stairs; without arrays, for it is asked for many times a round."""
@@ -99,9 +122,16 @@ class CostCurve:
         low, high = at(right - 1), at(right)
         return low + share * (high - low)
 
-    def _read(self, grid: Floats, context: float) -> StepSeconds:
+    def _read(self, grid: Floats, context: float, sequences: float, *, convex: bool) -> StepSeconds:
         offset, slope, x = self.live.offset, self.live.slope, self._tokens
-        values = offset + slope * self._at(grid, context)
+        column = self._at(grid, context)
+        if sequences > 1.0 and (each := self._each(context)):
+            column = column + each * np.maximum(sequences - np.maximum(x / self._per_sequence, 1.0), 0.0)
+            if len(x) > 1:  # what is measured twice, and with noise, may not shrink by growing
+                steps = np.maximum(np.diff(column) / np.diff(x), 0.0)
+                steps = np.maximum.accumulate(steps) if convex else steps
+                column = column[0] + np.concatenate(([0.0], np.cumsum(steps * np.diff(x))))
+        values = offset + slope * column
 
         def seconds(tokens: Floats) -> Floats:
             step: Floats = np.maximum(_extended(x, values, tokens), LEAST_SECONDS)

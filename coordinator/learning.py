@@ -43,7 +43,7 @@ class Learning:
             (self._cost.speculative if speculative else self._cost.plain).rest.observe(rest_s)
         self.extra_tokens = max(float(judged.tokens - len(turns) - int(prefixes.sum())), 0.0)
         if self._cost.verify is not None:
-            self._cost.verify.observe(judged.tokens, cohort.context, judged.forward_s)
+            self._cost.verify.observe(judged.tokens, cohort.context, judged.forward_s, len(turns))
         if not blocks.confidence.shape[1]:
             return
         accepted = np.fromiter(

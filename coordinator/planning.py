@@ -125,7 +125,7 @@ class Planner:
         fixed_worth, fixed_tokens = float(gain[settled].sum()), float(settled.sum())
         worth = base_worth + fixed_worth + np.concatenate(([0.0], np.cumsum(gain[free].sum(axis=0))))
         tokens = base_tokens + fixed_tokens + np.concatenate(([0.0], np.cumsum(used[free].sum(axis=0))))
-        step = self._cost.of_round_measured(cohort.context, 0.0)
+        step = self._cost.of_round_measured(cohort.context, 0.0, count)
         assert step is not None
         seconds = step(tokens)
         able, fixed_slots = max(int(cohort.able.sum()), 1), int(reach[own].max(initial=0))
@@ -133,7 +133,7 @@ class Planner:
         for slots in range(1, most + 1):
             seconds[slots] += draft_seconds(1.0, max(slots, min(fixed_slots, most)))
         if not own.any():
-            seconds[0] = self._cost.of_plain_round(base_tokens, cohort.context)
+            seconds[0] = self._cost.of_plain_round(base_tokens, cohort.context, count)
         return worth / seconds, tokens
 
     def _goes_plain(self, ratio: float) -> bool:
@@ -167,7 +167,7 @@ class Planner:
         return Plan(everybody.slots, cohort.able, cohort.able, nobody, probe=True)
 
     def _set_price(self, cohort: Cohort, tokens: float, rate: float) -> None:
-        step = self._cost.of_round(cohort.context, 0.0)
+        step = self._cost.of_round(cohort.context, 0.0, len(cohort.row))
         assert step is not None
         more = max(0.1 * tokens, 4.0)
         ends = step(np.array([tokens, tokens + more]))
@@ -185,7 +185,7 @@ class Planner:
         rows = int(free.sum())
         if not self._bypass or rows < 2:
             return np.zeros(len(free), np.bool_)
-        step = self._cost.of_round(cohort.context, 0.0)
+        step = self._cost.of_round(cohort.context, 0.0, len(cohort.row))
         assert step is not None
         spread = max(0.1 * tokens, 1.0)
         ends = step(np.array([max(tokens - spread, 1.0), tokens]))

@@ -230,11 +230,11 @@ class RoundLoop:
             asked = {turn.cursor.sequence for its in orders.values() for turn in its}
             drafted = np.fromiter((turn.cursor.sequence in asked for turn in turns), np.bool_, len(turns))
             rows = int((drafted & (cohort.policies.kind == Kind.ASYNC)).sum())
-            step = self.cost.of_round_measured(cohort.context, draft_s)
+            step = self.cost.of_round_measured(cohort.context, draft_s, len(turns))
             if step is not None:
                 tokens = len(cohort.row) + cohort.extra_tokens
                 budget = self._budget.slots(rows, tokens, float(cohort.weight.sum()), step)
-        return Terms(self.cost.of_round(cohort.context, draft_s), cohort.extra_tokens, budget)
+        return Terms(self.cost.of_round(cohort.context, draft_s, len(turns)), cohort.extra_tokens, budget)
 
     async def _verify(self, part: int, turns: Sequence[Turn], cohort: Cohort) -> tuple[Judged | None, float]:
         """Verdicts on every prefix, and how long they took; None when there is nobody left to ask or to ask for."""

@@ -66,22 +66,26 @@ class StepCost:
         self.verify = verify  # None: greedy verifies everything, and the lane says so
         self.plain, self.speculative = Overheads(), Overheads()
 
-    def of_round(self, context: float, draft_s: float) -> StepSeconds | None:
+    def of_round(self, context: float, draft_s: float, sequences: float = 0.0) -> StepSeconds | None:
         """Tokens in the verification -> seconds of a speculative round, convex; None without a measured curve.
 
         `draft_s` are the seconds the round waits for its drafts, hops included.
         """
-        return None if self.verify is None else _raised(self.verify.column(context), draft_s + self.speculative.seconds)
+        if self.verify is None:
+            return None
+        return _raised(self.verify.column(context, sequences), draft_s + self.speculative.seconds)
 
-    def of_round_measured(self, context: float, draft_s: float) -> StepSeconds | None:
+    def of_round_measured(self, context: float, draft_s: float, sequences: float = 0.0) -> StepSeconds | None:
         """The same on the measured stairs."""
-        return None if self.verify is None else _raised(self.verify.stairs(context), draft_s + self.speculative.seconds)
+        if self.verify is None:
+            return None
+        return _raised(self.verify.stairs(context, sequences), draft_s + self.speculative.seconds)
 
-    def of_plain_round(self, tokens: float, context: float) -> float:
+    def of_plain_round(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """Seconds of a round without any draft. Until one was seen, as a speculative one without its draft."""
         assert self.verify is not None
         overheads = self.plain if self.plain.seen else self.speculative
-        return self.verify.seconds(tokens, context) + overheads.seconds
+        return self.verify.seconds(tokens, context, sequences) + overheads.seconds
 
 
 def _raised(step: StepSeconds, by: float) -> StepSeconds:

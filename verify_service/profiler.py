@@ -11,6 +11,7 @@ import platform
 import time
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 import torch
 
@@ -18,6 +19,8 @@ from dspark.runtime.cost_store import Curve, load_curve, store_curve
 from dspark.types import NO_Q, Cursor, Law, SparseQ
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
+
+Floats = npt.NDArray[np.float64]
 
 log = structlog.get_logger("dspark.profiler")
 
@@ -59,6 +62,7 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
     if not tokens or not contexts:
         return None
     samples: dict[tuple[int, int], list[float]] = {}
+    alone: dict[int, list[float]] = {}  # by context: steps of one token a sequence
     began = time.perf_counter()
     share = budget_s / len(contexts)
     for at, context in enumerate(contexts):
@@ -67,19 +71,35 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
         tokens = _affordable(engine, tokens, context, share)
         for sweep in range(MOST_SWEEPS):
             for count in tokens:
-                samples.setdefault((count, context), []).append(_step(engine, count, context))
+                samples.setdefault((count, context), []).append(_step(engine, count, context, _sequences(count)))
+            alone.setdefault(context, []).append(_step(engine, _sequences(tokens[-1]), context, _sequences(tokens[-1])))
             if sweep >= 1 and time.perf_counter() - began > share * (at + 1):
                 break
         engine.forget_all()
     medians = np.array([[np.median(samples[t, c]) for c in contexts] for t in tokens])
-    return Curve(np.array(tokens), np.array(contexts), medians, "measured")
+    more = _sequence_seconds(tokens, medians, [float(np.median(alone[context])) for context in contexts])
+    return Curve(np.array(tokens), np.array(contexts), medians, "measured", more, PER_SEQUENCE if more else 0)
+
+
+def _sequence_seconds(tokens: list[int], medians: Floats, alone: list[float]) -> tuple[float, ...]:
+    """[contexts] what one more sequence costs a step of as many tokens: its attention, above all.
+
+    `medians` [tokens, contexts] are of steps that spread their tokens over few sequences, `alone` [contexts] of one
+    token for each sequence of the largest step.
+    """
+    count = _sequences(tokens[-1])
+    few = _sequences(count)
+    if count <= few:
+        return ()
+    spread = [float(np.interp(count, tokens, column)) for column in medians.T]
+    return tuple(max(each - packed, 0.0) / (count - few) for each, packed in zip(alone, spread, strict=True))
 
 
 def _affordable(engine: VerifyEngine, tokens: list[int], context: int, share: float) -> list[int]:
     """The step sizes, ascending, whose one visit each stays within a third of the time; at least a few."""
     began = time.perf_counter()
     for at, count in enumerate(tokens):
-        _step(engine, count, context)
+        _step(engine, count, context, _sequences(count))
         if at + 1 >= LEAST_POINTS and time.perf_counter() - began > share / 3:
             return tokens[: at + 1]
     return tokens
@@ -101,9 +121,8 @@ def _open(engine: VerifyEngine, count: int, context: int) -> None:
         assert problem is None, problem
 
 
-def _step(engine: VerifyEngine, tokens: int, context: int) -> float:
-    """One timed step of `tokens` tokens, spread evenly over as few sequences as hold them."""
-    count = _sequences(tokens)
+def _step(engine: VerifyEngine, tokens: int, context: int, count: int) -> float:
+    """One timed step of `tokens` tokens, spread evenly over `count` sequences."""
     items = []
     for sequence in range(count):
         draft = tokens // count + (sequence < tokens % count) - 1
@@ -137,4 +156,5 @@ def _key(engine: VerifyEngine) -> dict[str, object]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "limit": engine.config.cost_max_tokens,
+        "form": 2,
     }

@@ -69,7 +69,16 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             attention_path=engine.attention_path,
             device=str(engine.device),
             dtype=engine.dtype,
-            cost=codec.write_cost(cost.tokens, cost.contexts, cost.seconds, cost.source) if cost else None,
+            cost=codec.write_cost(
+                cost.tokens,
+                cost.contexts,
+                cost.seconds,
+                cost.source,
+                sequence_seconds=cost.sequence_seconds,
+                tokens_per_sequence=cost.tokens_per_sequence,
+            )
+            if cost
+            else None,
             load=types_pb2.Load(
                 sequences=held.sequences,
                 pages_held=held.pages_held,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ class Curve:
     contexts: npt.NDArray[np.int64]  # [c] ascending
     seconds: npt.NDArray[np.float64]  # [t, c]
     source: str  # "measured" or "stored"
+    sequence_seconds: tuple[float, ...] = ()  # [c] of a sequence beyond those that the tokens fill; empty: unknown
+    tokens_per_sequence: int = 0  # most tokens of a sequence in the measured steps
 
 
 def load_curve(key: Mapping[str, object]) -> Curve | None:
@@ -38,12 +41,16 @@ def load_curve(key: Mapping[str, object]) -> Curve | None:
         tokens = np.array(raw["tokens"], dtype=np.int64)
         contexts = np.array(raw["contexts"], dtype=np.int64)
         seconds = np.array(raw["seconds"], dtype=np.float64).reshape(tokens.size, contexts.size)
+        more = tuple(float(each) for each in raw.get("sequence_seconds", ()))
+        per = int(raw.get("tokens_per_sequence", 0))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     sound = tokens.size and contexts.size and (np.diff(tokens) > 0).all() and (np.diff(contexts) > 0).all()
     if not sound or not (np.isfinite(seconds) & (seconds > 0)).all():
         return None
-    return Curve(tokens, contexts, seconds, "stored")
+    if len(more) not in (0, contexts.size) or not all(math.isfinite(each) for each in more):
+        return None
+    return Curve(tokens, contexts, seconds, "stored", more, per)
 
 
 def store_curve(key: Mapping[str, object], curve: Curve) -> Path:
@@ -56,6 +63,8 @@ def store_curve(key: Mapping[str, object], curve: Curve) -> Path:
             "tokens": curve.tokens.tolist(),
             "contexts": curve.contexts.tolist(),
             "seconds": curve.seconds.tolist(),
+            "sequence_seconds": list(curve.sequence_seconds),
+            "tokens_per_sequence": curve.tokens_per_sequence,
         },
         indent=1,
         default=str,

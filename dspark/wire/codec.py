@@ -140,14 +140,22 @@ def read_refusal(message: types_pb2.Refusal) -> Refusal:
 
 
 def write_cost(
-    tokens: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], seconds: npt.NDArray[np.float64], source: str
+    tokens: npt.NDArray[np.int64],
+    contexts: npt.NDArray[np.int64],
+    seconds: npt.NDArray[np.float64],
+    source: str,
+    *,
+    sequence_seconds: Sequence[float] = (),
+    tokens_per_sequence: int = 0,
 ) -> types_pb2.CostCurve:
-    """`seconds` is [tokens, contexts]."""
+    """`seconds` is [tokens, contexts], `sequence_seconds` [contexts] or empty."""
     return types_pb2.CostCurve(
         tokens=[int(t) for t in tokens],
         contexts=[int(c) for c in contexts],
         seconds=[float(s) for s in seconds.reshape(-1)],
         source=source,
+        sequence_seconds=sequence_seconds,
+        tokens_per_sequence=tokens_per_sequence,
     )
 
 

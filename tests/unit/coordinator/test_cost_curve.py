@@ -127,3 +127,54 @@ def test_a_running_mean_starts_at_the_first_observation() -> None:
     mean.observe(2.0)
     mean.observe(4.0)
     assert mean.seconds == 3.0
+
+
+TOKENS, CONTEXTS, PER = (1, 8, 16, 64, 128), (100, 1000), 8
+
+
+def _step(tokens: float, context: float, sequences: float) -> float:
+    """A device whose step is all three: itself, 0.3 ms a token, and the attention of each sequence."""
+    return 4e-3 + 3e-4 * tokens + 4e-6 * context * sequences
+
+
+def _of_sequences() -> CostCurve:
+    measured = [_step(t, c, -(-t // PER)) for t in TOKENS for c in CONTEXTS]
+    return CostCurve(TOKENS, CONTEXTS, measured, sequence_seconds=[4e-6 * c for c in CONTEXTS], tokens_per_sequence=PER)
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(16, 16), (64, 16), (128, 16), (64, 64), (8, 1)])
+def test_a_step_is_priced_by_its_sequences_and_not_by_its_tokens_alone(tokens: int, sequences: int) -> None:
+    curve, true = _of_sequences(), _step(tokens, 100, sequences)
+    assert curve.seconds(tokens, 100, sequences) == pytest.approx(true, rel=0.02)
+    assert curve.stairs(100, sequences)(np.array([float(tokens)]))[0] == pytest.approx(true, rel=0.02)
+
+
+def test_tokens_of_the_same_sequences_are_cheaper_than_tokens_that_bring_sequences_along() -> None:
+    curve = _of_sequences()
+    same = curve.seconds(64, 1000, 16) - curve.seconds(16, 1000, 16)
+    more = curve.seconds(64, 1000, 64) - curve.seconds(16, 1000, 16)
+    assert same == pytest.approx(48 * 3e-4, rel=0.02)
+    assert more == pytest.approx(48 * (3e-4 + 4e-3), rel=0.02)
+
+
+def test_steps_of_many_sequences_teach_the_curve_no_false_slope() -> None:
+    """Sixteen sequences with and without drafts: the slope of tokens stays what was measured."""
+    curve = _of_sequences()
+    for _ in range(200):
+        for tokens in (16, 24, 60):
+            curve.observe(tokens, 100, _step(tokens, 100, 16), 16)
+    assert curve.seconds(64, 100, 16) - curve.seconds(16, 100, 16) == pytest.approx(48 * 3e-4, rel=0.05)
+    assert curve.seconds(32, 100, 8) == pytest.approx(_step(32, 100, 8), rel=0.05)  # half of them
+
+
+def test_what_sequences_cost_keeps_the_fit_convex_and_never_lets_a_step_shrink_by_growing() -> None:
+    curve = CostCurve([1, 8, 16], [10], [1.0, 1.1, 1.2], sequence_seconds=[5.0], tokens_per_sequence=8)
+    step = curve.column(10, 12.0)(np.arange(1.0, 40.0))
+    assert (np.diff(step) >= -1e-12).all()
+    assert (np.diff(step, 2) >= -1e-12).all()
+
+
+@pytest.mark.parametrize("given", [[], [1e-3], [float("nan"), 0.0]])
+def test_what_sequences_cost_is_left_out_where_it_is_not_known(given: list[float]) -> None:
+    curve = CostCurve([1, 8], [10, 20], [1.0, 1.0, 2.0, 2.0], sequence_seconds=given, tokens_per_sequence=8)
+    assert curve.seconds(8, 10, 8) == curve.seconds(8, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from draft_service import profiler as draft_profiler
@@ -46,3 +47,18 @@ def test_plain_decoding_pays_for_no_projection(golden_target: Path, golden_draft
         anchor = engine.first_token(sequence)
         engine.verify([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q, wants_rows=keep)])
     assert calls == [3, 1]
+
+
+def test_a_curve_says_what_a_sequence_costs_by_itself(golden_target: Path) -> None:
+    engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), cost_max_tokens=32))
+    curve = verify_profiler.measure(engine, budget_s=0.05)
+    assert curve is not None
+    assert curve.tokens_per_sequence == (verify_profiler.PER_SEQUENCE if curve.tokens[-1] > 8 else 0)
+    assert len(curve.sequence_seconds) in (0, len(curve.contexts))
+
+
+def test_what_a_sequence_costs_is_what_spreading_the_tokens_cost_more() -> None:
+    medians = np.array([[1.0, 2.0], [1.4, 2.8], [5.0, 9.0]])  # 2 tokens: of one sequence
+    found = verify_profiler._sequence_seconds([1, 2, 16], medians, [1.9, 2.0])
+    assert found == pytest.approx((0.5, 0.0))
+    assert verify_profiler._sequence_seconds([1, 2, 8], medians, [1.9, 2.0]) == ()
