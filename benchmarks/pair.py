@@ -40,6 +40,10 @@ class Pair:
     def context_length(self) -> int:
         return int(self._config()["max_position_embeddings"])
 
+    @property
+    def vocabulary(self) -> int:
+        return int(self._config()["vocab_size"])
+
     def prompts(self, domain: str, count: int, *, skip: int = 0) -> list[Prompt]:
         """`count` held-out prompts of a domain."""
         if self.has_tokenizer:
@@ -48,7 +52,7 @@ class Pair:
             if len(chosen) < count:
                 raise SystemExit(f"{PROMPTS / domain}.jsonl holds {len(lines)} prompts, {skip + count} are needed")
             return chosen
-        vocabulary, rng = int(self._config()["vocab_size"]), random.Random(f"{domain}/{skip}")
+        vocabulary, rng = self.vocabulary, random.Random(f"{domain}/{skip}")
         return [[rng.randrange(2, vocabulary) for _ in range(rng.randrange(16, 48))] for _ in range(count)]
 
     def token_ids(self, prompt: Prompt) -> list[int]:

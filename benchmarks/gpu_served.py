@@ -1,0 +1,74 @@
+"""Three hand-started services on one device, and the rate of streams that all run: see `gpu`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.load import run as loop
+from benchmarks.load.prompts import Question
+from benchmarks.ours import Meter
+from benchmarks.pair import Pair
+from benchmarks.real_cell import windowed
+from benchmarks.row import note
+from deploy.processes import LocalCell
+from dspark.client.request import Sampling
+
+CONTEXT, ANSWER = 1024, 3072  # tokens of a prompt; of an answer, longer than any window
+SETTLE_S, WINDOW_S = 7.0, 6.0  # all prompts are in after the first
+TINY_CONTEXT, TINY_ANSWER, TINY_SETTLE_S, TINY_WINDOW_S = 64, 1024, 4.0, 3.0
+
+
+def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float) -> dict[str, Any]:
+    """Tokens a second at each number of streams, and the parts of a round by the services' own clocks."""
+    counts = (2, 4) if tiny else (48, 64)
+    context, answer = (TINY_CONTEXT, TINY_ANSWER) if tiny else (CONTEXT, ANSWER)
+    settle_s, window_s = (TINY_SETTLE_S, TINY_WINDOW_S) if tiny else (SETTLE_S, WINDOW_S)
+    room = max(counts) * (context + answer + 64)
+    page = 16 if tiny else page_size
+    verify = {
+        "kv_tokens": -(-room // page) * page,
+        "page_size": page,
+        "force_acceptance": mean,
+        "cuda_graphs": graphs,
+        "prefix_cache": False,
+        "dtype": "bfloat16",
+    }
+    value: dict[str, Any] = {}
+    with (
+        LocalCell(
+            pair.target,
+            pair.drafter,
+            coordinator={"max_running": max(counts)},
+            verify=verify,
+            draft={"context_tokens": room, "q_entries": 1},
+        ) as cell,
+        cell.client() as client,
+    ):
+        meter = Meter(client)
+        for count in counts:
+            options = Sampling(policy="fixed:7", temperature=0.0, ignore_eos=True, max_tokens=answer)
+            plan = loop.Plan(concurrency=count, duration_s=settle_s + window_s)
+            meter.lap()
+            asked = _prompts(context, pair)
+            point = asyncio.run(windowed(cell.endpoint, options, asked, plan, settle_s, window_s))
+            clocks = meter.lap()
+            value[f"{count} streams"] = found = {
+                "tok_s": round(point.tok_s, 1),
+                "verify_ms": round(1e3 * clocks.verify_s, 2),
+                "draft_ms": round(1e3 * clocks.draft_s, 2),
+                "hops_ms": round(1e3 * clocks.hops_s, 2),
+            }
+            note(f"{count} streams, served: {found}")
+    return value
+
+
+def _prompts(length: int, pair: Pair) -> Iterator[Question]:
+    """Random ids, none twice."""
+    vocabulary = pair.vocabulary
+    for number in itertools.count():
+        rng = random.Random(f"prompt/{number}")
+        yield Question(tuple(rng.randrange(2, vocabulary) for _ in range(length)))
