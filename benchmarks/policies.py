@@ -37,7 +37,7 @@ LOADS, QUICK_LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 16, 64)
 PAIR_LOADS, PAIR_QUICK_LOADS = (1, 8, 64), (1, 8)
 LEAST, SOMEWHERE, PAIR_LEAST = 0.97, 1.05, 0.93
 ANSWERS = (24, 72)  # tokens of a synthetic answer: a window sees many of them begin and end
-TURNS, QUICK_TURNS = 5, 3
+TURNS, QUICK_TURNS = 5, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Window:
         return self.settle_s + self.settle_stream_s * concurrency
 
 
-SYNTHETIC, SYNTHETIC_QUICK = Window(0.6, 0.006, 2.4), Window(0.3, 0.006, 0.9)
+SYNTHETIC, SYNTHETIC_QUICK = Window(0.6, 0.012, 2.0), Window(0.3, 0.008, 1.0)
 PAIR, PAIR_QUICK = Window(1.0, 0.02, 5.5), Window(0.4, 0.02, 1.2)
 
 
