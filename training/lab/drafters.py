@@ -27,9 +27,14 @@ from training.loss import DFLASH_WEIGHTS, LossWeights, figures
 from training.tokenizer import MASK_ID
 
 ROWS = 12  # of a step
-ANCHORS = 20  # blocks a row
+SLOTS = 140  # drafted a row: 20 blocks of 7, or as many of another length
 MARKOV_RANK = 32
 DECAY = 4.0  # of the weights of slots, for blocks of 7; longer ones decay more slowly
+
+
+def anchors_of(run: Run) -> int:
+    """Blocks a row: every length of block has the same number of supervised slots."""
+    return max(1, SLOTS // run.block)
 
 
 def config_of(run: Run, target: Qwen3ForCausalLM) -> DrafterConfig:
@@ -100,7 +105,7 @@ def loss_of(drafter: Drafter, run: Run, text: Text, target_head: Tensor, generat
             target_head=target_head,
         )
     supervised, features = text.supervised.long(), text.features[..., :-width]
-    anchors = draw_anchors(supervised, ANCHORS, generator=generator)
+    anchors = draw_anchors(supervised, anchors_of(run), generator=generator)
     labels = label_blocks(input_ids=text.ids, loss_mask=supervised, anchors=anchors, block_size=run.block)
     if run.family == "eagle3":
         return chain_block_loss(

@@ -63,13 +63,15 @@ def ablations() -> Iterator[Run]:
         yield dspark(head=head)
     for layers in DEPTHS:
         yield dspark(layers=layers)
-        yield Run("dflash", layers=layers)
     for block in BLOCKS:
         yield dspark(block=block)
-        yield Run("dflash", block=block)
     yield dspark(stretch=2)
     yield Run("dflash", stretch=2)
     yield Run("eagle3", layers=1, stretch=2)
+    for layers in DEPTHS:
+        yield Run("dflash", layers=layers)
+    for block in BLOCKS:
+        yield Run("dflash", block=block)
     yield Run("lm", layers=2, stretch=2)
 
 

@@ -32,7 +32,7 @@ class Shape:
     layers: int = 6
     # The final norm is scaled by this after training: a temperature of 1 then has the entropy of a target
     # that was tuned on answers, and not of one that has seen text alone.
-    sharpness: float = 1.0
+    sharpness: float = 1.6
 
 
 SHAPE = Shape()

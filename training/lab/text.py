@@ -19,7 +19,7 @@ from training import lockstep, prompts, tokens
 from training.corpus import DOMAINS
 from training.tokenizer import END_OF_TEXT_ID
 
-TRAIN_ROWS, HELD_OUT_ROWS, LENGTH = 3072, 96, 160
+TRAIN_ROWS, HELD_OUT_ROWS, LENGTH = 2048, 96, 160
 PROMPT = (16, 40)  # tokens a row is begun with
 TEMPERATURES = (0.0, 0.7, 1.0, 1.0)
 AT_ONCE = 256
