@@ -195,7 +195,7 @@ def _gemma4(target: TargetShape) -> dict[str, Any]:
         "hidden_size_per_layer_input": 0,
         "max_position_embeddings": 262144,
         "num_global_key_value_heads": target.kv_heads,
-        "num_key_value_heads": 8 * target.kv_heads,
+        "num_key_value_heads": target.heads // 2,
         "num_kv_shared_layers": 0,
         "rope_parameters": {
             "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},

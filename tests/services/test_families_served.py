@@ -1,0 +1,273 @@
+"""Drafters of every family, format and layer kind behind real services on loopback: no id is ever changed by one.
+
+Weights are the reference's where they are present and random ones otherwise; a language model that is the target itself
+has all its drafts accepted, which only a right context allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from worker_stream import drafter, until, verifier
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from coordinator.worker import Address, Role
+from dspark.client import AsyncClient
+from dspark.errors import CheckpointError
+from dspark.model.checkpoint import load_target, save_drafter
+from dspark.model.config import DrafterConfig, Kind
+from dspark.model.config_file import read_drafter_config
+from dspark.model.formats.convert import to_speculators
+from dspark.model.formats.random_weights import write_random, write_random_target
+from dspark.model.formats.shapes import config_of, shape_of, tensors_of
+from dspark.model.fresh import fresh_drafter
+
+pytestmark = pytest.mark.services
+
+DATA = Path(__file__).parents[1] / "data"
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
+TARGET, DSPARK = DATA / "target_qwen3", DATA / "dspark_vanilla"
+KEPT = sorted(set(range(0, 128, 3)) | {1, 2, 4, 5})
+
+Make = Callable[[Path], tuple[Path, Path]]  # folder to write in -> (target, drafter)
+
+
+def _random(kind: Kind, taps: tuple[int, ...]) -> Make:
+    def make(folder: Path) -> tuple[Path, Path]:
+        tables, shape = load_file(TARGET / "model.safetensors"), read_drafter_config(DSPARK)
+        config = DrafterConfig(
+            **{
+                **vars(shape),
+                "kind": kind,
+                "num_hidden_layers": 1,
+                "target_layer_ids": taps,
+                "block_size": 4,
+                "mask_token_id": -1,
+                "markov_rank": 0,
+                "markov_head_type": "none",
+                "enable_confidence_head": False,
+                "confidence_head_with_markov": False,
+            }
+        )
+        made = fresh_drafter(
+            config,
+            embedding=tables["model.embed_tokens.weight"],
+            lm_head=tables.get("lm_head.weight", tables["model.embed_tokens.weight"]),
+            generator=torch.Generator().manual_seed(1),
+        )
+        save_drafter(made, folder / "drafter")
+        return TARGET, folder / "drafter"
+
+    return make
+
+
+def _twin(**options: Any) -> Make:
+    def make(folder: Path) -> tuple[Path, Path]:
+        to_speculators(DSPARK, folder / "twin", **options)
+        return TARGET, folder / "twin"
+
+    return make
+
+
+def _thin(name: str) -> Make:
+    def make(folder: Path) -> tuple[Path, Path]:
+        family, target = shape_of(name, thin=True)
+        write_random(folder / "drafter", config_of(family, target), tensors_of(family, target))
+        write_random_target(folder / "target", target)
+        return folder / "target", folder / "drafter"
+
+    return make
+
+
+MADE: dict[str, Make] = {
+    "a twin in the other format, tables left out": _twin(share_tables=True),
+    "a twin with a third of the tokens": _twin(keep_tokens=KEPT),
+    "eagle3, random": _random("eagle3", (0, 2, 4)),
+    "mtp, random": _random("mtp", (5,)),
+    "the target as its own drafter": lambda folder: (TARGET, TARGET),
+}
+MADE |= {
+    name: (
+        lambda folder, name=name: (GOLDEN / ("target_gemma4" if "gemma4" in name else "target_qwen3"), GOLDEN / name)
+    )  # type: ignore[misc]
+    for name in ("dflash", "eagle3", "dspark_gemma4", "dflash_gemma4", "eagle3_gemma4")
+    if (GOLDEN / name).is_dir()
+}
+THIN = ("dspark_qwen3_4b_block7", "dflash_qwen3_4b_block7", "eagle3_qwen3_4b_ttt7", "dspark_gemma4_12b_block7")
+
+
+@dataclasses.dataclass
+class Cell:
+    verifier: Any
+    drafter: Any
+    coordinator: Any
+    client: AsyncClient
+
+    def counted(self, name: str) -> float:
+        return float(self.coordinator.metrics.value(f"spec_decode_num_{name}_tokens_total"))
+
+    async def answers(self, prompts: list[list[int]], count: int, **options: Any) -> list[list[int]]:
+        asked = (
+            self.client.complete(prompt, timeout=120.0, ignore_eos=True, max_tokens=count, **options)
+            for prompt in prompts
+        )
+        return [list(completion.token_ids) for completion in await asyncio.gather(*asked)]
+
+
+@contextlib.asynccontextmanager
+async def _cell(target: Path, made: Path) -> AsyncIterator[Cell]:
+    async with verifier(target, made) as v, drafter(made, target=str(target)) as d:
+        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,)))
+        client = AsyncClient(coordinator.endpoint)
+        yield Cell(v, d, coordinator, client)
+        await client.close()
+        await coordinator.stop(1.0)
+
+
+def _prompts(count: int, longest: int = 40) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(2, 120) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
+
+
+@torch.inference_mode()
+def _plain(target: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Greedy decoding by the library alone."""
+    model, answers = load_target(target).model, []
+    for prompt in prompts:
+        ids, cache = torch.tensor([prompt]), None
+        answer: list[int] = []
+        while len(answer) < count:
+            out = model(input_ids=ids, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            answer.append(int(out.logits[0, -1].argmax()))
+            ids = torch.tensor([answer[-1:]])
+        answers.append(answer)
+    return answers
+
+
+@pytest.mark.parametrize("name", MADE)
+async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) -> None:
+    target, made = MADE[name](tmp_path)
+    prompts = [*_prompts(3), [9]]
+    async with _cell(target, made) as cell:
+        plain = _plain(target, prompts, 24)
+        for policy in ("fixed:4", "greedy"):
+            assert await cell.answers(prompts, 24, temperature=0.0, policy=policy) == plain
+        assert cell.counted("draft") > 0
+        if name == "the target as its own drafter":
+            before = cell.counted("draft"), cell.counted("accepted")
+            await cell.answers(prompts[:1], 41, temperature=0.0, policy="fixed:4")
+            drafted, accepted = (
+                now - then for now, then in zip((cell.counted("draft"), cell.counted("accepted")), before, strict=True)
+            )
+            assert accepted / drafted > 0.9, "it says what the target says"
+        elif "random" not in name:
+            assert cell.counted("accepted") > 0
+        # The same noise on both sides: a seed fixes the answer, whoever drafts.
+        law = {"temperature": 0.9, "top_k": 50, "rule": "coupled"}
+        sampled = [
+            [
+                await cell.answers([prompt], 16, seed=seed, policy=policy, **law)
+                for seed, prompt in enumerate(prompts[:2])
+            ]
+            for policy in ("fixed:4", "off")
+        ]
+        assert sampled[0] == sampled[1]
+        for rule in ("token", "block"):  # ratio rules take a q over the whole vocabulary
+            await cell.answers(prompts, 16, temperature=1.0, policy="fixed:4", rule=rule)
+        assert cell.coordinator.metrics.value("refusals_total", reason="invalid") == 0
+
+
+@pytest.mark.parametrize("name", ["eagle3, random", "mtp, random", "the target as its own drafter"])
+async def test_a_drafter_that_comes_late_is_filled_by_sending_again(tmp_path: Path, name: str) -> None:
+    target, made = MADE[name](tmp_path)
+    (prompt,) = _prompts(1)
+    async with verifier(target, made) as v, drafter(made) as first:
+        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(first.endpoint,)))
+        client, metrics = AsyncClient(coordinator.endpoint), coordinator.metrics
+        options = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:3"}
+        running = asyncio.ensure_future(client.complete(prompt, timeout=120.0, **options))
+        await until(lambda: metrics.value("rounds_total") > 5)
+        await first.stop(0.0)
+        await until(lambda: metrics.value("empty_blocks_total", reason="no_drafter") > 3)
+        before = metrics.value("spec_decode_num_draft_tokens_total")
+        async with drafter(made) as second:
+            there = (
+                Address(Role.VERIFY, v.endpoint, 0, "verify/0"),
+                Address(Role.DRAFT, second.endpoint, 0, "draft/9"),
+            )
+            assert await coordinator.membership.announce(there) == 2
+            completion = await running
+            assert metrics.value("resends_total", reason="attached") == 1
+            assert metrics.value("spec_decode_num_draft_tokens_total") > before
+            assert list(completion.token_ids) == _plain(target, [prompt], 400)[0]
+            await client.close()
+            await coordinator.stop(1.0)
+
+
+async def test_without_a_drafter_the_cell_decodes_plainly() -> None:
+    prompts = _prompts(3)
+    async with verifier(TARGET, None) as v:
+        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,)))
+        client = AsyncClient(coordinator.endpoint)
+        completions = [
+            await client.complete(each, timeout=60.0, max_tokens=20, temperature=0.0, ignore_eos=True)
+            for each in prompts
+        ]
+        await client.close()
+        await coordinator.stop(1.0)
+    assert [list(each.token_ids) for each in completions] == _plain(TARGET, prompts, 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_target_layers": 8}, "was made for a target of 8 layers, .* has 6"),
+        ({"vocab_size": 127, "mask_token_id": 5}, "drafts from a vocabulary of 127, .* has 128"),
+        ({"hidden_size": 32}, "reads hidden states of 32 values, .* has 64"),
+        ({"num_target_layers": 0, "target_layer_ids": [0, 1, 2, 3, 6]}, "taps layer 6, .* has 6 layers"),
+    ],
+)
+async def test_a_verifier_refuses_a_drafter_of_another_target(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    raw = json.loads((DSPARK / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | change))
+    (tmp_path / "model.safetensors").symlink_to(DSPARK / "model.safetensors")
+    with pytest.raises(CheckpointError, match=says):
+        async with verifier(TARGET, tmp_path):
+            pass
+
+
+async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    for name in ("target", "drafter"):
+        (tmp_path / name).mkdir()
+        for file in ("config.json", "model.safetensors"):
+            (tmp_path / name / file).symlink_to(TARGET / file)
+        vocab = {"a": 0, "b": 1 if name == "target" else 2, "c": 2 if name == "target" else 1}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
+    with pytest.raises(CheckpointError, match="token 1 is 'c' there and 'b' here"):
+        async with verifier(tmp_path / "target", tmp_path / "drafter"):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THIN)
+async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path, name: str) -> None:
+    target, made = _thin(name)(tmp_path)
+    prompts = _prompts(2, 20)
+    async with _cell(target, made) as cell:
+        for policy in ("fixed:7", "greedy"):
+            assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == _plain(target, prompts, 12)
+        assert cell.counted("draft") > 0
