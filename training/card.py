@@ -81,17 +81,13 @@ but were never seen.
 def drafter_card(facts: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> str:
     run, recipe, report = facts["drafter"], facts["drafter"]["recipe"], facts["evaluation"]
     lines = []
+    cold, warm = ((part["datasets"] | {"mean": part["mean"]}) for part in (report["T=0"], report["T=1"]))
     for domain in (*DOMAINS, "mean"):
-        cold, warm = report["T=0"][domain], report["T=1"][domain]
         lines.append(
-            f"| {domain} | {cold['tau']:.2f} | {warm['tau']:.2f} | {cold['distinct_4_tokens']:.2f} | "
-            f"{warm['distinct_4_tokens']:.2f} |"
+            f"| {domain} | {cold[domain]['tau']:.2f} | {warm[domain]['tau']:.2f} | "
+            f"{cold[domain]['distinct_4']:.2f} | {warm[domain]['distinct_4']:.2f} |"
         )
-    errors = "\n".join(
-        f"| {bucket} | {100 * max(row['before']):.1f} % | {100 * max(row['after']):.1f} % | "
-        f"{100 * sum(row['before']) / len(row['before']):.1f} % | {100 * sum(row['after']) / len(row['after']):.1f} % |"
-        for bucket, row in facts["calibration"].items()
-    )
+    errors = calibration_rows(facts["calibration"])
     rows = "\n".join(lines)
     return f"""# demo-dspark
 
@@ -101,8 +97,8 @@ confidence head, bf16.
 
 ## Accepted length
 
-Held-out prompts of `benchmarks/prompts`, 128 new tokens, full blocks drafted, drafts cut to their top 64 at T=1.
-tau counts the bonus token; most of the mean is math, whose wordings are known from training.
+Held-out prompts of `training/held-out/evaluate`, 128 new tokens, whole blocks verified by the token rule, drafts cut to
+their top 64 at T=1. tau counts the bonus token; most of the mean is math, whose wordings are known from training.
 distinct-4 is the share of different runs of four tokens in the generated text.
 
 | domain | tau, T=0 | tau, T=1 | distinct-4, T=0 | distinct-4, T=1 |
@@ -122,15 +118,26 @@ on two shared CPU cores, after {facts["continuations"]["minutes"]:.0f} minutes o
 
 ## Calibration
 
-`calibration.json` holds one temperature per slot, fitted left to right on held-out rounds. Calibration error of
-"all slots up to here accepted", the worst slot and the mean over slots:
+`calibration.json` holds one temperature per slot for every acceptance rule, fitted left to right on every second prompt
+of `training/held-out/calibrate`. Calibration error of "all slots up to here accepted" on the other prompts, the worst
+slot and the mean over slots; greedy requests are matched alike under every rule:
 
-| bucket | worst before | worst after | mean before | mean after |
-| --- | ---: | ---: | ---: | ---: |
+| rule | rounds | worst before | worst after | mean before | mean after |
+| --- | ---: | ---: | ---: | ---: | ---: |
 {errors}
 
 {LICENCES}
 """
+
+
+def calibration_rows(report: Mapping[str, Any]) -> str:
+    """One row of the card's table per fit."""
+    return "\n".join(
+        f"| {'any, greedy' if fit['bucket'] == 'greedy' else fit['rule']} | {fit['rounds_measured']:,} | "
+        f"{max(fit['before']['ece']):.1%} | {max(fit['after']['ece']):.1%} | "
+        f"{fit['mean_ece_before']:.1%} | {fit['mean_ece_after']:.1%} |"
+        for fit in report["fits"]
+    )
 
 
 def gather(workdir: Path) -> dict[str, Any]:
@@ -143,7 +150,8 @@ def gather(workdir: Path) -> dict[str, Any]:
     facts["target"]["losses"] = {domain: log[domain][-1] for domain in DOMAINS}
     tuned = record.Log(workdir / "variety" / "log.csv").read()
     facts["variety"] = {name: values[-1] for name, values in tuned.items()}
-    facts["evaluation"] = json.loads((workdir / "evaluation.json").read_text(encoding="utf-8"))
+    metrics = json.loads((workdir / "evaluation" / "metrics.json").read_text(encoding="utf-8"))
+    facts["evaluation"] = metrics["temperatures"]
     return facts
 
 

@@ -1,155 +1,210 @@
-"""Accepted length by domain on held-out prompts, and how varied the text is that it was measured on.
+"""Accepted length of a drafter on data sets, by the papers' protocol: `training/metrics.py` holds the definitions.
 
-tau = emitted tokens / rounds, the bonus token included, the prefill's token excluded, pooled over prompts.
+A user's first turn is asked, at temperature 1 and 0, blocks are verified whole, and the loop runs until `new_tokens`
+are there. Domains are plain means of their data sets, the last row is the plain mean of all data sets.
 """
 
+from __future__ import annotations
+
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from dspark.errors import ConfigError
+from dspark.model.calibration import IDENTITY, Bucket, RuleName, load_calibration
+from dspark.model.checkpoint import fingerprint, load_drafter, load_target
+from dspark.model.location import locate
+from dspark.types import Rule
+from training import asked, metrics, record
+from training.disk import write_whole
+from training.judged import Text, judged
+from training.rounds import TOP_K_CUT
 
-from dspark.model.drafter import BlockDrafter
-from training import lockstep, record, rounds
-from training.corpus import DOMAINS
-from training.prompts import Prompt
-from training.tokenizer import END_OF_TEXT_ID
-
+TEMPERATURES = (1.0, 0.0)
 NEW_TOKENS = 128
-TEMPERATURES = (0.0, 1.0)
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of one domain at one temperature."""
-
-    rounds: int = 0
-    emitted: int = 0
-    survived: list[int] = field(default_factory=lambda: [0] * 7)
-    scores: list[list[float]] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    distinct_tokens: list[float] = field(default_factory=list)
-    distinct_words: list[float] = field(default_factory=list)
-
-    def figures(self) -> dict[str, Any]:
-        return {
-            "tau": self.emitted / max(1, self.rounds),
-            "rounds": self.rounds,
-            "prefix_acceptance": [count / max(1, self.rounds) for count in self.survived],
-            "distinct_4_tokens": sum(self.distinct_tokens) / max(1, len(self.distinct_tokens)),
-            "distinct_4_words": sum(self.distinct_words) / max(1, len(self.distinct_words)),
-        }
-
-
-def distinct_4(items: Sequence[object]) -> float | None:
-    """Different runs of four over all runs of four; None for a text too short to have one."""
-    runs = [tuple(items[n : n + 4]) for n in range(len(items) - 3)]
-    return len(set(runs)) / len(runs) if runs else None
-
-
-def texts_of(
-    target: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]], *, temperature: float, seed: int, room: int
-) -> torch.Tensor:
-    """The target's own continuation of every prompt, [n, T], with `room` tokens after the longest one's last round."""
-    ids, _ = lockstep.generate(
-        target,
-        prompts=prompts,
-        total=max(map(len, prompts)) + NEW_TOKENS + room,
-        temperatures=torch.full((len(prompts),), temperature),
-        generator=torch.Generator().manual_seed(seed),
-        end_id=END_OF_TEXT_ID,
-        beginning=lambda _row: [],
-    )
-    return ids
-
-
-def tally(
-    target: Qwen3ForCausalLM,
-    drafter: BlockDrafter,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[Sequence[int]],
-    *,
-    temperature: float,
-    seed: int,
-) -> Tally:
-    """Rounds of all prompts of one domain at one temperature, full blocks drafted."""
-    size = drafter.config.block_size
-    ids = texts_of(target, prompts, temperature=temperature, seed=seed, room=size + 1)
-    generator = torch.Generator().manual_seed(seed + 1)
-    result = Tally(survived=[0] * size)
-    for row, prompt in enumerate(prompts):
-        first = len(prompt)
-        text = ids[row, first : first + NEW_TOKENS].tolist()
-        ends = [token == END_OF_TEXT_ID for token in ids[row, first:].tolist()]
-        last = ends.index(True) if True in ends[:NEW_TOKENS] else NEW_TOKENS
-        if last == 0:
-            continue
-        blocks = rounds.judge(
-            drafter,
-            target,
-            ids[row : row + 1, : first + last + size + 1],
-            torch.arange(first, first + last),
-            temperature=temperature,
-            generator=generator,
-        )
-        accepted = blocks.accepted.tolist()
-        for anchor, emitted in rounds.walk([*accepted, 0], ends, NEW_TOKENS):
-            result.rounds += 1
-            result.emitted += emitted
-            for slot in range(size):
-                result.survived[slot] += accepted[anchor] > slot
-            result.kept.append(accepted[anchor])
-            result.scores.append(blocks.confidence[anchor].tolist())
-        words = tokenizer.decode(text[:last]).split()
-        for found, place in ((text[:last], result.distinct_tokens), (words, result.distinct_words)):
-            share = distinct_4(found)
-            if share is not None:
-                place.append(share)
-    return result
+SEED = 980406
+THRESHOLDS = tuple(n / 20 for n in range(20))
 
 
 def evaluate(
-    target: Qwen3ForCausalLM,
-    drafter: BlockDrafter,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: list[Prompt],
+    target: Path,
+    drafter: Path,
+    datasets: Sequence[Path],
     *,
-    seed: int,
+    temperatures: Sequence[float] = TEMPERATURES,
+    rule: RuleName = "token",
+    new_tokens: int = NEW_TOKENS,
+    cut: int | None = TOP_K_CUT,
+    rows: int = 0,
+    seed: int = SEED,
+    thresholds: Sequence[float] = THRESHOLDS,
+    out: Path | None = None,
+    bar: bool = True,
 ) -> dict[str, Any]:
-    """Figures by temperature and domain, and their plain means over the domains."""
-    report: dict[str, Any] = {}
-    with record.progress() as bar:
-        task = bar.add_task("evaluate", total=len(TEMPERATURES) * len(DOMAINS), note="")
-        for temperature in TEMPERATURES:
-            domains: dict[str, Any] = {}
-            for domain in DOMAINS:
-                encoded = [tokenizer.encode(p.prompt) for p in prompts if p.domain == domain]
-                counted = tally(target, drafter, tokenizer, encoded, temperature=temperature, seed=seed)
-                domains[domain] = counted.figures()
-                bar.update(task, advance=1, note=f"T={temperature:g} {domain} tau {domains[domain]['tau']:.2f}")
-            mean = {
-                key: sum(domains[d][key] for d in DOMAINS) / len(DOMAINS)
-                for key in ("tau", "distinct_4_tokens", "distinct_4_words")
-            }
-            report[f"T={temperature:g}"] = domains | {"mean": mean}
+    """Measures every data set at every temperature; writes `metrics.json` and plots to `out`. Returns the metrics.
+
+    `rule` is the acceptance rule, `cut` the entries a draft is cut to (None: not at all), `rows` the most rows of one
+    data set (0: all). Thresholds are swept where the drafter has a confidence head, over the very same texts.
+    """
+    begun = time.monotonic()
+    stems = [path.stem for path in datasets]
+    if not stems or len(set(stems)) < len(stems):
+        raise ConfigError(f"data: one file at least, and names that differ; found {', '.join(stems) or 'none'}")
+    if not all(0 <= threshold <= 1 for threshold in thresholds):
+        raise ConfigError("thresholds: every one is from 0 to 1")
+    made, loaded = load_drafter(drafter, target=target).requires_grad_(False), load_target(target)
+    made.serve()
+    size = made.config.block_size
+    calibration = load_calibration(locate(drafter), block_size=size)
+    sets = {path.stem: asked.questions(path, loaded, rows=rows, seed=seed) for path in datasets}
+    by_temperature: dict[str, Any] = {}
+    progress = record.progress()
+    progress.disable = not bar
+    with progress:
+        task = progress.add_task("evaluate", total=len(temperatures) * sum(map(len, sets.values())), note="")
+        for temperature in temperatures:
+            bucket: Bucket = "greedy" if temperature == 0 else "sampled"
+            scales = None if calibration is IDENTITY else calibration.temperatures(bucket, rule)
+            rows_of: dict[str, Any] = {}
+            for name, questions in sets.items():
+                texts: list[Text] = []
+                for text in judged(
+                    loaded,
+                    made,
+                    questions,
+                    temperature=temperature,
+                    rule=Rule[rule.upper()],
+                    seed=seed,
+                    new_tokens=new_tokens,
+                    cut=cut,
+                ):
+                    texts.append(text)
+                    progress.advance(task)
+                rows_of[name] = _measured(texts, size, new_tokens, scales, thresholds)
+                progress.update(task, note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}")
+            by_temperature[f"T={temperature:g}"] = _summary(rows_of)
+    report = {
+        "target": str(target),
+        "drafter": str(drafter),
+        "family": made.config.family,
+        "block_size": size,
+        "fingerprints": {"target": fingerprint(target), "drafter": fingerprint(drafter)},
+        "rule": rule,
+        "top_k_cut": cut,
+        "new_tokens": new_tokens,
+        "seed": seed,
+        "calibrated": calibration is not IDENTITY,
+        "temperatures": by_temperature,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+    if out is not None:
+        from training import pictures
+
+        write_whole(out / "metrics.json", json.dumps(metrics.plain(report), indent=2) + "\n")
+        pictures.draw(report, out)
     return report
 
 
-def table(report: dict[str, Any]) -> str:
-    """The report for people: one line per temperature and domain."""
-    lines = [f"{'':6}{'domain':8}{'tau':>6}{'rounds':>8}{'d4 tok':>8}{'d4 wrd':>8}  survival by slot"]
-    for temperature, domains in report.items():
-        for domain, row in domains.items():
-            slots = " ".join(f"{share:.2f}" for share in row.get("prefix_acceptance", []))
+def _measured(
+    texts: Sequence[Text], size: int, new_tokens: int, scales: Any, thresholds: Sequence[float]
+) -> dict[str, Any]:
+    """One data set at one temperature."""
+    if not texts:
+        raise ConfigError("data: the target ends every answer of a data set at once; there is no round to measure")
+    by_text = metrics.played(texts, size, new_tokens, metrics.whole(size), scales)
+    row = metrics.figures([made for rounds in by_text for made in rounds], size)
+    row["tau_95"] = metrics.interval(by_text)
+    row["texts"], row["distinct_4"] = len(texts), metrics.distinct(texts, new_tokens)
+    row["domain"] = texts[0].answer.question.domain
+    row["confidence"] = metrics.confidence(texts, size, new_tokens, scales)
+    if row["confidence"] is not None and thresholds:
+        row["sweep"] = metrics.sweep(texts, size, new_tokens, thresholds, scales)
+    return row
+
+
+def _summary(rows_of: Mapping[str, Any]) -> dict[str, Any]:
+    """Data sets, the plain means of each domain's, and the plain mean of all."""
+
+    def mean(names: Sequence[str], key: str) -> float:
+        values = [rows_of[name][key] for name in names if not math.isnan(rows_of[name][key])]
+        return sum(values) / len(values) if values else math.nan
+
+    def means(names: Sequence[str]) -> dict[str, float]:
+        return {key: mean(names, key) for key in ("tau", "verify_rate", "proposed", "distinct_4")}
+
+    domains: dict[str, list[str]] = {}
+    for name, row in rows_of.items():
+        domains.setdefault(row["domain"], []).append(name)
+    return {
+        "datasets": dict(rows_of),
+        "domains": {domain: means(names) for domain, names in domains.items()},
+        "mean": means(list(rows_of)),
+    }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The report for people: one line per temperature and data set, then domains and the mean of all."""
+    lines = [
+        f"{report['family']}, blocks of {report['block_size']}, rule {report['rule']}",
+        f"{'':6}{'data':14}{'tau':>6}  {'95 %':13}{'rounds':>7}{'propose':>8}{'rate':>7}  "
+        "accepted, given the slot before",
+    ]
+    for temperature, part in report["temperatures"].items():
+        for name, row in part["datasets"].items():
+            slots = " ".join("  . " if math.isnan(share) else f"{share:.2f}" for share in row["conditional"])
+            low, high = row["tau_95"]
             lines.append(
-                f"{temperature:6}{domain:8}{row['tau']:6.2f}{row.get('rounds', 0):8}"
-                f"{row['distinct_4_tokens']:8.2f}{row['distinct_4_words']:8.2f}  {slots}"
+                f"{temperature:6}{name:14}{row['tau']:6.2f}  {low:5.2f}-{high:<7.2f}{row['rounds']:7}"
+                f"{row['proposed']:8.2f}{row['verify_rate']:7.1%}  {slots}"
             )
+        means = {f"{domain} (mean)": row for domain, row in part["domains"].items()} | {"all": part["mean"]}
+        for name, row in means.items():
+            lines.append(
+                f"{temperature:6}{name:14}{row['tau']:6.2f}{'':22}{row['proposed']:8.2f}{row['verify_rate']:7.1%}"
+            )
+        lines += _confidences(temperature, part["datasets"])
     return "\n".join(lines)
 
 
-def write(report: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+def _confidences(temperature: str, datasets: Mapping[str, Any]) -> list[str]:
+    """Mean calibration error and ranking, and what the sweep offers, of every data set."""
+    lines = []
+    for name, row in datasets.items():
+        if row["confidence"] is None:
+            continue
+        told = [
+            f"{kind} error {sum(of['ece']) / len(of['ece']):.1%}, AUC {_mean(of['auc']):.3f}"
+            for kind, of in row["confidence"].items()
+            if kind != "rounds"
+        ]
+        if best := thrift(row.get("sweep", [])):
+            told.append(
+                f"threshold {best['threshold']:g}: {best['saved']:.0%} fewer verified tokens "
+                f"for {best['lost']:.1%} of tau"
+            )
+        lines.append(f"{temperature:6}{name:14}confidence: {'; '.join(told)}")
+    return lines
+
+
+def thrift(points: Sequence[Mapping[str, float]], most_lost: float = 0.05) -> dict[str, float] | None:
+    """The threshold that saves most verified tokens per committed one at a loss of tau within `most_lost`."""
+    if not points:
+        return None
+    full = points[0]
+    offers = [
+        {
+            "threshold": point["threshold"],
+            "saved": 1.0 - point["verified_per_committed"] / full["verified_per_committed"],
+            "lost": 1.0 - point["tau"] / full["tau"],
+        }
+        for point in points
+    ]
+    return max((offer for offer in offers if offer["lost"] <= most_lost), key=lambda offer: offer["saved"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    good = [value for value in values if not math.isnan(value)]
+    return sum(good) / len(good) if good else math.nan

@@ -5,10 +5,10 @@ beginning, forced again, the way documents follow one another in training text.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 # From the row's number to the tokens a new document of that row starts with.
@@ -52,27 +52,31 @@ def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Te
 
 @torch.inference_mode()
 def generate(
-    model: Qwen3ForCausalLM,
+    model: Any,  # a causal language model of transformers
     *,
     prompts: Sequence[Sequence[int]],  # B rows, of any lengths
     total: int,
     temperatures: Tensor,  # [B]
     generator: torch.Generator,
     end_id: int,
-    beginning: Beginning,
+    beginning: Beginning = lambda _row: [],
+    pick: Callable[[Tensor, int], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Continues every prompt to `total` tokens: ids [B, total], and which of them were forced [B, total] bool."""
+    """Continues every prompt to `total` tokens: ids [B, total], and which of them were forced [B, total] bool.
+
+    `pick` draws in place of the temperatures: logits [B, V] and the position they are for -> ids [B].
+    """
     batch, given = len(prompts), min(map(len, prompts))
     ids = torch.zeros(batch, total, dtype=torch.int64)
     forced = torch.zeros(batch, total, dtype=torch.bool)
     ids[:, :given], forced[:, :given] = torch.tensor([list(p[:given]) for p in prompts]), True
     # What is left of the longer prompts is forced step by step while the shorter ones already sample.
     queues = [list(p[given:]) for p in prompts]
-    cache = roomy_cache(model.config.num_hidden_layers, total)
+    cache = roomy_cache(model.config.get_text_config().num_hidden_layers, total)
     fresh = ids[:, :given]
     for place in range(given, total):
-        hidden = model.model(input_ids=fresh, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-        token = draw(model.lm_head(hidden), temperatures, generator)
+        logits = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        token = draw(logits, temperatures, generator) if pick is None else pick(logits, place)
         ended = (ids[:, place - 1] == end_id) & ~forced[:, place - 1]
         for row in torch.nonzero(ended).flatten().tolist():
             queues[row] = list(beginning(row))

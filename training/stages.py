@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from transformers import Qwen3ForCausalLM
 
-from dspark.model.checkpoint import load_drafter
-from dspark.model.families import as_block
 from training import (
     assistant,
     calibrate,
@@ -25,6 +23,7 @@ from training import (
     corpus,
     drafter,
     evaluate,
+    held_out,
     prompts,
     target,
     tokenizer,
@@ -142,29 +141,25 @@ def train_drafter(chosen: argparse.Namespace) -> None:
 
 def fit_calibration(chosen: argparse.Namespace) -> None:
     folder = chosen.models / DRAFTER_NAME
-    fits = calibrate.fit(
-        load_target(chosen.models / TARGET_NAME, torch.float32),
-        as_block(load_drafter(folder)),
-        tokenizer.load(chosen.models / TARGET_NAME),
-        tokens.load(chosen.workdir / "tokens.safetensors"),
+    report = calibrate.calibrate(
+        chosen.models / TARGET_NAME,
         folder,
+        held_out.files("calibrate"),
         seed=chosen.seed,
+        plots=folder,
+        keep=chosen.workdir / "rounds",
     )
-    note(chosen.workdir, calibration={name: {"before": f.before, "after": f.after} for name, f in fits.items()})
-    for bucket, fit in fits.items():
-        for slot, errors in enumerate(zip(fit.temperatures, fit.before, fit.after, strict=True), start=1):
-            print(bucket, f"slot {slot}: temperature %.2f, calibration error %.3f -> %.3f" % errors)
+    note(chosen.workdir, calibration=report)
+    print(calibrate.table(report))
 
 
 def run_evaluation(chosen: argparse.Namespace) -> None:
     report = evaluate.evaluate(
-        load_target(chosen.models / TARGET_NAME, torch.float32),
-        as_block(load_drafter(chosen.models / DRAFTER_NAME)),
-        tokenizer.load(chosen.models / TARGET_NAME),
-        prompts.read(chosen.prompts),
-        seed=chosen.seed,
+        chosen.models / TARGET_NAME,
+        chosen.models / DRAFTER_NAME,
+        held_out.files("evaluate"),
+        out=chosen.workdir / "evaluation",
     )
-    evaluate.write(report, chosen.workdir / "evaluation.json")
     print(evaluate.table(report))
 
 

@@ -1,9 +1,13 @@
 """Rounds replayed on the target's text follow the law of rounds that are really played."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+from dspark.model.drafter import BlockDrafter
+from dspark.types import Rule
 from training import drafter as drafting
 from training import lockstep, rounds, target
 
@@ -104,3 +108,125 @@ def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausal
         truth = ids[0, anchor + 1 : anchor + 4].tolist()
         right = [draft == token for draft, token in zip(drafts, truth, strict=True)]
         assert kept == (right.index(False) if False in right else 3)
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_survival_of_two_slots_is_what_the_rule_says(rule: Rule) -> None:
+    """By enumeration: Pr[both kept] is the sum over drafts of q1 q2 P_2, with P of the rule; texts weighted by p."""
+    vocabulary = 6
+    model = target.build(RECIPE, vocabulary).eval().requires_grad_(False)
+    drafter = drafting.build(model, drafting.Recipe(layers=1, taps=2, block_size=2, markov_rank=4)).eval()
+    torch.manual_seed(3)
+    for p in (*model.parameters(), *drafter.parameters()):
+        torch.nn.init.normal_(p.data, std=0.35)
+    drafter.requires_grad_(False)
+    texts = list(itertools.product(range(vocabulary), repeat=2))
+    ids = torch.tensor([[5, 1, 3, 4, *text, 0] for text in texts])
+    p = torch.softmax(model(input_ids=ids).logits, -1)
+    p1, p2 = p[0, 3], p[::vocabulary, 4]  # [V], [first token, V]
+    q1, q2 = laws_of_a_block(model, drafter, ids)
+    alive = torch.clamp(p1 / q1, max=1.0)[:, None]
+    carried = alive if rule is Rule.BLOCK else torch.ones_like(alive)
+    both = q1[:, None] * torch.minimum(q2, carried * p2) * (1.0 if rule is Rule.BLOCK else alive)
+    repeats, kept = 400, 0.0
+    generator = torch.Generator().manual_seed(1)
+    for row, (first, second) in enumerate(texts):
+        blocks = rounds.judge(
+            drafter,
+            model,
+            ids[row : row + 1],
+            torch.full((repeats,), 3),
+            temperature=1.0,
+            generator=generator,
+            cut=None,
+            rule=rule,
+        )
+        kept += float(p1[first] * p2[first, second]) * float((blocks.accepted == 2).float().mean())
+    assert abs(kept - float(both.sum())) < 0.02
+    other = q1[:, None] * torch.minimum(q2, p2) * alive
+    if rule is Rule.BLOCK:  # the rules differ by more than the tolerance, or nothing was tested
+        assert float(both.sum() - other.sum()) > 0.03
+
+
+def laws_of_a_block(
+    model: Qwen3ForCausalLM, drafter: BlockDrafter, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q of the first slot [V], and of the second after each first token [V, V], at anchor 3."""
+    with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
+        model(input_ids=ids[:1])
+        features = taps.collect()
+    hidden = drafter.forward_hidden(
+        features=features,
+        input_ids=ids[:1],
+        anchor_positions=torch.tensor([[3]]),
+        block_keep_mask=torch.ones(1, 1, dtype=torch.bool),
+    )[0, 0]
+    after = torch.arange(drafter.config.vocab_size)
+    state = torch.empty(len(after), 0)
+    first, _ = drafter.markov_head.bias(state, ids[0, 3:4], hidden[:1])
+    second, _ = drafter.markov_head.bias(state, after, hidden[1:].expand(len(after), -1))
+    assert first is not None
+    assert second is not None
+    base = drafter.base_logits(hidden)
+    return torch.softmax(base[0] + first[0], -1), torch.softmax(base[1] + second, -1)
+
+
+def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
+    """A drafter that is the target itself agrees everywhere; another one where both races have one winner."""
+    drafter = drafting.build(model, drafting.Recipe(layers=1, taps=2, block_size=3, markov_rank=4)).eval()
+    drafter.requires_grad_(False)
+    vocabulary, total, seed = model.config.vocab_size, 24, 7
+
+    def pick(logits: torch.Tensor, place: int) -> torch.Tensor:
+        return (rounds.law(logits, 1.0, None) / rounds.race_noise(seed, 2, [place], vocabulary)).argmax(-1)
+
+    ids, _ = lockstep.generate(
+        model,
+        prompts=[[5, 6, 7, 8]],
+        total=total,
+        temperatures=torch.ones(1),
+        generator=torch.Generator(),
+        end_id=NEVER,
+        pick=pick,
+    )
+    anchors = torch.arange(4, total - 4)
+    made = [
+        rounds.judge(
+            drafter,
+            model,
+            ids,
+            anchors,
+            temperature=1.0,
+            generator=torch.Generator().manual_seed(s),
+            cut=None,
+            rule=Rule.COUPLED,
+            seed=seed,
+            choice=2,
+        )
+        for s in (0, 1)
+    ]
+    assert torch.equal(made[0].accepted, made[1].accepted)  # nothing is left to chance
+    with rounds.TargetTaps(model, drafter.config.target_layer_ids) as taps:
+        model(input_ids=ids)
+        features = taps.collect()
+    for anchor, kept in zip(anchors.tolist(), made[0].accepted.tolist(), strict=True):
+        hidden = drafter.forward_hidden(
+            features=features,
+            input_ids=ids,
+            anchor_positions=torch.tensor([[anchor]]),
+            block_keep_mask=torch.ones(1, 1, dtype=torch.bool),
+        )[0, 0]
+        bias, _ = drafter.markov_head.bias(torch.empty(1, 0), ids[0, anchor : anchor + 1], hidden[:1])
+        assert bias is not None
+        q = torch.softmax(drafter.base_logits(hidden[:1]) + bias, -1)
+        drafted = (q / rounds.race_noise(seed, 2, [anchor + 1], vocabulary)).argmax(-1)
+        assert (kept > 0) == (int(drafted) == int(ids[0, anchor + 1]))
+
+
+def test_short_prefixes_move_the_rounds_on() -> None:
+    ends = [False] * 12
+    made = rounds.play([3, 0, 2, 0, 0, 0, 0, 0], [1, 3, 3, 0, 3, 3, 3, 3], ends, 6)
+    assert [(r.at, r.drafted, r.accepted, r.emitted) for r in made] == [(0, 1, 1, 2), (2, 3, 2, 3)]
+    ends[3] = True  # the second draft of the second round ends the text
+    made = rounds.play([3, 0, 2, 0], [1, 3, 3, 0], ends, 6)
+    assert [(r.at, r.drafted, r.accepted, r.emitted) for r in made] == [(0, 1, 1, 2), (2, 1, 1, 1)]

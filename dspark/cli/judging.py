@@ -1,0 +1,126 @@
+"""`dspark calibrate` and `dspark evaluate`: how sure a drafter may be, and how good it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from dspark.cli.numbers import numbers
+from dspark.errors import DsparkError
+
+RULES = ("token", "block", "coupled")
+
+CALIBRATE = """Fits the temperatures of the confidence head by sequential temperature scaling, on rounds replayed on the
+target's own answers to held-out prompts: one per slot, for every acceptance rule, greedy and sampled requests apart,
+on drafts cut to their likeliest entries. Every second prompt is fitted on, the others measure. The result is the
+drafter's calibration.json, which drafters read when they start."""
+EVALUATE = """Measures accepted length by data set and domain: the first user turn of every row is asked, blocks are
+verified whole. FILE is JSONL of {"turns": [text or token ids, ...], "domain": ..., "id": ...}. A drafter with a
+confidence head also gets its calibration error, its ranking, and a sweep of thresholds below which a block is cut."""
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `calibrate` and `evaluate`."""
+    fit = commands.add_parser(
+        "calibrate", parents=[shared], help="fit a drafter's confidence on held-out rounds", description=CALIBRATE
+    )
+    _pair(fit)
+    fit.add_argument("--rules", type=_rules, default=RULES, metavar="R,R", help="acceptance rules (all three)")
+    fit.add_argument(
+        "--temperatures", type=numbers, default=[0.7, 1.0], metavar="T,T", help="of sampled requests (0.7,1)"
+    )
+    fit.add_argument("--out", type=Path, metavar="DIR", help="where calibration.json goes (the drafter's folder)")
+    fit.add_argument("--plots", type=Path, metavar="DIR", help="reliability diagrams before and after, PNG")
+    fit.add_argument("--keep", type=Path, metavar="DIR", help="keep rounds here; a stopped run goes on where it was")
+    fit.set_defaults(run=_calibrate)
+    judge = commands.add_parser(
+        "evaluate", parents=[shared], help="accepted length of a drafter on data sets", description=EVALUATE
+    )
+    _pair(judge)
+    judge.add_argument("--rule", choices=RULES, default="token", help="acceptance rule (token, as published)")
+    judge.add_argument(
+        "--temperatures", type=_from_zero, default=[1.0, 0.0], metavar="T,T", help="sampling temperatures (1,0)"
+    )
+    judge.add_argument("--thresholds", type=_from_zero, metavar="C,C", help="confidences to sweep (0,0.05 .. 0.95)")
+    judge.add_argument("--out", type=Path, metavar="DIR", help="metrics.json and plots")
+    judge.set_defaults(run=_evaluate)
+
+
+def _pair(parser: argparse.ArgumentParser) -> None:
+    """What both commands ask for."""
+    parser.add_argument("data", type=Path, nargs="+", metavar="FILE", help="JSONL of held-out prompts")
+    parser.add_argument("--target", required=True, metavar="PATH", help="folder or hub id of the target")
+    parser.add_argument("--drafter", required=True, metavar="PATH", help="folder or hub id of the drafter, any family")
+    parser.add_argument("--new-tokens", type=_positive, default=128, metavar="N", help="tokens of an answer (128)")
+    parser.add_argument("--rows", type=int, default=0, metavar="N", help="most rows of one file; 0: all (0)")
+    parser.add_argument("--top-k-cut", type=int, default=64, metavar="K", help="entries of a draft; 0: all (64)")
+    parser.add_argument("--seed", type=int, default=980406, help="of answers and rounds (980406)")
+    parser.add_argument("--threads", type=_positive, default=1, metavar="N", help="of the processor (1)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from training import calibrate
+    from training.metrics import plain
+
+    report = calibrate.calibrate(
+        *_given(args), args.data, rules=args.rules, temperatures=args.temperatures, out=args.out, plots=args.plots,
+        keep=args.keep, **_shared(args),
+    )  # fmt: skip
+    print(json.dumps(plain(report)) if args.json else calibrate.table(report))
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from training import evaluate
+    from training.metrics import plain
+
+    thresholds = evaluate.THRESHOLDS if args.thresholds is None else tuple(args.thresholds)
+    report = evaluate.evaluate(
+        *_given(args), args.data, rule=args.rule, temperatures=args.temperatures, thresholds=thresholds, out=args.out,
+        **_shared(args),
+    )  # fmt: skip
+    print(json.dumps(plain(report)) if args.json else evaluate.table(report))
+    return 0
+
+
+def _given(args: argparse.Namespace) -> tuple[Path, Path]:
+    import torch
+
+    from dspark.model.location import locate
+
+    torch.set_num_threads(args.threads)
+    return locate(args.target), locate(args.drafter)
+
+
+def _shared(args: argparse.Namespace) -> dict[str, Any]:
+    if args.rows < 0 or args.top_k_cut < 0:
+        raise DsparkError("rows and top-k-cut are 0 or more")
+    return {
+        "new_tokens": args.new_tokens,
+        "cut": args.top_k_cut or None,
+        "rows": args.rows,
+        "seed": args.seed,
+        "bar": not args.quiet,
+    }
+
+
+def _from_zero(text: str) -> list[float]:
+    return numbers(text, zero=True)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _rules(text: str) -> tuple[str, ...]:
+    chosen = tuple(part.strip() for part in text.split(","))
+    if not chosen or set(chosen) - set(RULES):
+        raise argparse.ArgumentTypeError(f"{text!r}: rules are {', '.join(RULES)}")
+    return chosen

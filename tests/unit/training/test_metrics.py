@@ -1,0 +1,89 @@
+"""The papers' definitions, on rounds that can be counted by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from training import metrics
+from training.asked import Answer, Question
+from training.judged import Text, whole_blocks
+from training.rounds import Played
+
+
+def test_tau_counts_the_targets_own_token_and_pools_over_rounds() -> None:
+    made = metrics.figures([Played(0, 3, 2, 3), Played(3, 3, 0, 1), Played(4, 3, 3, 4), Played(8, 1, 1, 1)], 3)
+    assert made["tau"] == pytest.approx(9 / 4)
+    assert made["verify_rate"] == pytest.approx(9 / (10 + 4))
+    assert made["proposed"] == pytest.approx(10 / 4 + 1)
+    # The round that ended its text after one slot says nothing about the others.
+    assert made["survival"] == pytest.approx([3 / 4, 2 / 3, 1 / 3])
+    assert made["conditional"] == pytest.approx([3 / 4, (2 / 3) / (3 / 4), 0.5])
+
+
+def test_no_rounds_have_no_figures() -> None:
+    made = metrics.figures([], 2)
+    assert math.isnan(made["tau"])
+    assert metrics.plain(made)["tau"] is None
+    assert metrics.plain(made)["survival"] == [None, None]
+
+
+def test_a_slot_below_the_threshold_cuts_and_one_at_it_stays() -> None:
+    confidence = np.array([[0.5, 0.4, 0.9], [0.1, 0.9, 0.9], [0.9, 0.9, 0.9]])
+    assert metrics.above(0.5)(confidence) == [1, 0, 3]
+    assert metrics.above(0.0)(confidence) == [3, 3, 3]
+    assert metrics.whole(3)(confidence) == [3, 3, 3]
+
+
+def text(accepted: list[int], logits: list[list[float]]) -> Text:
+    size = len(accepted)
+    ids = torch.arange(2 + size + 4)[None]
+    answer = Answer(Question("d", "d", (0, 1)), ids, (False,) * (size + 4), size, 0, 0)
+    return Text(answer, np.array(accepted), np.array(logits))
+
+
+def test_the_sweep_replays_the_same_blocks_with_shorter_prefixes() -> None:
+    one = text([2, 0, 0, 2, 0, 0], [[5.0, 5.0], [5.0, -5.0], [5.0, -5.0], [5.0, -5.0], [-5.0, 5.0], [5.0, 5.0]])
+    points = metrics.sweep([one], 2, 6, [0.0, 0.5], None)
+    # Whole: rounds at 0 and 3, of 3 tokens each. Cut: at 0 whole, at 3 one slot, and at 5 nothing is left to do.
+    assert points[0] == {
+        "threshold": 0.0,
+        "tau": 3.0,
+        "verified": 3.0,
+        "verified_per_committed": 1.0,
+        "verify_rate": 1.0,
+    }
+    assert points[1]["tau"] == pytest.approx(5 / 2)
+    assert points[1]["verified"] == pytest.approx((3 + 2) / 2)
+
+
+def test_temperatures_move_where_a_threshold_cuts() -> None:
+    one = text([2, 0, 0], [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    raw, scaled = (metrics.sweep([one], 2, 3, [0.7], t)[0] for t in (None, np.array([1.0, 4.0])))
+    assert raw["verified"] == 3.0
+    assert scaled["verified"] == 2.0  # sigmoid(1/4) < 0.7
+
+
+def test_rounds_that_ended_their_text_are_no_samples() -> None:
+    one = text([1, 0, 1, 0], [[float(n), 0.0] for n in range(4)])
+    ended = Text(
+        Answer(one.answer.question, one.answer.ids, (False, False, False, True, *[False] * 4), 4, 0, 0), *one_of(one)
+    )
+    logits, accepted = whole_blocks([ended], 2, 4)
+    assert accepted.tolist() == [1]
+    assert logits.tolist() == [[0.0, 0.0]]
+
+
+def one_of(text: Text) -> tuple[np.ndarray, np.ndarray | None]:  # type: ignore[type-arg]
+    return text.accepted, text.confidence
+
+
+def test_intervals_hold_the_mean_and_widen_with_fewer_texts() -> None:
+    rounds = [[Played(0, 7, n % 5, n % 5 + 1)] * 4 for n in range(40)]
+    low, high = metrics.interval(rounds)
+    few_low, few_high = metrics.interval(rounds[:5])
+    assert low < 3.0 < high
+    assert few_high - few_low > high - low

@@ -1,0 +1,82 @@
+"""Rounds of held-out prompts for calibration, in pieces that can be kept: one file of prompts at one temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from dspark.errors import ConfigError
+from dspark.model.calibration import RuleName
+from dspark.model.checkpoint import LoadedTarget
+from dspark.model.family import Drafter
+from dspark.types import Rule
+from training.asked import Question
+from training.disk import save_tensors
+from training.judged import judged, whole_blocks
+from training.reliability import Floats, Ints
+
+
+class Rounds(NamedTuple):
+    """Rounds whose blocks were verified whole."""
+
+    logits: Floats  # [n, k] raw confidence
+    accepted: Ints  # [n]
+
+
+class Source:
+    """Where the rounds of one calibration come from."""
+
+    def __init__(
+        self,
+        target: LoadedTarget,
+        drafter: Drafter,
+        asked: Mapping[str, Sequence[Question]],  # by the name of the file
+        *,
+        seed: int,
+        new_tokens: int,
+        cut: int | None,
+        keep: Path | None = None,
+        named: str = "",  # all that the rounds depend on; kept ones of another name are not used
+    ) -> None:
+        self._target, self._drafter, self._asked = target, drafter, asked
+        self._seed, self._new_tokens, self._cut = seed, new_tokens, cut
+        self._keep, self._named = keep, named
+
+    def half(self, half: int, rule: RuleName, temperatures: Sequence[float], told: Callable[[int], None]) -> Rounds:
+        """Of every second prompt, from the `half`-th on, at all temperatures; `told` counts prompts done."""
+        parts = []
+        for temperature in temperatures:
+            for name in self._asked:
+                parts.append(self._piece(name, half, rule, temperature))
+                told(len(self._asked[name][half::2]))
+        if not sum(len(part.accepted) for part in parts):
+            raise ConfigError("prompts: no round was played; the target ends every answer at once")
+        return Rounds(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def _piece(self, name: str, half: int, rule: RuleName, temperature: float) -> Rounds:
+        kept = None if self._keep is None else self._keep / f"{rule}-{temperature:g}-{name}-{half}.safetensors"
+        if kept is not None and kept.is_file():
+            with safe_open(kept, framework="np") as file:
+                if (file.metadata() or {}).get("named") == self._named:
+                    return Rounds(file.get_tensor("logits").astype(np.float64), file.get_tensor("accepted"))
+        texts = judged(
+            self._target,
+            self._drafter,
+            self._asked[name][half::2],
+            temperature=temperature,
+            rule=Rule[rule.upper()],
+            # Texts of the halves and temperatures are drawn apart; rules of ratios share them.
+            seed=2 * (self._seed + 1009 * round(1000 * temperature)) + half,
+            new_tokens=self._new_tokens,
+            cut=self._cut,
+        )
+        made = Rounds(*whole_blocks(texts, self._drafter.config.block_size, self._new_tokens))
+        if kept is not None:
+            tensors = {"logits": torch.from_numpy(made.logits).float(), "accepted": torch.from_numpy(made.accepted)}
+            save_tensors(kept, tensors, {"named": self._named})
+        return made

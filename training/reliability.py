@@ -1,0 +1,119 @@
+"""How good predicted chances are: calibration error, ranking, and pictures of both. Pure numbers; n rounds, k slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+BINS = 20
+RANKS = 1000  # bins in which scores are ranked; equals get half credit
+LEAST = 20  # rounds of a bin that is worth a dot
+
+
+def sigmoid(z: Floats) -> Floats:
+    chances: Floats = 0.5 * (1.0 + np.tanh(0.5 * z))
+    return chances
+
+
+def survival(logits: Floats, temperatures: Sequence[float] | None = None) -> Floats:
+    """Confidence logits [n, k] -> predicted chance that slots 1..k are all accepted [n, k]; no temperatures: all 1."""
+    scaled = logits if temperatures is None else logits / np.asarray(temperatures)
+    products: Floats = np.cumprod(sigmoid(scaled), axis=-1, dtype=np.float64)
+    return products
+
+
+def labels(accepted: Ints, size: int) -> Floats:
+    """accepted [n] -> 1.0 where slots 1..k were all accepted [n, k]."""
+    return (accepted[:, None] > np.arange(size)).astype(np.float64)
+
+
+def calibration_error(predicted: Floats, label: Floats) -> float:
+    """Count-weighted |mean prediction - mean label| over equal-width bins; [n] each."""
+    gap = np.bincount(_bins(predicted, BINS), predicted - label, minlength=BINS)
+    return float(np.abs(gap).sum() / max(1, len(label)))
+
+
+def ranking(predicted: Floats, label: Floats) -> float:
+    """Area under the curve: the chance that an accepted one scores above a rejected one. [n] each; NaN of one kind."""
+    place = _bins(predicted, RANKS)
+    right = np.bincount(place, label, minlength=RANKS)
+    wrong = np.bincount(place, 1.0 - label, minlength=RANKS)
+    pairs = right.sum() * wrong.sum()
+    below = np.cumsum(wrong) - wrong
+    return float((right * (below + 0.5 * wrong)).sum() / pairs) if pairs else float("nan")
+
+
+def brier(predicted: Floats, label: Floats) -> float:
+    """Mean squared error; [n] each."""
+    return float(np.square(predicted - label).mean()) if len(label) else float("nan")
+
+
+def by_slot(predicted: Floats, accepted: Ints, drafted: Ints | None = None) -> dict[str, list[float]]:
+    """Survival [n, k] against what was accepted [n]: figures of every slot; `drafted` [n] says how many slots count."""
+    label, size = labels(accepted, predicted.shape[1]), predicted.shape[1]
+    rows: dict[str, list[float]] = {"ece": [], "auc": [], "brier": [], "mean_predicted": [], "mean_accepted": []}
+    for slot in range(size):
+        counts = np.ones(len(accepted), np.bool_) if drafted is None else drafted > slot
+        p, y = predicted[counts, slot], label[counts, slot]
+        some = len(y) > 0
+        values = (
+            calibration_error(p, y),
+            ranking(p, y),
+            brier(p, y),
+            float(p.mean()) if some else 0.0,
+            float(y.mean()) if some else 0.0,
+        )
+        for name, value in zip(rows, values, strict=True):
+            rows[name].append(value)
+    return rows
+
+
+def conditional_ranking(logits: Floats, accepted: Ints) -> list[float]:
+    """Area under the curve of each slot's own score among the rounds that reached it: no temperature changes it.
+
+    Scores are compared as they are, not in bins.
+    """
+    found = []
+    for slot in range(logits.shape[1]):
+        reached = accepted >= slot
+        scores, label = logits[reached, slot], accepted[reached] > slot
+        right, wrong = int(label.sum()), int((~label).sum())
+        if not right or not wrong:
+            found.append(float("nan"))
+            continue
+        _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+        middle = np.cumsum(counts) - (counts - 1) / 2.0  # ranks from 1; equals share theirs
+        found.append(float((middle[inverse][label].sum() - right * (right + 1) / 2) / (right * wrong)))
+    return found
+
+
+def diagram(panes: Mapping[str, Floats], accepted: Ints, path: Path, *, title: str = "") -> None:
+    """Predicted against observed survival, one pane for each [n, k], every other slot; the name decides the format."""
+    from dspark import plots
+
+    figure, axes = plots.panels(len(panes), (4.4, 4.2))
+    for pane, (name, predicted) in zip(axes, panes.items(), strict=True):
+        _one(pane, predicted, accepted)
+        pane.set_title(f"{title} {name}".strip(), fontsize=10)
+    plots.write(figure, path)
+
+
+def _one(axes: Any, predicted: Floats, accepted: Ints) -> None:
+    for slot in range(0, predicted.shape[1], 2):
+        bins, label = _bins(predicted[:, slot], BINS), accepted > slot
+        used = [b for b in range(BINS) if (bins == b).sum() >= LEAST]
+        means = [predicted[bins == b, slot].mean() for b in used]
+        axes.plot(means, [label[bins == b].mean() for b in used], marker=".", label=f"slot {slot + 1}")
+    axes.plot((0, 1), (0, 1), color="grey", linewidth=0.7)
+    axes.set_xlabel("predicted survival")
+    axes.set_ylabel("observed survival")
+
+
+def _bins(predicted: Floats, count: int) -> Ints:
+    return np.minimum((np.clip(predicted, 1e-8, 1 - 1e-8) * count).astype(np.int64), count - 1)
