@@ -21,7 +21,7 @@ from training.anchors import gather_slots
 from training.loss import LossSums, LossWeights, slot_weights
 
 SLICE_ROWS = 128  # [128, V] in fp32 stays in the second-level cache for small vocabularies
-SLICE_NUMBERS = 1 << 24  # and for large ones a slice is at most so many numbers, 64 MiB
+SLICE_NUMBERS = 1 << 23  # and for large ones a slice is at most so many numbers, 32 MiB
 
 
 class LeanLoss(NamedTuple):
@@ -143,7 +143,11 @@ class _SlicedLoss(torch.autograd.Function):
                 part = slice(start, start + step)
                 law = torch.softmax(_capped((wanted[part] @ target_head.t()).float(), softcap), dim=-1)
                 base = _capped((rows[part] @ head.t()).float(), softcap)
-                logits = base if bias is None else base + bias[0][part] @ bias[1].t()
+                logits = base
+                if bias is not None:
+                    added = (bias[0][part] @ bias[1].t()).float()
+                    # A cap's gradient needs the base logits once more.
+                    logits = base.add_(added) if softcap is None else base + added
                 ce[part], l1[part], grad = _terms(
                     logits=logits, law=law, target_ids=target_ids[part], scale=scale[part], weights=weights
                 )
@@ -157,18 +161,22 @@ class _SlicedLoss(torch.autograd.Function):
                 grad_rows[part] = grad @ head
                 if grad_head is not None:
                     grad_head += grad.t() @ rows[part]
-        ctx.save_for_backward(grad_rows, grad_codes, grad_w2, grad_head)
+        # Kept by nobody else, so that they can be scaled in place and handed on without a copy.
+        ctx.grads = [grad_rows, grad_codes, grad_w2, grad_head]
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
         ctx.mark_non_differentiable(ce, l1)
         return (scale * (weights.ce * ce + weights.l1 * l1)).sum(), ce, l1
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        scale = outputs[0]
-        grads = (
-            None if grad is None or dtype is None else (grad * scale).to(dtype)
-            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        )
+        scale, kept = outputs[0], ctx.grads
+        if kept is None:
+            raise RuntimeError("this loss can be differentiated once")
+        ctx.grads = None
+        grads: list[Tensor | None] = []
+        for dtype in ctx.dtypes:
+            grad = kept.pop(0)
+            grads.append(None if grad is None or dtype is None else grad.mul_(scale).to(dtype))
         return (*grads, None, None, None, None, None, None)
 
 
