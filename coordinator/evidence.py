@@ -65,9 +65,10 @@ class Evidence:
         self.judged[row], self._promised[row], self._accepted[row] = 0, 0.0, 0.0
         return row
 
-    def free(self, row: int) -> None:
-        """The sequence ended or left; every one of them counts the same in what is expected of the next."""
-        if self.judged[row] > 2:
+    def free(self, row: int, *, ended: bool = True) -> None:
+        """The sequence left. Every one that ended counts the same in what is expected of the next; one that was
+        preempted or lost its verifier comes back, and would count again for each time it left."""
+        if ended and self.judged[row] > 2:
             self._prior_gain += PRIOR_WEIGHT * (self.gain[row] - self._prior_gain)
             self._prior_used += PRIOR_WEIGHT * (self.used[row] - self._prior_used)
         self._free.append(row)

@@ -22,6 +22,7 @@ from coordinator.ports import Declined, DrafterPort, Prefilled, PrefillOrder, Ve
 from coordinator.round_loop import Pace, RoundLoop
 from coordinator.sequence import Event, State
 from coordinator.settling import Owner, Settling
+from coordinator.siblings import Siblings
 from coordinator.step_cost import StepCost
 from coordinator.track import Track
 from dspark.errors import PeerError
@@ -66,6 +67,7 @@ class Lane:
         self._tracks: dict[int, Track] = {}
         self._intakes: set[asyncio.Task[None]] = set()
         self._prefill_room = asyncio.Semaphore(waits.prefills)
+        self._siblings = Siblings()
         self._closed = False
         self._heard = clock.time()  # when the verifier last answered a prefill
         self._loop = RoundLoop(
@@ -147,7 +149,7 @@ class Lane:
         """Frees a sequence in both pools at once."""
         if self._tracks.pop(track.sequence.number, None) is not None:
             self._feeding.drop(track)
-            self._loop.evidence.free(track.row)
+            self._loop.evidence.free(track.row, ended=track.sequence.finished)
             track.row = -1
             self.verifier.release(track.sequence.cursor)
 
@@ -172,6 +174,12 @@ class Lane:
     # Taking in.
 
     async def _take_in(self, track: Track, epoch: int) -> None:
+        if (ahead := self._siblings.ahead(track.request)) is not None:
+            await settled((ahead,), self._waits.prefill_s, self._clock)
+        with self._siblings.first(track.request):
+            await self._take_in_now(track, epoch)
+
+    async def _take_in_now(self, track: Track, epoch: int) -> None:
         sequence = track.sequence
         async with self._prefill_room:
             if (sequence.state, sequence.epoch) != (State.PREFILLING, epoch):

@@ -125,3 +125,37 @@ def test_numbers_of_several_answers_add_up() -> None:
     assert (both.queue_s(), both.first_token_s(), both.total_s()) == (0.5, 3.0, 8.0)
     assert (one.rounds, two.rounds) == (1, 2), "the parts are left alone"
     assert Tally.together([one]) is one
+
+
+async def test_the_other_answers_come_when_the_prompt_of_the_first_is_in(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("prefill")
+    tracks = ask(cell, 4)
+    await calm()
+    assert cell.verifier.prefills == 1, "one prompt, and it is being run"
+    cell.verifier.let_go("prefill")
+    await cell.finish(*tracks)
+    assert cell.verifier.prefills == 4
+    assert await read(tracks) == dict.fromkeys(range(4), answer_of((5, 6), 8))
+
+
+async def test_answers_do_not_wait_for_a_first_that_left(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("prefill")
+    tracks = ask(cell, 3)
+    await calm()
+    cell.admission.ended(tracks[0], None)
+    cell.verifier.let_go("prefill")
+    await cell.finish(*tracks[1:])
+    assert sorted(await read(tracks)) == [1, 2]
+    assert cell.clean()
+
+
+async def test_requests_with_the_same_prompt_do_not_wait_for_each_other(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("prefill")
+    tracks = [*ask(cell, 1, "one"), *ask(cell, 1, "two")]
+    await calm()
+    assert cell.verifier.prefills == 2
+    cell.verifier.let_go("prefill")
+    await cell.finish(*tracks)

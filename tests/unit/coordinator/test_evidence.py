@@ -66,6 +66,17 @@ def test_a_new_sequence_is_expected_to_be_like_those_that_ended() -> None:
     assert evidence.gain[evidence.take()].sum() < 0.3
 
 
+def test_a_sequence_that_comes_back_is_no_example_for_others() -> None:
+    evidence = filled()
+    before = evidence.gain[evidence.take()].copy()
+    for _ in range(60):
+        row = evidence.take()
+        for _ in range(20):
+            round_of(evidence, [row], [[0.1, 0.0, 0.0, 0.0]], prefix=1, accepted=0)
+        evidence.free(row, ended=False)
+    assert evidence.gain[evidence.take()] == pytest.approx(before)
+
+
 def test_slots_that_are_no_longer_drafted_are_not_taken_for_worthless() -> None:
     evidence = filled()
     row = evidence.take()
