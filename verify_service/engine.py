@@ -160,7 +160,7 @@ class VerifyEngine:
         start, stop = state.cached, state.cached + len(token_ids)
         if stop > state.prompt_len or not len(token_ids):
             return invalid(f"token_ids: {len(token_ids)} tokens after {start} of {state.prompt_len}")
-        return self._step.run([], Chunk(state, token_ids, wants_rows)).chunk_rows
+        return self._step.run([], [Chunk(state, token_ids, wants_rows)]).chunk_rows[0]
 
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal:
         """Draws the anchor that follows a finished prefill."""

@@ -1,4 +1,4 @@
-"""One packed pass: the prefixes of a cohort, and perhaps a chunk of a prompt behind them; then rule and projection.
+"""One packed pass: the prefixes of a cohort, and perhaps chunks of prompts behind them; then rule and projection.
 
 Everybody in it has been checked and has pages. Invariant 3, q sent is q sampled: the rule gets q as it came.
 """
@@ -42,11 +42,11 @@ class _Committed(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What became of each item, the rows that were committed, and those of the chunk."""
+    """What became of each item, the rows that were committed, and those of each chunk."""
 
     outcomes: list[Verdict | Refusal]
     features: list[FeatureRows | None]
-    chunk_rows: FeatureRows | None
+    chunk_rows: list[FeatureRows | None]
     tokens: int  # of the items
 
 
@@ -64,20 +64,20 @@ class PackedStep:
         count, self._near_ties = self._near_ties.total(), Counter()
         return count
 
-    def run(self, items: Sequence[VerifyItem], chunk: Chunk | None) -> Stepped:
-        """Runs, judges, commits."""
-        if not items and chunk is None:
-            return Stepped([], [], None, 0)
+    def run(self, items: Sequence[VerifyItem], chunks: Sequence[Chunk] = ()) -> Stepped:
+        """Runs, judges, commits. Chunks are of different prompts."""
+        if not items and not chunks:
+            return Stepped([], [], [], 0)
         try:
-            return self._run(items, chunk)
+            return self._run(items, chunks)
         except BaseException:  # nobody knows what lies in their pages now, so nobody else shall find them
             for state in [self._holdings.states[item.cursor.sequence] for item in items]:
                 state.salt = None
-            if chunk is not None:
+            for chunk in chunks:
                 chunk.state.salt = None
             raise
 
-    def _run(self, items: Sequence[VerifyItem], chunk: Chunk | None) -> Stepped:
+    def _run(self, items: Sequence[VerifyItem], chunks: Sequence[Chunk]) -> Stepped:
         holdings = self._holdings
         segments: list[Segment] = []
         cases: list[Case] = []
@@ -89,22 +89,23 @@ class PackedStep:
             segments.append(Segment(state.sequence, state.cached, ids, slots))
             cases.append(Case(item.cursor, state.law, row, item.draft_ids, item.q, shaper_of(state)))
             row += len(ids)
-        logit_rows: list[int] | None = None
-        if chunk is not None:
+        tokens, logit_rows = row, list(range(row))
+        for chunk in chunks:
             state, stop = chunk.state, chunk.state.cached + len(chunk.token_ids)
             segments.append(Segment(state.sequence, state.cached, chunk.token_ids, holdings.slots(state, 0, stop)))
-            last = stop == state.prompt_len
-            # Only the last token of a prompt is followed by a draw.
-            logit_rows = list(range(row)) + ([row + len(chunk.token_ids) - 1] if last else [])
-        result = self._runner.run(segments, logit_rows)
+            row += len(chunk.token_ids)
+            if stop == state.prompt_len:  # only the last token of a prompt is followed by a draw
+                logit_rows.append(row - 1)
+        result = self._runner.run(segments, logit_rows if chunks else None)
         outcomes, wanted = self._judge(items, cases, result) if items else ([], [])
-        taken = None if chunk is None else self._take_in(chunk, result, row)
-        committed = [each for each in (*wanted, taken) if each is not None]
+        taken = self._take_in(chunks, result, tokens)
+        committed = [each for each in (*wanted, *taken) if each is not None]
         rows = iter(self._project(committed, result))
-        if chunk is not None and chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
-            holdings.keep_prefix(chunk.state)
-        features = [None if each is None else next(rows) for each in wanted]
-        return Stepped(outcomes, features, None if taken is None else next(rows), row)
+        for chunk in chunks:
+            if chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
+                holdings.keep_prefix(chunk.state)
+        features, chunk_rows = ([None if each is None else next(rows) for each in part] for part in (wanted, taken))
+        return Stepped(outcomes, features, chunk_rows, tokens)
 
     def _judge(
         self, items: Sequence[VerifyItem], cases: list[Case], result: Pass
@@ -134,15 +135,21 @@ class PackedStep:
             wanted.append(_Committed(state, start, kept, case.first_row) if pays else None)
         return outcomes, wanted
 
-    def _take_in(self, chunk: Chunk, result: Pass, row: int) -> _Committed | None:
-        state, start = chunk.state, chunk.state.cached
-        state.cached += len(chunk.token_ids)
-        state.token_ids.extend(chunk.token_ids)
-        if state.cached == state.prompt_len:
-            self._holdings.last_logits[state.sequence] = result.logits[-1]
-        if not (state.keep_features or chunk.wants_rows):
-            return None
-        return _Committed(state, start, list(chunk.token_ids), row)
+    def _take_in(self, chunks: Sequence[Chunk], result: Pass, row: int) -> list[_Committed | None]:
+        """`row`: tokens of the items, which come first in the pass and in its logits."""
+        wanted: list[_Committed | None] = []
+        last = row  # where the logits of the next finished prompt lie
+        for chunk in chunks:
+            state, start = chunk.state, chunk.state.cached
+            state.cached += len(chunk.token_ids)
+            state.token_ids.extend(chunk.token_ids)
+            if state.cached == state.prompt_len:
+                self._holdings.last_logits[state.sequence] = result.logits[last]
+                last += 1
+            pays = state.keep_features or chunk.wants_rows
+            wanted.append(_Committed(state, start, list(chunk.token_ids), row) if pays else None)
+            row += len(chunk.token_ids)
+        return wanted
 
     @torch.inference_mode()
     def _project(self, committed: Sequence[_Committed], result: Pass) -> list[FeatureRows | None]:

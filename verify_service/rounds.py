@@ -1,8 +1,9 @@
 """Rounds and prompts on one device: who is in a packed pass, and with what.
 
 A step first asks for the pages of everybody in it, the oldest sequence first, then acts; who gets none is refused and
-stays where it stood. Prompts wait in one line, first come, first served: the next chunk of the first rides in the pass
-of a cohort, so that rounds go on and the prompt does too, or has a pass of its own while nobody decodes.
+stays where it stood. Prompts wait in one line, first come, first served: the next chunks of the first, as many as a
+token budget holds, ride in the pass of a cohort, so that rounds go on and prompts do too; while nobody decodes the
+first has passes of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Rounds:
     def prefill_next(self, *, short: bool) -> Progress | None:
         """A chunk of the first prompt in line, in a pass of its own; None when nobody waits."""
         budget = self._ride_along if short else self._config.prefill_chunk
-        return self._progress(self.line[0], budget, [])[0] if self.line else None
+        return self._ride([self.line[0]], budget, [])[0][0] if self.line else None
 
     def judge(self, items: Sequence[VerifyItem]) -> Judged:
         """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
@@ -65,13 +66,10 @@ class Rounds:
         tokens = prefill_tokens = 0
         progress: list[Progress] = []
         for batch in self._batches(given):
-            prefill = self.line[0] if self.line and not progress else None
-            if prefill is None:
-                stepped = self._step.run([given[i] for i in batch], None)
-            else:
-                made, stepped = self._progress(prefill, self._ride_along, [given[i] for i in batch])
-                progress.append(made)
-                prefill_tokens += made.tokens
+            riding = [] if progress else list(self.line)
+            made, stepped = self._ride(riding, self._ride_along, [given[i] for i in batch])
+            progress += made
+            prefill_tokens += sum(each.tokens for each in made)
             tokens += stepped.tokens
             outcomes |= dict(zip(batch, stepped.outcomes, strict=True))
             features |= dict(zip(batch, stepped.features, strict=True))
@@ -119,24 +117,41 @@ class Rounds:
             size += count
         return batches
 
-    def _progress(self, prefill: Prefill, budget: int, items: Sequence[VerifyItem]) -> tuple[Progress, Stepped]:
-        """One pass with the next chunk of a prompt behind these items. A prompt that cannot go on leaves the line."""
-        state = self._holdings.states.get(prefill.sequence)
-        if state is None or state.epoch != prefill.epoch or state.cached >= state.prompt_len:
-            self._leave(prefill)
-            gone = unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))
-            return Progress(prefill, None, 0, False, gone), self._step.run(items, None)
-        ids = prefill.token_ids[state.cached : state.cached + budget]
+    def _ride(
+        self, prefills: Sequence[Prefill], budget: int, items: Sequence[VerifyItem]
+    ) -> tuple[list[Progress], Stepped]:
+        """One pass with the next chunks of these prompts, `budget` tokens in all, behind these items.
+
+        A prompt that cannot go on leaves the line.
+        """
+        gone: list[Progress] = []
+        riders: list[tuple[Prefill, Chunk]] = []
+        for prefill in prefills:
+            if budget <= 0:
+                break
+            state = self._holdings.states.get(prefill.sequence)
+            if state is None or state.epoch != prefill.epoch or state.cached >= state.prompt_len:
+                self._leave(prefill)
+                why = unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))
+                gone.append(Progress(prefill, None, 0, False, why))
+                continue
+            ids = prefill.token_ids[state.cached : state.cached + budget]
+            riders.append((prefill, Chunk(state, ids, prefill.wants_rows)))
+            budget -= len(ids)
         try:
-            stepped = self._step.run(items, Chunk(state, ids, prefill.wants_rows))
+            stepped = self._step.run(items, [chunk for _, chunk in riders])
         except BaseException:
-            self._leave(prefill)  # whatever it was, it does not come again with the next round
-            self.failed.append(prefill)
+            for prefill, _ in riders:
+                self._leave(prefill)  # whatever it was, it does not come again with the next round
+                self.failed.append(prefill)
             raise
-        done = state.cached == state.prompt_len
-        if done:
-            self._leave(prefill)
-        return Progress(prefill, stepped.chunk_rows, len(ids), done), stepped
+        made: list[Progress] = []
+        for (prefill, chunk), rows in zip(riders, stepped.chunk_rows, strict=True):
+            done = chunk.state.cached == chunk.state.prompt_len
+            if done:
+                self._leave(prefill)
+            made.append(Progress(prefill, rows, len(chunk.token_ids), done))
+        return [*gone, *made], stepped
 
     def _leave(self, prefill: Prefill) -> None:
         """It is done, or cannot go on."""

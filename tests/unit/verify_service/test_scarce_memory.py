@@ -188,3 +188,43 @@ def test_a_kept_prefix_is_copied_while_memory_is_plentiful_and_shared_when_not(p
     torch.testing.assert_close(rows.rows[:16], kept.rows[:16], rtol=0, atol=0)
     say(engine, {2: warm})
     assert warm == cold
+
+
+def line_up(engine: VerifyEngine, sequence: int, prompt: list[int]) -> None:
+    cursor = Cursor(sequence, 1, 0, len(prompt))
+    assert engine.open(cursor, GREEDY, len(prompt) + 60, True, token_ids=prompt) is None
+    engine.line_up(Prefill(sequence, 1, prompt, wants_rows=True))
+
+
+def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=24, prefix_cache=False))
+    prompts = {2: PROMPT[:9], 3: PROMPT[4:11], 4: PROMPT[::-1], 5: PROMPT[2:5]}  # 9, 7, 20 and 3 tokens
+    alone = {n: take_in(engine, n + 100, prompt) for n, prompt in prompts.items()}
+    texts = {1: [*PROMPT, take_in(engine, 1, PROMPT)]}
+    for sequence, prompt in prompts.items():
+        line_up(engine, sequence, prompt)
+    rode = []
+    for _ in range(2):
+        item = VerifyItem(Cursor(1, 1, len(texts[1]) - len(PROMPT), len(texts[1])), texts[1][-1], (), NO_Q)
+        judged = engine.judge_cohort([item])
+        assert isinstance(judged.outcomes[0], Verdict)
+        texts[1].append(judged.outcomes[0].next_token)
+        rode.append([(each.prefill.sequence, each.tokens, each.done) for each in judged.progress])
+        for each in judged.progress:
+            assert each.rows is not None
+            assert len(each.rows.token_ids) == each.tokens
+    assert rode == [[(2, 9, True), (3, 7, True), (4, 8, False)], [(4, 12, True), (5, 3, True)]]
+    assert {n: engine.first_token(n) for n in prompts} == alone
+
+
+def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=8, prefix_cache=False))
+    first = VerifyItem(Cursor(1, 1, 1, len(PROMPT) + 1), take_in(engine, 1, PROMPT), (), NO_Q)
+    line_up(engine, 2, PROMPT)
+    line_up(engine, 3, PROMPT)
+    engine.release(2, 1)
+    progress = engine.judge_cohort([first]).progress
+    assert [(each.prefill.sequence, each.tokens, each.problem is None) for each in progress] == [
+        (2, 0, False),
+        (3, 8, True),
+    ]
