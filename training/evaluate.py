@@ -18,7 +18,8 @@ from dspark.model.calibration import IDENTITY, Bucket, RuleName, load_calibratio
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
 from dspark.types import Rule
-from training import asked, metrics, record
+from training import metrics, record
+from training.asked import answers, questions
 from training.disk import write_whole
 from training.judged import Text, judged
 from training.rounds import TOP_K_CUT
@@ -59,7 +60,7 @@ def evaluate(
     made.serve()
     size = made.config.block_size
     calibration = load_calibration(locate(drafter), block_size=size)
-    sets = {path.stem: asked.questions(path, loaded, rows=rows, seed=seed) for path in datasets}
+    sets = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in datasets}
     by_temperature: dict[str, Any] = {}
     progress = record.progress()
     progress.disable = not bar
@@ -69,16 +70,24 @@ def evaluate(
             bucket: Bucket = "greedy" if temperature == 0 else "sampled"
             scales = None if calibration is IDENTITY else calibration.temperatures(bucket, rule)
             rows_of: dict[str, Any] = {}
-            for name, questions in sets.items():
+            for name, questions_of in sets.items():
                 texts: list[Text] = []
-                for text in judged(
+                drawn = answers(
                     loaded,
-                    made,
-                    questions,
+                    questions_of,
                     temperature=temperature,
                     rule=Rule[rule.upper()],
                     seed=seed,
                     new_tokens=new_tokens,
+                    room=size + 1,
+                )
+                for text in judged(
+                    loaded,
+                    made,
+                    drawn,
+                    temperature=temperature,
+                    rule=Rule[rule.upper()],
+                    seed=seed + 1,
                     cut=cut,
                 ):
                     texts.append(text)

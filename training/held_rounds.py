@@ -15,7 +15,7 @@ from dspark.model.calibration import RuleName
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.types import Rule
-from training.asked import Question
+from training.asked import Answer, Question, answers
 from training.disk import save_tensors
 from training.judged import judged, whole_blocks
 from training.reliability import Floats, Ints
@@ -46,6 +46,7 @@ class Source:
         self._target, self._drafter, self._asked = target, drafter, asked
         self._seed, self._new_tokens, self._cut = seed, new_tokens, cut
         self._keep, self._named = keep, named
+        self._drawn: dict[tuple[str, int, bool, float], list[Answer]] = {}
 
     def half(self, half: int, rule: RuleName, temperatures: Sequence[float], told: Callable[[int], None]) -> Rounds:
         """Of every second prompt, from the `half`-th on, at all temperatures; `told` counts prompts done."""
@@ -64,15 +65,15 @@ class Source:
             with safe_open(kept, framework="np") as file:
                 if (file.metadata() or {}).get("named") == self._named:
                     return Rounds(file.get_tensor("logits").astype(np.float64), file.get_tensor("accepted"))
+        # Texts of the halves and temperatures are drawn apart.
+        seed = 2 * (self._seed + 1009 * round(1000 * temperature)) + half
         texts = judged(
             self._target,
             self._drafter,
-            self._asked[name][half::2],
+            self._answers(name, half, rule, temperature, seed),
             temperature=temperature,
             rule=Rule[rule.upper()],
-            # Texts of the halves and temperatures are drawn apart; rules of ratios share them.
-            seed=2 * (self._seed + 1009 * round(1000 * temperature)) + half,
-            new_tokens=self._new_tokens,
+            seed=seed + 1,
             cut=self._cut,
         )
         made = Rounds(*whole_blocks(texts, self._drafter.config.block_size, self._new_tokens))
@@ -80,3 +81,20 @@ class Source:
             tensors = {"logits": torch.from_numpy(made.logits).float(), "accepted": torch.from_numpy(made.accepted)}
             save_tensors(kept, tensors, {"named": self._named})
         return made
+
+    def _answers(self, name: str, half: int, rule: RuleName, temperature: float, seed: int) -> list[Answer]:
+        """Drawn once for both ratio rules, which leave the target's law alone and say nothing of its noise."""
+        raced = rule == "coupled" and temperature > 0
+        place = (name, half, raced, temperature)
+        if place not in self._drawn:
+            drawn = answers(
+                self._target,
+                self._asked[name][half::2],
+                temperature=temperature,
+                rule=Rule.COUPLED if raced else Rule.TOKEN,
+                seed=seed,
+                new_tokens=self._new_tokens,
+                room=self._drafter.config.block_size + 1,
+            )
+            self._drawn[place] = list(drawn)
+        return self._drawn[place]

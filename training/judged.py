@@ -12,10 +12,8 @@ from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.types import Rule
 from training import rounds
-from training.asked import Answer, Question, answers
+from training.asked import Answer
 from training.reliability import Floats, Ints
-
-Played = list[tuple[int, rounds.Played]]  # (number of the text, round)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +32,15 @@ class Text:
 def judged(
     target: LoadedTarget,
     drafter: Drafter,
-    asked: Sequence[Question],
+    drawn: Iterable[Answer],
     *,
     temperature: float,
     rule: Rule,
     seed: int,
-    new_tokens: int,
     cut: int | None,
 ) -> Iterator[Text]:
-    """Asks, answers and judges; one text after another, in order of the questions' lengths."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    size = drafter.config.block_size
-    drawn = answers(target, asked, temperature=temperature, rule=rule, seed=seed, new_tokens=new_tokens, room=size + 1)
+    """Judges answers that leave room for a block and one token after the last anchor; one text after another."""
+    generator = torch.Generator().manual_seed(seed)
     for answer in drawn:
         start = len(answer.question.ids)
         blocks = rounds.judge(

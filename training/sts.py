@@ -12,7 +12,7 @@ from training.reliability import Floats, Ints, calibration_error, labels, sigmoi
 
 GRID: Floats = np.exp(np.linspace(np.log(0.2), np.log(8.0), 241))
 # Errors that n rounds do not tell apart: a share of the noise of a frequency, 0.5 / sqrt(n).
-TOLERANCE = 0.1
+TOLERANCE = 0.25
 
 
 def gentlest(errors: list[float], tolerance: float) -> float:
