@@ -80,17 +80,18 @@ def main(argv: list[str] | None = None) -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     settings = {"quick": args.quick, "file": args.file.name, "simulated": args.simulate, "answers": ANSWERS}
     book = Book(args.save, settings | {"answers": list(ANSWERS)})
-    rows: list[Row] = []
-    parts: dict[str, Any] = {}
+    code, parts = 0, dict[str, Any]()
     if args.only != "pair":
-        rows.append(asyncio.run(_synthetic(args, book)))
-        parts["synthetic workers" + ", simulated" * args.simulate] = rows[-1].value
+        row = asyncio.run(_synthetic(args, book))
+        code |= row.show(as_json=args.json)
+        parts["synthetic workers" + ", simulated" * args.simulate] = row.value
     if args.only != "synthetic" and not args.simulate:
-        rows.append(asyncio.run(_pair(args, book)))
-        parts["demo pair"] = rows[-1].value
+        row = asyncio.run(_pair(args, book))
+        code |= row.show(as_json=args.json)
+        parts["demo pair"] = row.value
     if args.plot is not None:
         draw(parts, args.plot)
-    return max(row.show(as_json=args.json) for row in rows)
+    return code
 
 
 def _plan(args: argparse.Namespace, full: tuple[int, ...], quick: tuple[int, ...]) -> tuple[tuple[int, ...], int]:

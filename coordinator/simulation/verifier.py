@@ -103,7 +103,8 @@ class SimulatedVerifier(SimulatedWorker):
             order, length = prompt.order, len(prompt.order.token_ids)
             self._push(order.sink, order.cursor, 0, length)
             anchor = int(self.world.law.target(np.array([prompt.key], np.uint64), np.array([length]))[0])
-            self.world.reply(prompt.future, Prefilled(order.cursor, anchor, prompt.seconds), 1, self.processor)
+            said = Prefilled(order.cursor, anchor, prompt.seconds)
+            self.serve(1, partial(self.world.reply, prompt.future, said, 1, self.processor))
 
     def _pump(self) -> None:
         """Prompts by themselves, while no round is here and none has been for a moment."""
@@ -147,9 +148,9 @@ class SimulatedVerifier(SimulatedWorker):
         def over(seconds: float) -> None:
             self._rounds -= 1
             self._last_round = world.loop.time()
-            self._prefilled(done)
             said = Judged(self._judge(orders), seconds, tokens)
             self.serve(len(orders), partial(world.reply, future, said, len(orders), self.processor))
+            self._prefilled(done)  # behind the verdicts: their first tokens are drawn after the pass
 
         self.command(len(orders), arrived)
         return future

@@ -17,6 +17,7 @@ from benchmarks.load.prompts import Question
 from benchmarks.load.run import CUT, Outcome, Plan, run
 from benchmarks.load.summary import quantile, summarise
 from dspark.errors import InvalidRequest, Overloaded
+from dspark.plots import check
 
 QUESTION = Question((1, 2, 3))
 
@@ -192,7 +193,7 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
     assert (tmp_path / f"p.{kind}").stat().st_size > 1000
     assert "2 users" in report.table(points)
     with pytest.raises(InvalidRequest, match="plot"):
-        plots.check(tmp_path / "p.jpg")
+        check(tmp_path / "p.jpg")
     saved.write_text("[]")
     with pytest.raises(InvalidRequest, match="no saved run"):
         report.load(saved)
