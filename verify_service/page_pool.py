@@ -5,6 +5,8 @@ it is free when it has none. A sequence that is opened with a wish for its whole
 a row and keeps the row to itself while memory is plentiful, because a row of slots can be viewed where scattered pages
 must be gathered. The wish is no reservation: whoever finds nothing else takes from it, from its far end.
 
+A drafter's contexts, which are reserved whole and never shared, need none of this: see `dspark.pages`.
+
 Invariant: `free` counts the pages without a holder; nobody writes to a page that has more than one.
 """
 
