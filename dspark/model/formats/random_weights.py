@@ -47,6 +47,11 @@ def write_random_target(folder: Path, target: TargetShape, *, seed: int = 0) -> 
     (folder / "generation_config.json").write_text("{}\n", encoding="utf-8")
 
 
+def file_size(shapes: Shapes) -> int:
+    """Bytes of the file that `write_random` makes of them."""
+    return len(_header(shapes)) + 2 * sum(math.prod(shape) for shape in shapes.values())
+
+
 def _header(shapes: Shapes) -> bytes:
     """As the format's own library writes it, to the byte."""
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -8,10 +8,12 @@ import pytest
 
 from deploy.config import ClusterConfig
 from deploy.rooms import config_class
-from deploy.topology import Role
+from deploy.topology import Role, resized
 from deploy.up import plan_topology, read_config
 from dspark.cli.lifecycle import pair
 from dspark.errors import ConfigError
+from dspark.runtime.config import load_config
+from verify_service.config import VerifyConfig
 
 SYNTHETIC = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "cell.yaml"
@@ -50,6 +52,18 @@ def test_a_synthetic_pair_needs_its_file_and_no_models(monkeypatch: pytest.Monke
         read_config(file=None, environ={}, flags={**flags, "target": "org/t"}, pair=pair)
     with pytest.raises(ConfigError, match="no-such"):
         read_config(file=None, environ={}, flags={**flags, "synthetic": "no-such.yaml"}, pair=pair)
+
+
+def test_a_cell_without_a_drafter_starts_none_and_gets_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = read_config(file=None, environ={}, flags={"target": str(tmp_path), "drafter": "none"}, pair=pair)
+    assert config.drafters == 0
+    plan = _plan(config)
+    assert not [name for name in plan if name.startswith("draft/")]
+    topology = plan_topology(config, file=None, environ={}, port=1, token_files={})
+    with pytest.raises(ConfigError, match="started without a drafter"):
+        resized(topology, 1, 1)
+    assert load_config(VerifyConfig, section="verify", flags=plan["verify/0"]).drafter is None
 
 
 def test_settings_build_the_configuration_of_their_room() -> None:
