@@ -43,7 +43,7 @@ def all_tables(found: Results, milliseconds: Mapping[str, Mapping[str, float]]) 
     }
 
 
-def summary(found: Results, milliseconds: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def summary(found: Results, times: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of the tables, for programs."""
     by_kind = {
         kind: {
@@ -53,7 +53,7 @@ def summary(found: Results, milliseconds: Mapping[str, Mapping[str, float]]) -> 
                 at: {domain: asdict(value) for domain, value in intervals(results.of_seeds(same, at)).items()}
                 for at in (tables.HOT, tables.GREEDY)
             },
-            "ms_a_block": milliseconds.get(kind),
+            "ms_a_block": times["milliseconds"].get(kind),
         }
         for kind, same in found.items()
     }
@@ -67,7 +67,13 @@ def summary(found: Results, milliseconds: Mapping[str, Mapping[str, float]]) -> 
         for ours, theirs in tables.RIVALS
         if ours in found and theirs in found
     }
-    return {"target": asdict(SHAPE), "pace": asdict(PACE), "drafters": by_kind, "differences at T=1": gaps}
+    return {
+        "target": asdict(SHAPE),
+        "pace": asdict(PACE),
+        "machine of the times": times["machine"],
+        "drafters": by_kind,
+        "differences at T=1": gaps,
+    }
 
 
 def _common(found: Results, *kinds: str) -> int:
@@ -76,16 +82,18 @@ def _common(found: Results, *kinds: str) -> int:
 
 def write(folder: Path, page: Path, raw: Path) -> None:
     """Tables into `page`, plots beside it, raw figures into `raw`."""
-    found, milliseconds = results.read(folder), read_times(folder)
+    found, times = results.read(folder), read_times(folder)
     if not found:
         raise SystemExit(f"{folder}: no finished run")
-    page.write_text(renewed(page.read_text(encoding="utf-8"), all_tables(found, milliseconds)), encoding="utf-8")
+    page.write_text(
+        renewed(page.read_text(encoding="utf-8"), all_tables(found, times["milliseconds"])), encoding="utf-8"
+    )
     beside = page.parent / page.stem
     beside.mkdir(exist_ok=True)
     pictures.acceptance(found, beside / "acceptance.png")
     pictures.curves(found, beside / "curves.png")
     pictures.ablations(found, beside / "ablations.png")
-    (raw / "lab.json").write_text(json.dumps(summary(found, milliseconds), indent=1) + "\n", encoding="utf-8")
+    (raw / "lab.json").write_text(json.dumps(summary(found, times), indent=1) + "\n", encoding="utf-8")
     # One line a run: counts by prompt and the whole curve.
     lines = [json.dumps(result) for same in found.values() for result in same]
     (raw / "lab_runs.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")

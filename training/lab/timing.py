@@ -5,9 +5,11 @@ drafters, so that a slow moment of the machine does not fall on one of them alon
 """
 
 import json
+import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -65,14 +67,16 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
         kind: {str(streams): round(1e3 * statistics.median(taken), 3) for streams, taken in rows.items()}
         for kind, rows in seconds.items()
     }
-    (folder / FILE_NAME).write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")
+    machine = {"cores": os.cpu_count(), "cpu": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
+    written = {"machine": machine, "milliseconds": times}
+    (folder / FILE_NAME).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     return times
 
 
-def read_times(folder: Path) -> dict[str, dict[str, float]]:
-    """What `measure` wrote, or nothing."""
+def read_times(folder: Path) -> dict[str, Any]:
+    """What `measure` wrote: the machine, and milliseconds by kind; both empty where nothing was measured."""
     path = folder / FILE_NAME
     if not path.exists():
-        return {}
-    found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+        return {"machine": {}, "milliseconds": {}}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found

@@ -96,7 +96,8 @@ def test_a_page_and_tables_that_do_not_match_are_refused(tables_made: dict[str, 
 def test_the_report_writes_page_plots_and_raw_figures(lab: Path) -> None:
     page = lab / "results.md"
     page.write_text("".join(f"<!-- lab:{name} -->\n<!-- /lab -->\n" for name in PLACES))
-    (lab / timing.FILE_NAME).write_text(json.dumps({dspark().kind: {"1": 2.5, "16": 7.5}}))
+    times = {"machine": {"cores": 2}, "milliseconds": {dspark().kind: {"1": 2.5, "16": 7.5}}}
+    (lab / timing.FILE_NAME).write_text(json.dumps(times))
     report.write(lab, page, lab)
     assert "| DSpark, 5 layers | 2.50 | 7.50 |" in page.read_text()
     assert {path.name for path in (lab / "results").iterdir()} == {"acceptance.png", "curves.png", "ablations.png"}
