@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dspark.cli.conformance_model import copies_differ, target_at
 from dspark.errors import CheckpointError
 from dspark.model.calibration import IDENTITY
 from dspark.model.family import Drafter
@@ -88,9 +89,12 @@ def decode_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) ->
     from verify_service.config import VerifyConfig
     from verify_service.engine import VerifyEngine
 
-    if target_folder is None:
+    target = target_at(target_folder)
+    if target is None:
         raise CheckpointError("no target beside the drafter fits it")
     cases: list[dict[str, Any]] = json.loads(file.read_bytes())
+    if (problem := copies_differ(drafter, target)) is not None:
+        return [problem] * len(cases)
     runs = [_run_of(number, case) for number, case in enumerate(cases)]
     room = sum(run.end for run in runs) + len(runs) * 4 * drafter.config.block_size + 1024
     verify = VerifyEngine.load(

@@ -32,18 +32,18 @@ def block_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) -> 
     for name, tensor in read_file(file).items():
         case, _, field = name.partition(".")
         cases.setdefault(case, {})[field] = tensor
-    target = _target(target_folder)
-    shared = None if target is None else _copies_differ(drafter, target)
+    target = target_at(target_folder)
+    shared = None if target is None else copies_differ(drafter, target)
     return [shared or _block_problem(cases[name], drafter, target) for name in sorted(cases)]
 
 
 def loss_case(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
     """A single entry: None, or what differs."""
-    case, target = read_file(file), _target(target_folder)
+    case, target = read_file(file), target_at(target_folder)
     if target is not None:
         features, last = _run_target(target, case["input_ids"], drafter.target_layer_ids)
         problem = (
-            _copies_differ(drafter, target)
+            copies_differ(drafter, target)
             or _far("target_hidden_states", features, case)
             or _far("target_last_hidden_states", last, case)
         )
@@ -165,7 +165,10 @@ def _far(name: str, found: Tensor, case: Mapping[str, Tensor], where: Tensor | N
     return None if gap <= ABSOLUTE else f"{name}: off by {gap:.3g}"  # NaN is far
 
 
-def _copies_differ(drafter: Drafter, target: LoadedTarget) -> str | None:
+def copies_differ(drafter: Drafter, target: LoadedTarget) -> str | None:
+    """None where a drafter's embedding and vocabulary head are the target's; a language model has its own."""
+    if drafter.config.kind == "lm":
+        return None
     pairs = (
         ("embed_tokens.weight", drafter.embed_tokens.weight, target.model.get_input_embeddings().weight),
         ("lm_head.weight", drafter.lm_head.weight, target.model.get_output_embeddings().weight),
@@ -183,7 +186,8 @@ def _run_target(target: LoadedTarget, ids: Tensor, layer_ids: tuple[int, ...]) -
         return taps.collect(), last
 
 
-def _target(folder: Path | None) -> LoadedTarget | None:
+def target_at(folder: Path | None) -> LoadedTarget | None:
+    """The target in a folder, loaded once."""
     return None if folder is None else _load_once(folder)
 
 
