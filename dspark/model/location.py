@@ -7,10 +7,11 @@ from pathlib import Path
 from dspark.errors import CheckpointError
 
 # What a loader may want: settings, tokenizer files, weights. Never code, never pickles.
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_WEIGHTS = "*.safetensors"
+_WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.txt", "*.model"]
 
 
-def locate(name_or_path: str | Path, *, revision: str | None = None) -> Path:
+def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:
     """An existing folder wins; anything else is a hub id, taken from the cache when offline."""
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
@@ -19,7 +20,8 @@ def locate(name_or_path: str | Path, *, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(str(name_or_path), revision=revision, allow_patterns=_WANTED))
+        wanted = _WANTED if weights else [pattern for pattern in _WANTED if pattern != _WEIGHTS]
+        return Path(snapshot_download(str(name_or_path), revision=revision, allow_patterns=wanted))
     except HFValidationError as error:
         raise CheckpointError(f"{name_or_path}: no such folder, and no hub id either") from error
     except Exception as error:

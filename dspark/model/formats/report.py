@@ -41,7 +41,7 @@ def report(name: str, *, revision: str | None = None, target: str | None = None)
         "fingerprint": drafter.fingerprint,
     }
     if target is not None:
-        theirs = locate(target)
+        theirs = locate(target, weights=False)
         settings = read_json(theirs / CONFIG_NAME)
         keys = Keys(settings.get("text_config") or settings)  # multimodal targets nest it
         problem = mismatch(
