@@ -15,7 +15,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         "train",
         parents=[shared],
         add_help=False,
-        help="train, calibrate and evaluate drafters (dspark train --help lists its stages)",
+        help="train a drafter for a target (dspark train --help lists its stages)",
     )
     train.set_defaults(run=_train)
     conformance = commands.add_parser(
@@ -38,10 +38,9 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from training.__main__ import main
+    from dspark.cli.train import run
 
-    main(args.rest)
-    return 0
+    return run(args.rest)
 
 
 def _conformance(args: argparse.Namespace) -> int:

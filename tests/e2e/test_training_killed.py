@@ -21,9 +21,9 @@ from training.record import Log
 from training.row_file import read_rows
 from training.samples import Sample, write_samples
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 COMMAND = (sys.executable, "-m", "dspark.cli.main", "train")
 
 
@@ -90,10 +90,10 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
         return (parts / "log.csv").read_bytes().count(b"\n") if (parts / "log.csv").exists() else 0
 
     kills = 0
-    for _ in range(3):
+    for _ in range(2):
         wanted = lines() + rng.randrange(2, 6)
         kills += _kill_when(words(parts), lambda wanted=wanted: lines() >= wanted)  # type: ignore[misc]
-    assert kills >= 2
+    assert kills == 2
     _finish(words(parts))
     curve, again = (Log(folder / "log.csv").read() for folder in (whole, parts))
     for columns in (curve, again):
@@ -116,7 +116,6 @@ def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.Tem
 @pytest.mark.parametrize(
     "kills", [pytest.param(3, id="3 kills"), pytest.param(20, id="20 kills", marks=pytest.mark.slow)]
 )
-@pytest.mark.timeout(900)
 def test_regeneration_killed_and_resumed_has_every_row_once_and_in_order(
     kills: int, cell: LocalCell, golden_target: Path, tmp_path: Path
 ) -> None:

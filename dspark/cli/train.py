@@ -1,0 +1,148 @@
+"""`dspark train STAGE`: from prompts and a target to a drafter. Every stage can be run again: it goes on where it was.
+
+split        prompts -> train.jsonl, test.jsonl
+regenerate   the target's own answers, through a running cell
+encode       conversations -> samples (token ids)
+cache        the target's hidden states of all samples, on disk
+drafter      training, by one worker or several
+all          everything, for one target
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark.cli import train_all
+from dspark.cli.train_options import (
+    add_asking,
+    add_settings,
+    asking_of,
+    settings_of,
+)
+from dspark.runtime.identity import read_token
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs a stage; its result goes to stdout, progress to stderr."""
+    args = build_parser().parse_args(list(words))
+    result: dict[str, Any] = args.stage(args)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name}: {json.dumps(value) if isinstance(value, dict | list) else value}")
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Options of all stages."""
+    parser = argparse.ArgumentParser(
+        prog="dspark train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", action="store_true", help="print one JSON object")
+    stages = parser.add_subparsers(required=True, metavar="STAGE")
+
+    split = stages.add_parser("split", parents=[shared], help="prompts to a training and a held-out part")
+    split.add_argument("prompts", type=Path, metavar="FILE", help="JSONL: conversations, messages, turns or prompt")
+    split.add_argument("--out", type=Path, required=True, metavar="DIR", help="where train.jsonl and test.jsonl go")
+    split.add_argument("--held-out", type=float, default=0.05, metavar="SHARE", help="share held out (0.05)")
+    split.add_argument("--limit", type=int, default=0, metavar="N", help="keep N rows, drawn with the seed (all)")
+    split.add_argument("--seed", type=int, default=42, help="key of the split (42)")
+    split.set_defaults(stage=_split)
+
+    regenerate = stages.add_parser("regenerate", parents=[shared], help="answers of the target, through a cell")
+    regenerate.add_argument("prompts", type=Path, metavar="FILE", help="rows of {id, conversations}")
+    regenerate.add_argument("--target", required=True, metavar="DIR", help="the target that is served: its tokenizer")
+    regenerate.add_argument("--out", type=Path, required=True, metavar="FILE", help="grows row by row")
+    regenerate.add_argument("--endpoint", metavar="HOST:PORT", help="coordinator (the cell of this state folder)")
+    regenerate.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    add_asking(regenerate)
+    regenerate.set_defaults(stage=_regenerate)
+
+    encode = stages.add_parser("encode", parents=[shared], help="conversations to samples")
+    encode.add_argument("rows", type=Path, metavar="FILE", help="what `regenerate` wrote")
+    encode.add_argument("--target", required=True, metavar="DIR", help="whose tokenizer and chat template are used")
+    encode.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file of samples")
+    encode.add_argument("--max-length", type=int, default=4096, metavar="N", help="tokens of a conversation (4096)")
+    encode.add_argument("--min-supervised", type=int, default=14, metavar="N", help="fewer are dropped (14)")
+    encode.set_defaults(stage=_encode)
+
+    cache = stages.add_parser("cache", parents=[shared], help="the target's hidden states on disk")
+    add_settings(cache, only=("target", "samples", "family", "taps", "layers", "block_size", "device"))
+    cache.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the cache")
+    cache.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of the hidden states")
+    cache.add_argument("--estimate", action="store_true", help="say how large it gets and stop")
+    cache.set_defaults(stage=_cache)
+
+    drafter = stages.add_parser("drafter", parents=[shared], help="train a drafter, or go on training it")
+    add_settings(drafter)
+    drafter.add_argument("--workers", type=int, default=1, metavar="N", help="more than one: by Ray Train")
+    drafter.add_argument("--gpus", action="store_true", help="each worker of several reserves a GPU")
+    drafter.add_argument("--address", metavar="HOST:PORT", help="Ray cluster of the workers (one of its own)")
+    drafter.set_defaults(stage=_drafter)
+
+    train_all.add_stage(stages, shared)
+    return parser
+
+
+def _split(args: argparse.Namespace) -> dict[str, Any]:
+    from training.split import split_prompts
+
+    return split_prompts(args.prompts, args.out, held_out=args.held_out, seed=args.seed, limit=args.limit)
+
+
+def _regenerate(args: argparse.Namespace) -> dict[str, Any]:
+    token = read_token(args.token_file)
+    return train_all.ask(args.endpoint, token, args.target, asking_of(args), args.prompts, args.out)
+
+
+def _encode(args: argparse.Namespace) -> dict[str, Any]:
+    from training.encode import encode_rows
+
+    counts = encode_rows(
+        args.rows, args.out, _chat(args.target), max_length=args.max_length, min_supervised=args.min_supervised
+    )
+    return counts | {"file": str(args.out)}
+
+
+def _cache(args: argparse.Namespace) -> dict[str, Any]:
+    from training.caching import make_cache, plan_for
+
+    settings = settings_of(args, out=str(args.out))
+    plan = plan_for(settings, args.dtype)
+    told = plan.to_json()
+    size = {name: told[name] for name in ("num_samples", "num_tokens", "bytes_per_token", "bytes")}
+    print(f"{plan.tokens:,} tokens of {plan.bytes_per_token:,} bytes: {plan.bytes / 1e9:.3f} GB", file=sys.stderr)
+    if not args.estimate:
+        make_cache(settings, plan, args.out)
+    return size | {"shards": len(plan.shards), "folder": str(args.out)}
+
+
+def _drafter(args: argparse.Namespace) -> dict[str, Any]:
+    from training.record import Log
+    from training.trainer import LOG
+
+    settings = settings_of(args)
+    if args.workers > 1:
+        from deploy.train_workers import train_with_workers
+
+        def say(line: str) -> None:
+            print(line, file=sys.stderr, flush=True)
+
+        folder = train_with_workers(settings, workers=args.workers, gpus=args.gpus, address=args.address, say=say)
+    else:
+        folder = train_all.train_with_bar(settings)
+    log = Log(Path(settings.out) / LOG).read()
+    return {"drafter": str(folder)} | {name: values[-1] for name, values in log.items() if values[-1] == values[-1]}
+
+
+def _chat(target: str) -> Any:
+    from training.chat import Chat
+
+    return Chat(target)

@@ -1,0 +1,190 @@
+"""`dspark train all`: a target's folder and a file of prompts in, a serving drafter and a report out.
+
+Stages are done in order and noted in `chain.json`; a chain that was stopped goes on with the stage it was in, and a
+stage that can resume does. Answers come from the cell at `--endpoint`, or from processes of the chain's own that end
+with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dspark.cli.train_options import add_asking, add_settings, asking_of, settings_of
+from dspark.errors import ConfigError
+
+NOTES = "chain.json"
+
+
+def add_stage(stages: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `all`."""
+    parser = stages.add_parser("all", parents=[shared], help="everything: target and prompts to drafter and report")
+    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSONL, as `split` reads it")
+    add_settings(parser, leave_out=("samples", "cache", "start"))
+    parser.add_argument("--cache", action="store_true", help="keep the target's hidden states on disk")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="use N of the prompts (all)")
+    parser.add_argument("--held-out-share", type=float, default=0.1, metavar="X", help="prompts held out (0.1)")
+    parser.add_argument("--min-supervised", type=int, default=14, metavar="N", help="shorter answers are dropped (14)")
+    parser.add_argument("--endpoint", metavar="HOST:PORT", help="a cell that serves the target (one of its own)")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    parser.add_argument("--answer-tokens", type=int, default=128, metavar="N", help="longest answer in evaluation")
+    parser.add_argument("--up", action="store_true", help="bring a cluster up with the pair at the end")
+    add_asking(parser, prefix="ask_")
+    parser.set_defaults(stage=_all)
+
+
+class _Chain:
+    """The stages that are done, and what each found out."""
+
+    def __init__(self, out: Path, identity: dict[str, Any]) -> None:
+        self.out, self._path = out, out / NOTES
+        out.mkdir(parents=True, exist_ok=True)
+        kept = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        for name, value in identity.items():
+            if kept and kept["identity"].get(name) != value:
+                raise ConfigError(f"{name}: the chain in {out} was begun with another; name another --out")
+        self.notes: dict[str, Any] = kept or {"identity": identity, "stages": {}}
+
+    def do(self, name: str, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Runs a stage unless it is done; returns what it found out."""
+        from training.disk import write_whole
+
+        stages: dict[str, dict[str, Any]] = self.notes["stages"]
+        if name not in stages:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            start = time.monotonic()
+            found = stage()
+            stages[name] = found | {"stage_seconds": round(time.monotonic() - start, 2)}
+            write_whole(self._path, json.dumps(self.notes, indent=2) + "\n")
+        return stages[name]
+
+
+def _all(args: argparse.Namespace) -> dict[str, Any]:
+    from training import chain_stages as stages
+    from training.report import write_report
+
+    out: Path = Path(args.out)
+    settings = _settings(args, out)
+    asking = asking_of(args, prefix="ask_")
+    identity = {
+        "target": stages.name_of(settings.target),
+        "prompts": hashlib.sha256(args.prompts.read_bytes()).hexdigest()[:16],
+        "settings": settings.to_json(),
+        "asking": asking.law(),
+        "limit": args.limit,
+    }
+    chain = _Chain(out, identity)
+    split = chain.do("split", lambda: stages.split(args.prompts, out, args.held_out_share, args.seed or 42, args.limit))
+    train_file, rows = Path(split["train_file"]), out / "regenerated.jsonl"
+    chain.do("regenerate", lambda: _regenerate(args, settings, asking, train_file, rows))
+    chain.do("encode", lambda: stages.encode(rows, settings, args.min_supervised))
+    if settings.cache:
+        chain.do("cache", lambda: stages.cache(settings))
+    chain.do("train", lambda: _train(settings))
+    drafter = out / "train" / "drafter"
+    if settings.family == "dspark":
+        chain.do("calibrate", lambda: stages.calibrate(settings, drafter, Path(split["calibrate_file"]), out))
+    held_out = Path(split["evaluate_file"])
+    chain.do("evaluate", lambda: stages.evaluate(settings, drafter, held_out, out, args.answer_tokens))
+    chain.do("serve", lambda: _serve(settings.target, drafter, held_out, out, args.answer_tokens))
+    report = write_report(out, chain.notes)
+    if args.up:
+        print(f"serving at {_bring_up(settings.target, drafter)}", file=sys.stderr)
+    return {"drafter": str(drafter), "report": str(report), "stages": chain.notes["stages"]}
+
+
+def _settings(args: argparse.Namespace, out: Path) -> Any:
+    cache = str(out / "cache") if args.cache else ""
+    told = argparse.Namespace(**{name: value for name, value in vars(args).items() if name != "cache"})
+    return settings_of(told, samples=str(out / "samples.safetensors"), out=str(out / "train"), cache=cache)
+
+
+def _regenerate(args: argparse.Namespace, settings: Any, asking: Any, prompts: Path, rows: Path) -> dict[str, Any]:
+    from dspark.runtime.identity import read_token
+
+    if args.endpoint:
+        return ask(args.endpoint, read_token(args.token_file), settings.target, asking, prompts, rows)
+    from deploy.processes import LocalCell
+    from training.chain_stages import save_idle_drafter
+
+    # A cell needs a drafter before there is one: an untrained one that nobody asks.
+    idle = save_idle_drafter(settings, rows.parent / "idle-drafter")
+    logs = rows.parent / "logs"
+    logs.mkdir(exist_ok=True)
+    with LocalCell(settings.target, idle, coordinator={"policy": "off"}, folder=logs) as cell:
+        return ask(cell.endpoint, None, settings.target, asking, prompts, rows)
+
+
+def ask(endpoint: str | None, token: str | None, target: str, asking: Any, prompts: Path, rows: Path) -> dict[str, Any]:
+    """Answers every row of `prompts` through a cell (without an endpoint: that of the state folder)."""
+    from dspark.client import AsyncClient
+    from training.chat import Chat
+    from training.record import progress
+    from training.regenerate import regenerate
+    from training.row_file import read_rows
+
+    chat, total = Chat(target), sum(1 for _ in read_rows(prompts))
+
+    async def run() -> dict[str, Any]:
+        with progress() as bar:
+            task = bar.add_task("regenerate", total=total, note="")
+
+            def tell(done: int, tokens: int) -> None:
+                bar.update(task, completed=done, note=f"{tokens:,} tokens")
+
+            async with AsyncClient(endpoint, token=token) as client:
+                return await regenerate(client, prompts, rows, chat, asking, tell)
+
+    return asyncio.run(run())
+
+
+def train_with_bar(settings: Any) -> Path:
+    """Trains in this process."""
+    from training.record import progress
+    from training.trainer import train_drafter
+
+    with progress() as bar:
+        task = bar.add_task(f"train {settings.family}", total=None, note="")
+        return train_drafter(
+            settings,
+            on_step=lambda done, steps, shown: bar.update(
+                task, completed=done, total=steps, note=f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}"
+            ),
+        )
+
+
+def _train(settings: Any) -> dict[str, Any]:
+    from training.record import Log
+    from training.trainer import LOG
+
+    folder = train_with_bar(settings)
+    log = Log(Path(settings.out) / LOG).read()
+    last = {name: values[-1] for name, values in log.items() if values[-1] == values[-1]}
+    return {"drafter": str(folder), "first_loss": log["loss"][0]} | last
+
+
+def _serve(target: str, drafter: Path, prompts: Path, out: Path, tokens: int) -> dict[str, Any]:
+    """A cell with the new pair answers held-out prompts, with its drafter and without."""
+    from deploy.processes import LocalCell
+    from training.chain_stages import measure_cell
+
+    with LocalCell(target, drafter, folder=out / "logs") as cell, cell.client() as client:
+        return measure_cell(client, target, prompts, tokens)
+
+
+def _bring_up(target: str, drafter: Path) -> str:
+    import os
+
+    from deploy.up import bring_up, read_config
+    from dspark.cli.lifecycle import pair, say
+
+    flags: dict[str, object] = {"target": target, "drafter": str(drafter)}
+    config = read_config(file=None, environ=os.environ, flags=flags, pair=pair)
+    return bring_up(config, file=None, environ=os.environ, say=say).endpoint

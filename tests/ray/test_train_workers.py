@@ -1,0 +1,43 @@
+"""Two workers placed by Ray Train train as one does, by the command a user types."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
+from training.record import Log
+from training.trainer import LOG, train_drafter
+
+pytestmark = [pytest.mark.ray, pytest.mark.e2e]
+
+
+def test_two_ray_workers_write_the_curve_of_one(golden_target: Path, tmp_path: Path) -> None:
+    samples = random_samples(tmp_path / "samples.safetensors")
+    alone = short_run(samples, golden_target, tmp_path / "alone", steps=3, rate=1e-3)
+    both = short_run(samples, golden_target, tmp_path / "both", steps=3, rate=1e-3)
+    words = [sys.executable, "-m", "dspark.cli.main", "train", "drafter", both.samples, "--workers", "2", "--json"]
+    changed = {name: value for name, value in both.to_json().items() if value != short_default(name)}
+    for name, value in changed.items():
+        if name != "samples":
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    environment = {**os.environ, "DSPARK_HOME": str(tmp_path / "home")}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["drafter"] == str(Path(both.out) / "drafter")
+    train_drafter(alone)
+    curve, again = (Log(Path(settings.out) / LOG).read() for settings in (alone, both))
+    for name in COLUMNS:
+        assert again[name] == pytest.approx(curve[name], rel=2e-4, nan_ok=True)
+
+
+def short_default(name: str) -> object:
+    """What the command takes when a flag is not given."""
+    from training.settings import Settings
+
+    return Settings(target="", samples="", out="").to_json()[name]
