@@ -1,4 +1,4 @@
-"""What a judged round says about the next ones: costs, evidence, budgets."""
+"""What a judged round says about the next ones: costs, calibration, evidence, budgets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from coordinator.evidence import Evidence
 from coordinator.planning import Cohort, Plan
 from coordinator.policy import Kind
 from coordinator.ports import Judged
+from coordinator.refit import Refit
 from coordinator.rounds import Blocks, Turn
 from coordinator.step_cost import StepCost
 from dspark.types import Verdict
+
+REFIT_EVERY = 4  # judged rounds, one of which is looked at for calibration: the others would only cost time
 
 
 class Learning:
@@ -21,6 +24,7 @@ class Learning:
 
     def __init__(self, cost: StepCost, evidence: Evidence, budget: Budget) -> None:
         self._cost, self._evidence, self._budget = cost, evidence, budget
+        self.refit = Refit(every=REFIT_EVERY)
         self.verify_s = 0.0  # device seconds of the last step
         self.extra_tokens = 0.0  # of the last step, besides its cohort: prefills
 
@@ -53,6 +57,9 @@ class Learning:
         )
         row = np.fromiter((turn.track.row for turn in turns), np.int64, len(turns))  # -1 once a sequence has ended
         counts = (blocks.lengths > 0) & (accepted >= 0) & (row >= 0)
+        if self.refit.due():
+            kept = [turn for turn, count in zip(turns, counts.tolist(), strict=True) if count]
+            self.refit.observe(kept, blocks.confidence[counts], prefixes[counts], accepted[counts])
         alive = blocks.alive()
         self._evidence.observe(
             row[counts],

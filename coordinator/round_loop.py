@@ -146,7 +146,7 @@ class RoundLoop:
         if not all(stays):  # some ended meanwhile, or left and came back
             turns, alive = list(compress(turns, stays)), np.array(stays, np.bool_)
             cohort, trust = cohort.only(alive), trust[alive]
-        blocks = Blocks.of(turns)
+        blocks = self._learning.refit.corrected(turns, Blocks.of(turns))
         if blocks.confidence.shape[1]:
             choose_prefixes(turns, blocks, cohort.policies, terms, cohort.weight, trust)
         judged, verified_s = await self._verify(part, turns, cohort)
