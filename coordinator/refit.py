@@ -72,7 +72,7 @@ class Outcomes:
         share = self.seen / np.maximum(self.seen.sum(axis=1, keepdims=True), 1.0)
         seen, accepted = self.seen + STIFFNESS * share, self.accepted + STIFFNESS * share * told
         loss = seen @ np.logaddexp(0.0, scaled).T - accepted @ scaled.T  # [k, steps]
-        return np.where(self.seen.any(axis=1), _STEPS[loss.argmin(axis=1)], 1.0)
+        return np.where(self.seen.any(axis=1), _STEPS[np.argmin(loss, axis=1)], 1.0)
 
 
 class Refit:
@@ -87,7 +87,7 @@ class Refit:
         """The blocks of a cohort with what was learnt so far; the same ones while nothing was."""
         if not self._temperatures or not blocks.confidence.shape[1]:
             return blocks
-        scales = np.ones(blocks.confidence.shape)
+        scales = np.ones_like(blocks.confidence)
         for row, turn in enumerate(turns):
             known = self._temperatures.get(key_of(turn))
             if known is not None:
