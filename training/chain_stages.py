@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.client import Client
-from dspark.model.checkpoint import fingerprint, load_target, save_drafter
+from dspark.model.checkpoint import fingerprint
 from dspark.model.location import locate
 from training import calibrate as calibration
 from training import evaluate as evaluation
@@ -18,7 +18,6 @@ from training.disk import write_whole
 from training.encode import encode_rows
 from training.row_file import read_rows
 from training.settings import Settings
-from training.shape import make_drafter
 from training.split import conversation_of, split_prompts
 
 SERVED_PROMPTS = 8
@@ -41,14 +40,6 @@ def split(prompts: Path, out: Path, share: float, seed: int, limit: int) -> dict
     return found
 
 
-def save_idle_drafter(settings: Settings, folder: Path) -> Path:
-    """The smallest drafter that fits the target, untrained."""
-    target = load_target(settings.target)
-    idle = Settings(target=settings.target, samples="", out="", family="dflash", layers=1, block_size=1)
-    save_drafter(make_drafter(target, idle), folder)
-    return folder
-
-
 def encode(rows: Path, settings: Settings, min_supervised: int) -> dict[str, Any]:
     return encode_rows(rows, Path(settings.samples), Chat(settings.target), min_supervised=min_supervised)
 
@@ -62,7 +53,9 @@ def cache(settings: Settings) -> dict[str, Any]:
 
 def calibrate(settings: Settings, drafter: Path, prompts: Path, out: Path) -> dict[str, Any]:
     """Writes calibration.json beside the drafter's weights."""
-    return calibration.calibrate(locate(settings.target), drafter, [prompts], plots=out / "calibration")
+    return calibration.calibrate(
+        locate(settings.target), drafter, [prompts], plots=out / "calibration", keep=out / "rounds"
+    )
 
 
 def evaluate(settings: Settings, drafter: Path, prompts: Path, out: Path, tokens: int) -> dict[str, Any]:

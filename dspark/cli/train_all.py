@@ -112,13 +112,10 @@ def _regenerate(args: argparse.Namespace, settings: Any, asking: Any, prompts: P
     if args.endpoint:
         return ask(args.endpoint, read_token(args.token_file), settings.target, asking, prompts, rows)
     from deploy.processes import LocalCell
-    from training.chain_stages import save_idle_drafter
 
-    # A cell needs a drafter before there is one: an untrained one that nobody asks.
-    idle = save_idle_drafter(settings, rows.parent / "idle-drafter")
     logs = rows.parent / "logs"
     logs.mkdir(exist_ok=True)
-    with LocalCell(settings.target, idle, coordinator={"policy": "off"}, folder=logs) as cell:
+    with LocalCell(settings.target, "", drafters=0, folder=logs) as cell:  # plain decoding: there is no drafter yet
         return ask(cell.endpoint, None, settings.target, asking, prompts, rows)
 
 

@@ -1,0 +1,50 @@
+"""The whole chain on a target it has never seen: a folder and prompts in, a serving drafter and a report out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspark.model.checkpoint import load_drafter
+
+pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize("family", ["dspark", pytest.param("eagle3", marks=pytest.mark.slow)])
+def test_a_target_and_prompts_become_a_serving_drafter_and_a_report(
+    family: str, golden_target: Path, tmp_path: Path
+) -> None:
+    rng, prompts, out = random.Random(0), tmp_path / "prompts.jsonl", tmp_path / "chain"
+    rows = [{"token_ids": [rng.randrange(2, 128) for _ in range(rng.randrange(4, 12))]} for _ in range(24)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    words = [sys.executable, "-m", "dspark.cli.main", "train", "all", "--json", "--prompts", str(prompts)]
+    words += ["--target", str(golden_target), "--out", str(out), "--family", family, "--held-out-share", "0.2"]
+    words += ["--steps", "6", "--layers", "1", "--batch", "6", "--anchors", "6", "--markov-rank", "4"]
+    words += ["--block-size", "3", "--held-out", "2", "--log-every", "2", "--cache", "--ask-max-tokens", "20"]
+    words += ["--min-supervised", "4", "--answer-tokens", "16", "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def chain() -> dict[str, object]:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=1000, env=environment)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, object] = json.loads(done.stdout)
+        return answer
+
+    first = chain()
+    assert load_drafter(out / "train" / "drafter").config.family == family
+    stages = first["stages"]
+    assert isinstance(stages, dict)
+    wanted = {"split", "regenerate", "encode", "cache", "train", "evaluate", "serve"}
+    assert set(stages) == wanted | ({"calibrate"} if family == "dspark" else set())
+    assert stages["serve"]["same_ids"]
+    assert (out / "train" / "drafter" / "calibration.json").exists() == (family == "dspark")
+    report = (out / "report.md").read_text(encoding="utf-8")
+    assert "dspark up" in report
+    assert (out / "train" / "loss.png").exists()
+    assert chain()["stages"] == stages  # nothing is done twice
