@@ -16,7 +16,7 @@ from coordinator import cell_wire
 from coordinator.answer import Piece
 from coordinator.bell import Bell
 from coordinator.cell import Call, Order
-from coordinator.clock import Clock, Timer
+from coordinator.clock import Clock, Timer, let_orders_leave
 from coordinator.local_cell import LocalCell
 from coordinator.validation import read_request
 from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, PeerError, Unavailable
@@ -86,6 +86,7 @@ class Attachment:
     async def next(self) -> frontend_pb2.CellBatch | None:
         """One message for all that happened since the last one was taken; None at the end."""
         await self._bell.heard()
+        await let_orders_leave()  # the next round's, before front ends are told of the last one
         if self._overran:
             raise Overloaded("the front end does not read", retry_after_s=1.0)
         return None if self._ended else self._collect()

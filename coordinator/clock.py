@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+TURNS_TO_SEND = 2  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
+
 
 class Timer(Protocol):
     def cancel(self) -> None: ...
@@ -15,6 +17,12 @@ class Clock(Protocol):
     def time(self) -> float: ...
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Timer: ...
+
+
+async def let_orders_leave() -> None:
+    """Lets messages that were ordered in this turn of the loop leave before whatever the caller does next."""
+    for _ in range(TURNS_TO_SEND):
+        await asyncio.sleep(0)
 
 
 async def settled(futures: Iterable[asyncio.Future[Any]], deadline_s: float, clock: Clock) -> None:

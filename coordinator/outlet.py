@@ -9,6 +9,7 @@ import asyncio
 from typing import Protocol
 
 from coordinator.answer import Piece
+from coordinator.clock import let_orders_leave
 
 
 class Overfull(RuntimeError):
@@ -61,6 +62,7 @@ class Outlet:
                 return None
             self._reader = self._loop.create_future()
             await self._reader
+            await let_orders_leave()  # the next round's, before so many clients are served
         taken, self._waiting = self._waiting, []
         return taken
 

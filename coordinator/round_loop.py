@@ -21,7 +21,7 @@ import numpy as np
 import structlog
 
 from coordinator.budget import Budget
-from coordinator.clock import Clock, settled
+from coordinator.clock import Clock, let_orders_leave, settled
 from coordinator.drafting import Drafting, result_of
 from coordinator.evidence import Evidence
 from coordinator.feeding import Feeding
@@ -39,8 +39,6 @@ from coordinator.track import Feed, Track
 from dspark.runtime.telemetry import Metrics
 
 log = structlog.get_logger("dspark.rounds")
-
-TURNS_TO_SEND = 2  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +133,7 @@ class RoundLoop:
         began = self._clock.time()
         plan = self._foresight.planned(part, turns)
         drafts = self._drafting.ask(self._ask_whom(turns, plan))
-        await self._sent()
+        await let_orders_leave()
         self._catch_up()
         cohort = columns_of(turns, self._feeding, self._learning.extra_tokens)
         self._say_uncosted(cohort)
@@ -170,11 +168,6 @@ class RoundLoop:
         self._late.append(learn)
         if self.pipelining.judged(now, committed, len(self._tracks)):
             self.pipelining.may_try(self._foresight.two_could_win(turns, cohort.context, drafts.orders))
-
-    async def _sent(self) -> None:
-        """Lets a message that was just ordered leave, before anything else is computed."""
-        for _ in range(TURNS_TO_SEND):
-            await asyncio.sleep(0)
 
     def _catch_up(self) -> None:
         """Learns and counts what finished rounds left to do."""
@@ -250,7 +243,7 @@ class RoundLoop:
         alone = self._in_verification == 0
         self._in_verification += 1
         try:
-            await self._sent()
+            await let_orders_leave()
             self._catch_up()
             self._foresight.plan_ahead(part, turns, cohort)
             await settled((reply,), self._pace.verify_s, self._clock)

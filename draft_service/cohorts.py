@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from draft_service.arrivals import Arrivals
 from draft_service.interface import DraftItem, Engine
-from dspark.errors import Unavailable
+from dspark.errors import Overloaded, Unavailable
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block
@@ -24,6 +25,9 @@ class Drafted:
     forward_ns: int
 
 
+_Asked = tuple[list[DraftItem], asyncio.Future[Drafted]]
+
+
 class Cohorts:
     """Between the sessions and the device."""
 
@@ -32,55 +36,61 @@ class Cohorts:
         self._device = device
         self._arrivals = arrivals
         self._metrics = metrics
-        self._waiting: list[tuple[list[DraftItem], asyncio.Future[Drafted]]] = []
-        self._work: asyncio.Task[None] | None = None
+        self._waiting: list[_Asked] = []
+        self._busy = False  # whether a pass is on the device
+        self._closed = False
 
     async def draft(self, items: list[DraftItem], wait_s: float) -> Drafted:
         """Blocks for one cohort, after at most `wait_s` of waiting for its rows."""
         await self._arrivals.ready(items, wait_s)
+        if self._closed:
+            raise Unavailable("the drafter is shutting down")
         future: asyncio.Future[Drafted] = asyncio.get_running_loop().create_future()
         self._waiting.append((items, future))
-        if self._work is None:
-            self._work = asyncio.create_task(self._run())
+        if not self._busy:
+            self._begin()
         return await future
 
     async def close(self) -> None:
-        """Stops; whoever waits is told so."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
-        for _, future in self._waiting:
-            if not future.done():
-                future.set_exception(Unavailable("the drafter is shutting down"))
-        self._waiting.clear()
+        """Begins no more passes; whoever waits for one is told so."""
+        self._closed = True
+        self._tell(self._waiting, Unavailable("the drafter is shutting down"))
+        self._waiting = []
 
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                taken, self._waiting = self._waiting, []
-                taken = [(items, future) for items, future in taken if not future.cancelled()]
-                if taken:
-                    await self._pass(taken)
-        finally:
-            self._work = None
-
-    async def _pass(self, taken: list[tuple[list[DraftItem], asyncio.Future[Drafted]]]) -> None:
+    def _begin(self) -> None:
+        """A pass over everybody who waits. Straight from here to the device: a task between them would cost time."""
+        taken = [(items, future) for items, future in self._waiting if not future.cancelled()]
+        self._waiting = []
+        if not taken:
+            return
         merged = [item for items, _ in taken for item in items]
         try:
-            blocks, forward_ns = await self._device.run(self._engine.timed_draft, merged, urgent=True)
-        except BaseException as error:
-            for _, future in taken:
-                if not future.done():
-                    future.set_exception(
-                        error if isinstance(error, Exception) else Unavailable("the drafter is shutting down")
-                    )
-            if not isinstance(error, Exception):
-                raise
+            job = self._device.submit(self._engine.timed_draft, merged, urgent=True)
+        except (Overloaded, Unavailable) as error:
+            self._tell(taken, error)
             return
-        self._metrics.forward_seconds.labels(kind="draft").observe(forward_ns * 1e-9)
-        self._metrics.draft_batch_sequences.observe(len(merged))
+        self._busy = True
+        job.add_done_callback(partial(self._ended, taken, len(merged)))
+
+    def _ended(self, taken: list[_Asked], sequences: int, job: asyncio.Future[tuple[list[Block], int]]) -> None:
+        self._busy = False
+        if self._waiting and not self._closed:
+            self._begin()  # first of all: the device is free
+        error = Unavailable("the drafter is shutting down") if job.cancelled() else job.exception()
+        if error is not None:
+            self._tell(taken, error)
+            return
+        blocks, forward_ns = job.result()
         at = 0
         for items, future in taken:
             if not future.done():
                 future.set_result(Drafted(blocks[at : at + len(items)], forward_ns))
             at += len(items)
+        self._metrics.forward_seconds.labels(kind="draft").observe(forward_ns * 1e-9)
+        self._metrics.draft_batch_sequences.observe(sequences)
+
+    @staticmethod
+    def _tell(asked: list[_Asked], error: BaseException) -> None:
+        for _, future in asked:
+            if not future.done():
+                future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))

@@ -7,11 +7,13 @@ import json
 import grpc
 
 MAX_MESSAGE = 256 * 1024 * 1024
+LOOKAHEAD = 4 * 1024 * 1024  # bytes of a stream that may travel unasked: a cohort's q needs no round trip for its rest
 
 # Keepalive alone notices a hung peer after 60 s; `ping_timeout_ms` is what shortens it.
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),

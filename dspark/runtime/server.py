@@ -25,7 +25,7 @@ from dspark.errors import (
     Unavailable,
     Unsupported,
 )
-from dspark.runtime.channel import MAX_MESSAGE
+from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE
 from dspark.runtime.security import Access, check_bind, split_endpoint
 
 log = structlog.get_logger("dspark.server")
@@ -64,6 +64,7 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", max_receive),
                 ("grpc.max_send_message_length", MAX_MESSAGE),
+                ("grpc.http2.lookahead_bytes", LOOKAHEAD),
                 # Bounds what one peer can do to the others by opening and cancelling calls.
                 ("grpc.max_concurrent_streams", max_concurrent_streams),
                 # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a word.
