@@ -16,7 +16,7 @@ from coordinator.clock import Clock, Timer, settled
 from coordinator.commit_log import End, Reason
 from coordinator.lane import Lane
 from coordinator.running_fit import Running
-from coordinator.sequence import Effect, Event, State
+from coordinator.sequence import Event, State
 from coordinator.track import Track
 from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
 from dspark.runtime.telemetry import Metrics
@@ -135,9 +135,9 @@ class Admission:
         """Frees everything an answer held, at once; the first end counts. An error ends its siblings too."""
         if track.sequence.finished:
             return
-        effects = track.sequence.apply(Event.ENDED)
+        track.sequence.apply(Event.ENDED)
         lane = self._homes.pop(track, None)
-        if lane is not None and Effect.RELEASE in effects:
+        if lane is not None:
             lane.forget(track)
             self._full.discard(lane)
         elif track in self._queue:

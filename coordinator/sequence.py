@@ -1,4 +1,4 @@
-"""The life of one sequence: states, events and effects as a table. Pure; `lane` and `admission` carry effects out.
+"""The life of one sequence: states and events as a table. Pure; what an event asks for is done by who applies it.
 
 An event the table does not list is an error, never a guess. Invariant 1, one cursor: `committed_len`, `epoch` and
 `round` are derived here and nowhere else. A sequence is handed to a verifier anew after a loss; that raises `epoch`,
@@ -39,34 +39,27 @@ class Event(enum.Enum):
     __hash__ = object.__hash__
 
 
-class Effect(enum.Enum):
-    PREFILL = "prefill"  # open at a drafter, then prefill at the verifier
-    COMMIT = "commit"  # append to the log, then show
-    REQUEUE = "requeue"  # back to admission, in front
-    RELEASE = "release"  # both pools forget it
-
-
-NEXT: dict[tuple[State, Event], tuple[State, tuple[Effect, ...]]] = {
-    (State.WAITING, Event.PLACED): (State.PREFILLING, (Effect.PREFILL,)),
-    (State.PREFILLING, Event.TURNED_AWAY): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
-    (State.PREFILLING, Event.PREFILLED): (State.READY, (Effect.COMMIT,)),
-    (State.READY, Event.GATHERED): (State.DRAFTING, ()),
-    (State.DRAFTING, Event.SCHEDULED): (State.VERIFYING, ()),  # an empty block is a block
-    (State.VERIFYING, Event.JUDGED): (State.READY, (Effect.COMMIT,)),
-    (State.VERIFYING, Event.DECLINED): (State.READY, ()),
-    (State.PREFILLING, Event.PREEMPTED): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
-    (State.READY, Event.PREEMPTED): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
-    (State.DRAFTING, Event.PREEMPTED): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
-    (State.VERIFYING, Event.PREEMPTED): (State.WAITING, (Effect.RELEASE, Effect.REQUEUE)),
-    (State.PREFILLING, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
-    (State.READY, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
-    (State.DRAFTING, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
-    (State.VERIFYING, Event.ORPHANED): (State.WAITING, (Effect.REQUEUE,)),
-    (State.WAITING, Event.ENDED): (State.FINISHED, ()),
-    (State.PREFILLING, Event.ENDED): (State.FINISHED, (Effect.RELEASE,)),
-    (State.READY, Event.ENDED): (State.FINISHED, (Effect.RELEASE,)),
-    (State.DRAFTING, Event.ENDED): (State.FINISHED, (Effect.RELEASE,)),
-    (State.VERIFYING, Event.ENDED): (State.FINISHED, (Effect.RELEASE,)),
+NEXT: dict[tuple[State, Event], State] = {
+    (State.WAITING, Event.PLACED): State.PREFILLING,
+    (State.PREFILLING, Event.TURNED_AWAY): State.WAITING,
+    (State.PREFILLING, Event.PREFILLED): State.READY,
+    (State.READY, Event.GATHERED): State.DRAFTING,
+    (State.DRAFTING, Event.SCHEDULED): State.VERIFYING,  # an empty block is a block
+    (State.VERIFYING, Event.JUDGED): State.READY,
+    (State.VERIFYING, Event.DECLINED): State.READY,
+    (State.PREFILLING, Event.PREEMPTED): State.WAITING,
+    (State.READY, Event.PREEMPTED): State.WAITING,
+    (State.DRAFTING, Event.PREEMPTED): State.WAITING,
+    (State.VERIFYING, Event.PREEMPTED): State.WAITING,
+    (State.PREFILLING, Event.ORPHANED): State.WAITING,
+    (State.READY, Event.ORPHANED): State.WAITING,
+    (State.DRAFTING, Event.ORPHANED): State.WAITING,
+    (State.VERIFYING, Event.ORPHANED): State.WAITING,
+    (State.WAITING, Event.ENDED): State.FINISHED,
+    (State.PREFILLING, Event.ENDED): State.FINISHED,
+    (State.READY, Event.ENDED): State.FINISHED,
+    (State.DRAFTING, Event.ENDED): State.FINISHED,
+    (State.VERIFYING, Event.ENDED): State.FINISHED,
 }
 
 
@@ -85,10 +78,10 @@ class Sequence:
         self.round = 0  # rounds finished in this epoch, the prefill included
         self._cursor = Cursor(number, 0, 0, len(log))
 
-    def apply(self, event: Event) -> tuple[Effect, ...]:
-        """Moves on; what the caller must do now, in order."""
+    def apply(self, event: Event) -> None:
+        """Moves on."""
         try:
-            self.state, effects = NEXT[self.state, event]
+            self.state = NEXT[self.state, event]
         except KeyError:
             raise UnlistedEvent(f"sequence {self.number} is {self.state.value} and was {event.value}") from None
         if event in (Event.PREFILLED, Event.JUDGED):
@@ -96,7 +89,6 @@ class Sequence:
         elif event in (Event.ORPHANED, Event.PREEMPTED):
             self.epoch += 1
             self.round = 0
-        return effects
 
     @property
     def cursor(self) -> Cursor:
