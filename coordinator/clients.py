@@ -155,7 +155,7 @@ class VerifierClient:
 
     def verify(self, orders: Sequence[VerifyOrder]) -> Future[Judged]:
         cursors = [order.cursor for order in orders]
-        message = _write_cohort(orders, cursors)
+        fields: Any = _write_cohort(orders, cursors)
 
         def read(event: verify_pb2.VerifyEvent) -> Judged:
             verdicts: verify_pb2.Verdicts = _part(event, "verdicts")
@@ -166,7 +166,7 @@ class VerifierClient:
             ridden = verdicts.prefill_tokens
             return Judged(outcomes, verdicts.forward_ns / 1e9, verdicts.tokens + ridden, ridden)
 
-        return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, verify=message), read)
+        return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, verify=fields), read)
 
     def resend(self, cursor: Cursor, sink: Sink, from_position: int) -> Future[Declined | None]:
         message = verify_pb2.Resend(cursor=codec.write_cursor(cursor), sink=_sink(sink), from_position=from_position)
@@ -247,7 +247,8 @@ def _malformed(order: DraftOrder) -> Block:
     return Block(order.cursor, empty_reason=EmptyReason.INVALID)
 
 
-def _write_cohort(orders: Sequence[VerifyOrder], cursors: Sequence[Cursor]) -> verify_pb2.VerifyCohort:
+def _write_cohort(orders: Sequence[VerifyOrder], cursors: Sequence[Cursor]) -> dict[str, Any]:
+    """The fields of a verify_pb2.VerifyCohort: a message inside another is copied, q and all."""
     sources: dict[tuple[Sink | None, str], int] = {}
     source = [
         sources.setdefault((order.sink, order.drafter_version), len(sources) + 1)
@@ -256,7 +257,7 @@ def _write_cohort(orders: Sequence[VerifyOrder], cursors: Sequence[Cursor]) -> v
         for order in orders
     ]
     drafts = [order.draft_ids for order in orders]
-    return verify_pb2.VerifyCohort(
+    return dict(
         cursors=cohorts.write_cursors(cursors),
         anchors=[order.anchor for order in orders],
         lengths=[len(ids) for ids in drafts],

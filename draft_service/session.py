@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import structlog
 
@@ -85,14 +86,15 @@ class DraftSession:
 
     # -- the three commands -----------------------------------------------------------------
 
-    async def _draft(self, cohort: draft_pb2.DraftCohort, wrong: bool) -> draft_pb2.Blocks:
+    async def _draft(self, cohort: draft_pb2.DraftCohort, wrong: bool) -> dict[str, Any]:
+        """The fields of the answer."""
         try:
             items = self._read_items(cohort, wrong)
         except PeerError as error:
             # Whoever counts the blocks sees that there are none; which sequences were meant cannot be said.
             log.warning("draft.malformed", field=str(error))
             self._metrics.refusals.labels(reason="invalid").inc()
-            return draft_pb2.Blocks()
+            return {}
         able = [item for item in items if isinstance(item, DraftItem)]
         wait_s = min(cohort.wait_us, self._engine.config.max_wait_us) * 1e-6
         try:

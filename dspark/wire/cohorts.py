@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from operator import attrgetter, mul
-from typing import Protocol, TypedDict, TypeVar, cast
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
@@ -104,13 +104,14 @@ def read_q(entries: Sequence[int], ids: bytes, probs: bytes, lengths: Sequence[i
     return list(map(SparseQ, entries, parts(ids, ends), parts(probs, ends)))
 
 
-def write_blocks(blocks: Sequence[Block], forward_ns: int = 0) -> draft_pb2.Blocks:
-    return draft_pb2.Blocks(
+def write_blocks(blocks: Sequence[Block], forward_ns: int = 0) -> dict[str, Any]:
+    """The fields of a draft_pb2.Blocks, for whoever makes the event: a message inside another is copied, q and all."""
+    return dict(
         cursors=write_cursors([block.cursor for block in blocks]),
         lengths=[len(block.token_ids) for block in blocks],
         token_ids=chain.from_iterable([block.token_ids for block in blocks]),
         confidence=chain.from_iterable([block.confidence for block in blocks]),
-        empty_reasons=cast("list[draft_pb2.EmptyReason]", [block.empty_reason for block in blocks]),
+        empty_reasons=[block.empty_reason for block in blocks],
         watermarks=[block.watermark for block in blocks],
         forward_ns=forward_ns,
         **write_q([block.q for block in blocks]),

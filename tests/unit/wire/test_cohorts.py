@@ -27,6 +27,10 @@ def any_block(draw: st.DrawFn) -> Block:
     return Block(draw(CURSORS), ids, confidence, q, draw(st.sampled_from(EmptyReason)), draw(U32))
 
 
+def written(blocks: list[Block], took: int = 0) -> draft_pb2.Blocks:
+    return draft_pb2.Blocks(**cohorts.write_blocks(blocks, took))
+
+
 @given(st.lists(CURSORS, max_size=5))
 def test_cursors_there_and_back(cursors: list[Cursor]) -> None:
     assert cohorts.read_cursors(cohorts.write_cursors(cursors)) == cursors
@@ -34,7 +38,7 @@ def test_cursors_there_and_back(cursors: list[Cursor]) -> None:
 
 @given(st.lists(any_block(), max_size=6), U32)
 def test_blocks_there_and_back(blocks: list[Block], took: int) -> None:
-    message = draft_pb2.Blocks.FromString(cohorts.write_blocks(blocks, took).SerializeToString())
+    message = draft_pb2.Blocks.FromString(written(blocks, took).SerializeToString())
     assert cohorts.read_blocks(message, 100) == blocks
     assert message.forward_ns == took
 
@@ -42,7 +46,7 @@ def test_blocks_there_and_back(blocks: list[Block], took: int) -> None:
 def test_q_comes_back_as_the_very_bytes_and_is_cut_by_slots() -> None:
     ids, probs = np.arange(6, dtype=np.uint32).reshape(3, 2), np.array([[0.5, 0.5]] * 3, np.float32)
     block = Block(HERE, (0, 2, 4), (0.5,) * 3, SparseQ.of(ids, probs))
-    back = cohorts.read_blocks(cohorts.write_blocks([block]), 100)[0].q.prefix(2).arrays()
+    back = cohorts.read_blocks(written([block]), 100)[0].q.prefix(2).arrays()
     np.testing.assert_array_equal(back[0], ids[:2])
     np.testing.assert_array_equal(back[1], probs[:2])
 
