@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coordinator.commit_log import CommitLog, End, cut
 from dspark.types import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """The verification behind a commit, in tokens."""
 
     drafted: int
@@ -51,12 +51,8 @@ class Answer:
     ) -> None:
         self.log = log
         self.index = index
-        self._max_tokens, self._stop_ids = max_tokens, stop_ids
-
-    @property
-    def room(self) -> int:
-        """Tokens it may still grow by."""
-        return self._max_tokens - self.log.answered
+        self.room = max_tokens - log.answered  # tokens it may still grow by; rounds ask for it again and again
+        self._stop_ids = stop_ids
 
     def take(
         self,
@@ -69,7 +65,8 @@ class Answer:
         """Commits what belongs to the answer; `logprobs` has one item per token, or none."""
         kept, end = cut(tokens, self.room, self._stop_ids)
         self.log.append(kept)
-        return Piece(kept, end, self.index, tuple(logprobs[: len(kept)]), round, started)
+        self.room -= len(kept)
+        return Piece(kept, end, self.index, tuple(logprobs[: len(kept)]) if logprobs else (), round, started)
 
     def stopped(self, end: End) -> Piece:
         """Something else than a commit ends it."""

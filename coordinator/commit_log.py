@@ -65,9 +65,9 @@ def cut(tokens: Sequence[int], room: int, stop_ids: frozenset[int]) -> tuple[tup
 
     A stop token inside an accepted prefix ends the answer there; what was accepted behind it was never said.
     """
+    if len(tokens) < room and stop_ids.isdisjoint(tokens):  # nearly always
+        return tuple(tokens), None
     for index, token in enumerate(tokens[:room]):
         if token in stop_ids:
             return tuple(tokens[: index + 1]), End(Reason.STOP, token_id=token)
-    if len(tokens) >= room:
-        return tuple(tokens[:room]), End(Reason.LENGTH)
-    return tuple(tokens), None
+    return tuple(tokens[:room]), End(Reason.LENGTH)

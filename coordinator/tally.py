@@ -83,5 +83,6 @@ class Tally:
 
 
 def _count(histogram: list[int], index: int, by: int = 1) -> None:
-    histogram.extend([0] * (index + 1 - len(histogram)))
+    if index >= len(histogram):
+        histogram.extend([0] * (index + 1 - len(histogram)))
     histogram[index] += by
