@@ -37,8 +37,7 @@ def survival(confidence: Floats, lengths: Ints) -> Floats:
     inside = np.arange(len(by_slot))[:, None] < lengths
     own = np.where(inside & (by_slot > 0.0), by_slot, 0.0)  # NaN is not above 0
     np.minimum(own, 1.0, out=own)
-    for slot in range(1, len(own)):  # over the slots of a block, never over its rows
-        own[slot] *= own[slot - 1]
+    np.cumprod(own, axis=0, out=own)
     return own.T
 
 
@@ -58,11 +57,15 @@ def schedule(
     rows, slots = len(columns.kind), confidence.shape[1]
     if rows == 0 or slots == 0:
         return np.zeros(rows, np.int64)
-    chosen = _own_lengths(columns, confidence, lengths)
     greedy, asynchronous = columns.kind == Kind.GREEDY, columns.kind == Kind.ASYNC
-    chosen[greedy | asynchronous] = lengths[greedy | asynchronous]
-    ranked = budget is not None and bool(asynchronous.any())
-    walked = step_seconds is not None and bool(greedy.any())
+    everybody = bool(greedy.all())  # nearly always, and then there is nobody to tell apart
+    if everybody:
+        chosen = lengths.copy()
+    else:
+        chosen = _own_lengths(columns, confidence, lengths)
+        chosen[greedy | asynchronous] = lengths[greedy | asynchronous]
+    ranked = budget is not None and not everybody and bool(asynchronous.any())
+    walked = step_seconds is not None and (everybody or bool(greedy.any()))
     if not ranked and not walked:
         return chosen
     alive = survival(confidence, lengths)
@@ -73,7 +76,7 @@ def schedule(
         chosen[asynchronous] = _leading(gain, budget, _rank(gain, budget))
     if walked and step_seconds is not None:
         expected = float(rows) if weights is None else float(weights.sum())
-        if greedy.all():
+        if everybody:
             tokens, gain = base_tokens + rows, worth
         else:
             others = np.arange(slots) < np.where(greedy, 0, chosen)[:, None]

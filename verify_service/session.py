@@ -31,7 +31,7 @@ from verify_service.sequences import VerifyItem, invalid
 
 log = structlog.get_logger("dspark.verify")
 
-TURNS_TO_SEND = 4  # of the event loop, from an event to its bytes: it is queued, taken, serialised, handed over
+TURNS_TO_SEND = 2  # of the event loop, from an event to its bytes: taken from its queue, serialised, handed over
 
 _owners = itertools.count(1)
 

@@ -303,7 +303,7 @@ MUTANTS = [
             "place = min(count, len(flat) - 1)",
             SCHEDULER,
         ),
-        ("survival is not a running product", "own[slot] *= own[slot - 1]", "pass", SCHEDULER),
+        ("survival is not a running product", "np.cumprod(own, axis=0, out=own)", "pass", SCHEDULER),
         (
             "ties go to later slots",
             "np.flatnonzero(by_slot == least)[:",

@@ -180,7 +180,14 @@ async def test_log_probabilities_and_several_answers_travel(golden_target: Path,
             options: dict[str, Any] = {"max_tokens": 12, "seed": 3, "n": 2, "logprobs": 2, "min_tokens": 5}
             one, other = await near.complete([3, 17, 42], **options), await far.complete([3, 17, 42], **options)
             assert same(one, other)
-            assert [choice.logprobs for choice in one.choices] == [choice.logprobs for choice in other.choices]
+            for ours, theirs in zip(one.choices, other.choices, strict=True):
+                # Who shared a pass with whom is a matter of timing, and shows in the last bits.
+                assert [told.logprob for told in ours.logprobs] == pytest.approx(
+                    [told.logprob for told in theirs.logprobs], abs=1e-4
+                )
+                assert [[token for token, _ in told.top] for told in ours.logprobs] == [
+                    [token for token, _ in told.top] for told in theirs.logprobs
+                ]
             assert all(len(choice.logprobs) == len(choice.token_ids) > 0 for choice in other.choices)
     finally:
         await frontend.stop(0.0)
