@@ -15,13 +15,13 @@ import torch
 from draft_service.config import DraftConfig
 from draft_service.contexts import ContextStore
 from draft_service.interface import DraftItem as DraftItem
-from draft_service.interface import Held as Held
 from draft_service.interface import Rows, Shape
 from draft_service.loading import load_parts
 from draft_service.walk import walk
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.model.calibration import Calibration
 from dspark.model.family import Drafter
+from dspark.pages import Held
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from draft_service.config import DraftConfig
+from dspark.pages import Held
 from dspark.types import Block, Cursor, Law, Refusal
 from dspark.wire.v1 import types_pb2
 
@@ -35,15 +36,6 @@ class Rows:
     start: int
     rows: Any  # [rows, H] on the CPU, as the engine's own `read_rows` gave them
     token_ids: Sequence[int] = ()  # the token at each position, where known
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the engine holds at this moment."""
-
-    sequences: int
-    pages_held: int
-    pages_total: int
 
 
 @dataclass(frozen=True, slots=True)

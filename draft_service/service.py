@@ -50,7 +50,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> draft_pb2.DrafterDescription:
-        engine, held, cost = self._engine, self._engine.held, self._cost
+        engine, cost = self._engine, self._cost
         shape = engine.shape
         return draft_pb2.DrafterDescription(
             incarnation=self._incarnation,
@@ -66,12 +66,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             device=str(engine.device),
             dtype=engine.dtype,
             cost=codec.write_cost(cost.tokens, cost.contexts, cost.seconds, cost.source) if cost else None,
-            load=types_pb2.Load(
-                sequences=held.sequences,
-                pages_held=held.pages_held,
-                pages_total=held.pages_total,
-                queued=self._device.queued,
-            ),
+            load=codec.write_load(engine.held, self._device.queued),
             calibrated=engine.calibrated,
             has_confidence=shape.has_confidence,
             page_size=engine.config.page_size,

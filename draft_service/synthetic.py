@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from draft_service.config import DraftConfig
-from draft_service.interface import DraftItem, Held, Rows, Shape
+from draft_service.interface import DraftItem, Rows, Shape
 from draft_service.ledger import Context, Ledger
 from dspark.errors import PeerError
+from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.blocks import BlockMaker
 from dspark.synthetic.law import SyntheticLaw

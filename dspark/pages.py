@@ -22,6 +22,15 @@ _RETRY_AFTER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What a worker's engine holds at this moment."""
+
+    sequences: int
+    pages_held: int
+    pages_total: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     """Pages first .. first + count - 1."""
 

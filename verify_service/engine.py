@@ -14,12 +14,12 @@ import torch
 from dspark.decoding.acceptance import first_token as draw_first_token
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
+from dspark.pages import Held
 from dspark.types import Cursor, Law, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.forced import Forced
 from verify_service.holdings import Holdings
-from verify_service.interface import Held as Held
 from verify_service.interface import Judged as Judged
 from verify_service.interface import Prefill, Progress
 from verify_service.judging import rule_problem, shaper_of, told

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
+from dspark.pages import Held
 from dspark.types import Cursor, Law, Refusal, RefusalReason
 from verify_service.feature_store import FeatureRows, FeatureStore
-from verify_service.interface import Held
 from verify_service.page_pool import PagePool, Slots
 from verify_service.prefix_cache import PrefixCache
 from verify_service.sequences import SequenceState

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dspark.pages import Held
 from dspark.types import Cursor, Law, Refusal, TokenLogprobs, Verdict
 from dspark.wire.v1 import types_pb2
 from verify_service.config import VerifyConfig
@@ -68,15 +69,6 @@ class Judged:
     prefill_tokens: int = 0  # of prompts that rode along
     progress: Sequence[Progress] = ()  # what came of them
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the engine holds at this moment."""
-
-    sequences: int
-    pages_held: int
-    pages_total: int
 
 
 class TargetFacts(Protocol):

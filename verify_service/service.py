@@ -53,7 +53,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> verify_pb2.VerifierDescription:
-        engine, held = self._engine, self._engine.held
+        engine = self._engine
         projection = engine.projection
         cost = self._cost
         return verify_pb2.VerifierDescription(
@@ -79,12 +79,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             )
             if cost
             else None,
-            load=types_pb2.Load(
-                sequences=held.sequences,
-                pages_held=held.pages_held,
-                pages_total=held.pages_total,
-                queued=self._device.queued,
-            ),
+            load=codec.write_load(engine.held, self._device.queued),
             feature_dtype=engine.config.feature_dtype if projection is not None else "",
             stop_token_ids=engine.target.stop_ids,
             draining=self._draining.is_set(),

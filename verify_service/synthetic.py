@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dspark.pages import PageTable
+from dspark.pages import Held, PageTable
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.pace import Pace
@@ -22,7 +22,7 @@ from dspark.synthetic.rows import SyntheticRows
 from dspark.synthetic.spec import SyntheticSpec, load_spec
 from dspark.types import Cursor, Law, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
-from verify_service.interface import Held, Judged, Prefill, Progress
+from verify_service.interface import Judged, Prefill, Progress
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
 
 STEP_PREFILL = 512  # prompt tokens that ride in a round, where the configuration leaves it to the device

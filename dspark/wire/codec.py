@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import PeerError
+from dspark.pages import Held
 from dspark.types import (
     MAX_BIAS,
     MAX_BIASED,
@@ -137,6 +138,13 @@ def read_refusal(message: types_pb2.Refusal) -> Refusal:
     except ValueError:
         reason = RefusalReason.INTERNAL
     return Refusal(reason, message.message, message.committed_len)
+
+
+def write_load(held: Held, queued: int) -> types_pb2.Load:
+    """What a worker holds, and how many jobs wait for its device."""
+    return types_pb2.Load(
+        sequences=held.sequences, pages_held=held.pages_held, pages_total=held.pages_total, queued=queued
+    )
 
 
 def write_cost(
