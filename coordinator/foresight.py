@@ -114,9 +114,14 @@ class Foresight:
         self._ahead[part] = Ahead(known, self._plan(after))
 
     def two_could_win(self, turns: Sequence[Turn], context: float, asked: Mapping[DrafterPort, Sequence[Turn]]) -> bool:
-        """Whether halves that overlap are expected to come near one cohort: the model of the design, leniently."""
-        if not asked or self._cost.verify is None:
-            return bool(asked)
+        """Whether halves that overlap are expected to come near one cohort: the model of the design, leniently.
+
+        Where drafts do not pay because a round waits for them, nobody is asked for any; halves would not wait.
+        """
+        if not asked:
+            return self._planner.plain and self._planner.overlap_pays
+        if self._cost.verify is None:
+            return True
         tokens = float(len(turns) + sum(turn.prefix for turn in turns))
         counts = {drafter: len(its) for drafter, its in asked.items()}
         slots = max(turn.slots for its in asked.values() for turn in its)

@@ -87,6 +87,7 @@ class Planner:
         self._explore, self._bypass = explore, bypass
         self._most_probe = round(4.0 / explore) if explore > 0 else 1 << 30
         self.plain = False
+        self.overlap_pays = False  # drafts may beat plain decoding once they pass behind another cohort's step
         self.price = 1.0  # survival from which on a slot is worth its place in a step
         self._interval, self._left = FIRST_PROBE, FIRST_PROBE
         self._ratio = 0.0  # plain decoding's expected rate over that of the best draft length
@@ -101,6 +102,8 @@ class Planner:
         best = float(rates[1:].max())
         slots = 1 + int(np.flatnonzero(rates[1:] >= LONGER * best)[-1])
         self._set_price(cohort, float(tokens[slots]), best)
+        overlapped = rates[0] if len(cohort.row) < 2 else self._best_overlapped(cohort, rates, tokens, draft_seconds)
+        self.overlap_pays = bool(overlapped > rates[0])
         if self._bypass and self._goes_plain(float(rates[0]) / best):
             return self._plain_plan(cohort, free, everybody)
         if self._explores(cohort, 2.0 * self._explore):
@@ -135,6 +138,20 @@ class Planner:
         if not own.any():
             seconds[0] = self._cost.of_plain_round(base_tokens, cohort.context, count)
         return worth / seconds, tokens
+
+    def _best_overlapped(self, cohort: Cohort, rates: Floats, tokens: Floats, draft_seconds: DraftSeconds) -> float:
+        """The best rate with drafts if halves of the cohort took turns; `rates` and `tokens` are those of `_rates`."""
+        count, most = len(cohort.row), self._evidence.slots
+        whole = self._cost.of_round_measured(cohort.context, 0.0, count)
+        half = self._cost.of_round_measured(cohort.context, 0.0, count / 2.0)
+        assert whole is not None
+        assert half is not None
+        drafts = np.array([draft_seconds(1.0, slots) for slots in range(1, most + 1)])
+        worth = rates[1:] * (whole(tokens[1:]) + drafts)
+        drafts = np.array([draft_seconds(0.5, slots) for slots in range(1, most + 1)])
+        each = half(tokens[1:] / 2.0)
+        two = np.maximum(2.0 * (each - self._cost.speculative.seconds), each + drafts)
+        return float((worth / two).max())
 
     def _goes_plain(self, ratio: float) -> bool:
         if not self.plain and ratio > ENTER:

@@ -115,3 +115,21 @@ def test_without_a_curve_everybody_is_drafted_for_in_full() -> None:
     world = World([[0.01, 0.0, 0.0, 0.0]], token_s=0.001, slot_s=0.001)
     world.planner = Planner(StepCost(None), world.evidence, explore=1 / 64, bypass=True)
     assert all(plan.slots == SLOTS and plan.drafted.all() for plan in world.run(50))
+
+
+def test_drafts_that_pay_only_behind_another_step_are_told_from_those_that_never_do() -> None:
+    good, poor = [0.9, 0.8, 0.7, 0.6], [0.05, 0.0, 0.0, 0.0]
+    slow = World([good] * 8, token_s=0.002, slot_s=0.010)
+    never = World([poor] * 8, token_s=0.002, slot_s=0.010)
+    for world in (slow, never):
+        world.run(100)
+        assert world.planner.plain, "a round that waits for its draft loses"
+    assert slow.planner.overlap_pays
+    assert not never.planner.overlap_pays
+
+
+def test_a_lone_sequence_has_nothing_to_overlap() -> None:
+    world = World([[0.9, 0.8, 0.7, 0.6]], token_s=0.0005, slot_s=0.03)
+    world.run(100)
+    assert world.planner.plain
+    assert not world.planner.overlap_pays
