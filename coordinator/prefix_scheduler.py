@@ -25,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 StepSeconds = Callable[[Floats], Floats]  # tokens in the step -> seconds, element by element
 
+GREEDY, ASYNC = int(Kind.GREEDY), int(Kind.ASYNC)  # arrays are compared with plain numbers four times as fast
 STRETCH = 2048  # candidates whose rates are computed together
 
 
@@ -57,7 +58,7 @@ def schedule(
     rows, slots = len(columns.kind), confidence.shape[1]
     if rows == 0 or slots == 0:
         return np.zeros(rows, np.int64)
-    greedy, asynchronous = columns.kind == Kind.GREEDY, columns.kind == Kind.ASYNC
+    greedy, asynchronous = columns.kind == GREEDY, columns.kind == ASYNC
     everybody = bool(greedy.all())  # nearly always, and then there is nobody to tell apart
     if everybody:
         chosen = lengths.copy()
