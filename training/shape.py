@@ -15,6 +15,7 @@ from dspark.model.fresh import fresh_drafter
 from training.settings import Settings
 
 TAPS = 5
+SHALLOW = 8  # layers
 _KIND: dict[str, Kind] = {"dspark": "block", "dflash": "block", "eagle3": "eagle3", "mtp": "mtp", "lm": "lm"}
 _LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
@@ -56,19 +57,23 @@ def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
         return settings.taps
     if kind == "mtp":
         return (layers - 1,)
-    # The last layer is left out: its raw output is not public everywhere.
-    places = np.linspace(min(1, layers - 1), max(0, layers - 2), TAPS).round()
+    # The published choice for targets of 36 and 40 layers; a shallow one has few to leave out.
+    last = layers - 3 if layers >= SHALLOW else max(0, layers - 2)
+    places = np.linspace(min(1, last), last, TAPS).round()
     return tuple(sorted({int(place) for place in places}))
 
 
 def mask_token(target: LoadedTarget) -> int:
-    """Fills the slots of a block behind the anchor: a token that no text holds. The tokenizer's mask or pad, else the
-    last id, which in most vocabularies is padding."""
-    text = target.model.config.get_text_config()
-    found = _special_id(target, ("mask_token", "pad_token"))
-    if found is None:
-        found = getattr(text, "pad_token_id", None)
-    return int(found) if found is not None and 0 <= int(found) < target.vocab_size else target.vocab_size - 1
+    """Fills the slots of a block behind the anchor: the tokenizer's mask token, else the first id that no text holds
+    (the vocabulary of most models is padded behind its last token), else the last id."""
+    last = target.vocab_size - 1
+    if not (target.folder / "tokenizer.json").is_file():
+        return last
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target.folder, local_files_only=True, trust_remote_code=False)
+    found = tokenizer.mask_token_id
+    return min(len(tokenizer) if found is None else int(found), last)
 
 
 def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
@@ -132,15 +137,3 @@ def _language_shape(common: dict[str, Any], settings: Settings) -> dict[str, Any
         "num_key_value_heads": max(n for n in range(1, heads + 1) if heads % n == 0 and n <= -(-heads // 2)),
         "tie_word_embeddings": True,
     }
-
-
-def _special_id(target: LoadedTarget, names: tuple[str, ...]) -> int | None:
-    if not (target.folder / "tokenizer.json").is_file():
-        return None
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(target.folder, local_files_only=True, trust_remote_code=False)
-    for name in names:
-        if getattr(tokenizer, name, None) is not None:
-            return int(getattr(tokenizer, f"{name}_id"))
-    return None
