@@ -119,7 +119,7 @@ def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.Tem
 def test_regeneration_killed_and_resumed_has_every_row_once_and_in_order(
     kills: int, cell: LocalCell, golden_target: Path, tmp_path: Path
 ) -> None:
-    rng, rows = random.Random(kills), 40 * kills
+    rng, rows = random.Random(kills), 40 + 12 * kills
     prompts = tmp_path / "prompts.jsonl"
     with prompts.open("w", encoding="utf-8") as file:
         for number in range(rows):

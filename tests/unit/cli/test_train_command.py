@@ -1,0 +1,83 @@
+"""`dspark train`: every setting is a flag, and what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspark.cli.main import main
+from dspark.cli.train import build_parser
+from dspark.cli.train_options import asking_of, settings_of
+from training.regenerate import Asking
+from training.settings import Settings
+
+REQUIRED = ["drafter", "s.safetensors", "--target", "t", "--out", "o"]
+
+
+def test_without_flags_a_run_has_the_published_settings() -> None:
+    assert settings_of(build_parser().parse_args(REQUIRED)) == Settings(target="t", samples="s.safetensors", out="o")
+    words = ["regenerate", "p.jsonl", "--target", "t", "--out", "o"]
+    assert asking_of(build_parser().parse_args(words)) == Asking()
+
+
+def test_every_setting_is_a_flag() -> None:
+    changed = {"family": "mtp", "head": "rnn", "optimizer": "muon", "schedule": "linear", "precision": "bf16"}
+    words, wanted = list(REQUIRED), {}
+    for field in dataclasses.fields(Settings):
+        if field.name in ("target", "samples", "out"):
+            continue
+        value = changed.get(field.name)
+        if field.name == "taps":
+            value, text = (1, 3), "1,3"  # type: ignore[assignment]
+        else:
+            value = value or (field.default + 1 if isinstance(field.default, int) else field.default)
+            if isinstance(value, float):
+                value = value / 2 + 0.01  # type: ignore[assignment]
+            text = str(value)
+        wanted[field.name] = value
+        words += [f"--{field.name.replace('_', '-')}", text]
+    settings = settings_of(build_parser().parse_args(words))
+    assert {name: getattr(settings, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ([*REQUIRED, "--rate", "0"], "rate"),
+        ([*REQUIRED, "--family", "gpt"], "family"),
+        (["split", "nowhere.jsonl", "--out", "o"], "nowhere.jsonl"),
+        (["encode", "nowhere.jsonl", "--target", "nowhere", "--out", "o"], "nowhere"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    words: list[str], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *words]) == 1
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"dspark: {field}")
+
+
+def test_a_wrong_command_line_ends_with_2() -> None:
+    assert main(["train"]) == 2
+    assert main(["train", "drafter"]) == 2
+
+
+def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"text {n}"}) + "\n" for n in range(10)), encoding="utf-8")
+    assert main(["train", "split", str(path), "--out", str(tmp_path / "o"), "--held-out", "0.3", "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)
+    assert (counts["train"], counts["test"]) == (7, 3)
+
+
+def test_reading_the_command_line_loads_no_torch() -> None:
+    code = "import sys; from dspark.cli.train import build_parser; build_parser(); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
