@@ -26,6 +26,9 @@ DRAWN = (f"{D}test_sampling.py::test_a_draft_is_drawn_from_the_very_numbers_that
 PAPER = ("tests/paper",)
 SCHEDULER = (f"{C}test_prefix_scheduler.py", *PAPER)
 WALK = ("tests/unit/draft_service/test_walk.py",)
+C = "tests/unit/draft_service/test_family_contexts.py"
+CONTEXTS = (f"{C}::test_blocks_are_the_model_s_however_rows_came",)
+F = "tests/unit/model/test_formats.py"
 SHAPES = (
     f"{D}test_shaping.py::test_several_rounds_follow_the_penalised_law_exactly",
     f"{D}test_shaping.py::test_what_transformers_means_by_repetition_least_length_and_bias",
@@ -271,6 +274,51 @@ MUTANTS = [
             "[cursors[row].anchor_position + 1 for row in raced]",
             "[cursors[row].anchor_position for row in raced]",
             (f"{D}test_race.py",),
+        ),
+    ),
+    *_in(
+        "draft_service/contexts.py",
+        (
+            "a row is paired with its own token",
+            "self._known_ids(context, context.made + lag, stop + lag)",
+            "self._known_ids(context, context.made, stop)",
+            CONTEXTS,
+        ),
+        (
+            "a language model's tokens stand one position late",
+            "made.unsqueeze(1) + torch.arange(",
+            "made.unsqueeze(1) + 1 + torch.arange(",
+            CONTEXTS,
+        ),
+        (
+            "another epoch's entries are kept",
+            "self.made, self.shaper = 0, None",
+            "self.shaper = None",
+            (f"{C}::test_a_higher_epoch_starts_the_context_over",),
+        ),
+    ),
+    *_in(
+        "dspark/model/formats/vocabulary.py",
+        (
+            "draft ids are taken for target ids",
+            "whole.index_copy(-1, self.target_ids, logits)",
+            "whole.index_copy(-1, torch.arange(len(self.target_ids)), logits)",
+            (f"{F}::test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_others",),
+        ),
+    ),
+    *_in(
+        "dspark/model/formats/speculators.py",
+        (
+            "taps are not shifted",
+            "[each - 1 for each in value]",
+            "[each for each in value]",
+            (f"{F}::test_a_file_of_the_other_library_reads_as_the_released_one",),
+        ),
+        (
+            "the anchor's slot drafts where it must not",
+            "size if anchor else size - 1",
+            "size",
+            (f"{F}::test_without_sampling_from_the_anchor_its_slot_is_passed_over",),
         ),
     ),
     *_in(

@@ -263,6 +263,34 @@ async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "folder", [GOLDEN / name for name in MADE if (GOLDEN / name).is_dir()], ids=lambda path: path.name
+)
+async def test_a_served_drafter_is_as_good_as_the_reference_s(folder: Path) -> None:
+    """A drafter that is wrong changes no id; only what is accepted shows it."""
+    target = GOLDEN / ("target_gemma4" if "gemma4" in folder.name else "target_qwen3")
+    async with _cell(target, folder) as cell:
+        slots = cell.drafter.engine.shape.block_size
+        rounds = accepted = allowed = 0
+        for case in json.loads((folder / "decode_cases.json").read_text()):
+            if case["confidence_threshold"] > 0:
+                continue
+            completion = await cell.client.complete(
+                case["prompt_ids"],
+                timeout=120.0,
+                max_tokens=case["max_new_tokens"],
+                temperature=0.0,
+                policy=f"fixed:{slots}",
+            )
+            assert list(completion.token_ids) == case["output_ids"][len(case["prompt_ids"]) :]
+            rounds += completion.end.speculation.rounds - len(case["acceptance_lengths"])
+            accepted += completion.end.speculation.accepted_tokens - sum(case["accepted_draft_lengths"])
+            allowed += slots  # the reference's last round may overshoot the answer
+    assert -allowed <= accepted <= 0
+    assert -3 * 4 <= rounds <= 2, "rows travel as bfloat16, which may turn a draft"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THIN)
 async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path, name: str) -> None:
     target, made = _thin(name)(tmp_path)
