@@ -21,7 +21,8 @@ from training.anchors import gather_slots
 from training.loss import LossSums, LossWeights, slot_weights
 
 SLICE_ROWS = 128  # [128, V] in fp32 stays in the second-level cache for small vocabularies
-SLICE_NUMBERS = 1 << 23  # and for large ones a slice is at most so many numbers, 32 MiB
+SLICE_NUMBERS = 1 << 22  # and for large ones a slice is at most so many numbers, 16 MiB
+DEVICE_SLICE_NUMBERS = 1 << 26  # elsewhere than on a CPU, where small products are slow: 256 MiB
 
 
 class LeanLoss(NamedTuple):
@@ -138,7 +139,12 @@ class _SlicedLoss(torch.autograd.Function):
             grad_codes = None if bias is None else torch.empty_like(bias[0])
             grad_w2 = None if w2 is None else torch.zeros_like(w2, dtype=torch.float32)
             grad_head = torch.zeros_like(lm_head, dtype=torch.float32) if ctx.needs_input_grad[3] else None
-            step = max(1, min(SLICE_ROWS, SLICE_NUMBERS // len(lm_head)))
+            step = (
+                min(SLICE_ROWS, SLICE_NUMBERS // len(lm_head))
+                if kind == "cpu"
+                else DEVICE_SLICE_NUMBERS // len(lm_head)
+            )
+            step = max(1, step)
             for start in range(0, len(scale), step):
                 part = slice(start, start + step)
                 law = torch.softmax(_capped((wanted[part] @ target_head.t()).float(), softcap), dim=-1)
@@ -154,13 +160,13 @@ class _SlicedLoss(torch.autograd.Function):
                 if bias is not None and grad_codes is not None and grad_w2 is not None:
                     whole = grad.to(dtype)
                     grad_codes[part] = whole @ bias[1]
-                    grad_w2 += whole.t() @ bias[0][part]
+                    _add_product(grad_w2, whole, bias[0][part])
                 if softcap is not None:  # d tanh = 1 - tanh^2
                     grad.addcmul_(grad * base, base, value=-(softcap**-2))
                 grad = grad.to(dtype)
                 grad_rows[part] = grad @ head
                 if grad_head is not None:
-                    grad_head += grad.t() @ rows[part]
+                    _add_product(grad_head, grad, rows[part])
         # Kept by nobody else, so that they can be scaled in place and handed on without a copy.
         ctx.grads = [grad_rows, grad_codes, grad_w2, grad_head]
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
@@ -178,6 +184,14 @@ class _SlicedLoss(torch.autograd.Function):
             grad = kept.pop(0)
             grads.append(None if grad is None or dtype is None else grad.mul_(scale).to(dtype))
         return (*grads, None, None, None, None, None, None)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total [V, c] fp32 += left [R, V]^T right [R, c]; in fp32 without a second [V, c]."""
+    if left.dtype == total.dtype:
+        total.addmm_(left.t(), right)
+    else:
+        total += left.t() @ right
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from dspark.model.config import HeadType
 from tests.unit.model.tiny import tiny_drafter
 from training.anchors import draw_anchors, label_blocks
-from training.lean_loss import LeanLoss, lean_block_loss
+from training.lean_loss import LeanLoss, lean_block_loss, lean_terms
 from training.loss import LossWeights
 
 
@@ -29,6 +29,42 @@ def test_a_batch_without_any_label_is_zero_and_finite() -> None:
     loss.objective.backward()
     assert drafter.fc.weight.grad is not None
     assert torch.isfinite(drafter.fc.weight.grad).all()
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
+    softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.lean_loss.SLICE_ROWS", 4)
+    generator = torch.Generator().manual_seed(7)
+
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).requires_grad_()
+
+    hidden, head, codes, w2 = leaf(11, 6), leaf(30, 6), leaf(11, 3), leaf(30, 3)
+    wanted, target_head = torch.randn(11, 8, generator=generator), torch.randn(30, 8, generator=generator)
+    ids = torch.randint(0, 30, (11,), generator=generator)
+    scale, weights = torch.rand(11, generator=generator), LossWeights(ce=0.3, l1=0.7)
+
+    def capped(logits: torch.Tensor) -> torch.Tensor:
+        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+    logits = capped(hidden @ head.t()) + codes @ w2.t()
+    law = torch.softmax(capped(wanted @ target_head.t()), dim=-1)
+    ce = torch.nn.functional.cross_entropy(logits, ids, reduction="none")
+    l1 = (torch.softmax(logits, dim=-1) - law).abs().sum(dim=-1)
+    plain = (scale * (weights.ce * ce + weights.l1 * l1)).sum()
+    leaves = (hidden, head, codes, w2)
+    expected = torch.autograd.grad(plain, leaves)
+    lean, lean_ce, lean_l1 = lean_terms(
+        hidden=hidden, lm_head=head, codes=codes, markov_w2=w2, wanted=wanted, target_head=target_head,
+        target_ids=ids, scale=scale, weights=weights, softcap=softcap,
+    )  # fmt: skip
+    torch.testing.assert_close((lean, lean_ce, lean_l1), (plain, ce, l1))
+    found = torch.autograd.grad(lean, leaves, retain_graph=True)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        torch.autograd.grad(lean, leaves)
 
 
 def _gradients(head: HeadType, *, mixed: bool) -> dict[str, torch.Tensor]:
