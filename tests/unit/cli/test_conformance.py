@@ -203,8 +203,8 @@ def test_every_family_passes_and_notices_one_altered_id(name: str, tmp_path: Pat
     assert run(tmp_path) == 1
 
 
-@pytest.mark.parametrize("name", OTHER_FAMILIES)
-@pytest.mark.parametrize("tensor", ["layers.0.self_attn.k_norm.weight", "embed_tokens.weight", "lm_head.weight"])
+@pytest.mark.parametrize("name", ["eagle3", "dspark_gemma4"])
+@pytest.mark.parametrize("tensor", ["layers.0.self_attn.k_norm.weight", "embed_tokens.weight"])
 def test_every_family_notices_one_altered_weight(name: str, tensor: str, tmp_path: Path) -> None:
     _bring(name, tmp_path)
     _alter(tmp_path / name / "model.safetensors", _nudge(tensor))
