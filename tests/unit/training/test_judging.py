@@ -1,0 +1,135 @@
+"""`dspark calibrate` and `dspark evaluate` on tiny pairs of several families, from turns to figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dspark.cli.main import main
+from dspark.model.calibration import load_calibration
+from dspark.model.checkpoint import load_target
+from training import evaluate
+from training.asked import questions
+from training.calibrate import calibrate
+
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.jsonl"
+    rows = [{"turns": [[3 + n, 7, 9 + n, 11], [1]], "domain": "made up"} for n in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_turns_are_ids_for_a_target_without_a_tokenizer(golden_target: Path, prompts: Path) -> None:
+    target = load_target(golden_target)
+    found = questions(prompts, target)
+    assert [q.ids for q in found] == [(3 + n, 7, 9 + n, 11) for n in range(4)]
+    assert {q.domain for q in found} == {"made up"}
+    chosen = questions(prompts, target, rows=2, seed=1)
+    assert len(chosen) == 2
+    assert chosen == questions(prompts, target, rows=2, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"turns": ["a text"]}, "no tokenizer"),
+        ({"turns": [[400]]}, "row 1: turns: empty, or an id outside"),
+        ({"turns": []}, "row 1: "),
+        ({"turns": [[1, -2]]}, "row 1: token_ids"),
+        ({"words": 1}, "row 1: no conversations"),
+    ],
+)
+def test_a_wrong_row_is_named(
+    golden_target: Path,
+    golden_drafter: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    row: object,
+    said: str,
+) -> None:
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    command = ["evaluate", str(path), "--target", str(golden_target), "--drafter", str(golden_drafter)]
+    assert main(command) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_evaluate_writes_what_it_prints(
+    golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["evaluate", str(prompts), "--target", str(golden_target), "--drafter", str(golden_drafter), "--json"]
+    assert main([*command, "--new-tokens", "12", "--thresholds", "0,0.5", "--out", str(out), "--quiet"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((out / "metrics.json").read_text())
+    row = printed["temperatures"]["T=1"]["datasets"]["tiny"]
+    assert row["rounds"] >= 4
+    assert row["tau"] >= 1.0
+    assert len(row["survival"]) == printed["block_size"] == 7
+    assert row["sweep"][0]["tau"] == row["tau"]
+    assert row["sweep"][1]["verified"] <= row["sweep"][0]["verified"]
+    assert printed["temperatures"]["T=1"]["domains"]["made up"]["tau"] == row["tau"]
+    assert {path.name for path in out.iterdir()} == {"metrics.json", "acceptance.png", "sweep.png", "error.png"}
+    again = evaluate.evaluate(
+        golden_target, golden_drafter, [prompts], new_tokens=12, thresholds=(0.0, 0.5), bar=False, out=None
+    )
+    assert again["temperatures"]["T=1"]["datasets"]["tiny"]["tau"] == row["tau"]  # the seed is all there is
+
+
+def test_calibrate_writes_what_drafters_read_and_goes_on_where_it_was(
+    golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path
+) -> None:
+    def run(seed: int = 0) -> dict[str, object]:
+        return calibrate(
+            golden_target,
+            golden_drafter,
+            [prompts],
+            new_tokens=10,
+            temperatures=(1.0,),
+            out=tmp_path / "drafter",
+            plots=tmp_path / "plots",
+            keep=tmp_path / "kept",
+            seed=seed,
+            bar=False,
+        )
+
+    report = run()
+    made = load_calibration(tmp_path / "drafter", block_size=7)
+    assert set(made.rules) == {"token", "block", "coupled"}
+    assert made.top_k_cut == 64
+    for fit in report["fits"]:  # type: ignore[attr-defined]
+        assert fit["few_rounds"]
+        assert fit["auc_each_before"] == pytest.approx(fit["auc_each_after"], nan_ok=True)
+    kept = sorted((tmp_path / "kept").iterdir())
+    assert len(kept) == 2 * 4
+    times = [path.stat().st_mtime_ns for path in kept]
+    assert run()["fits"] == report["fits"] or str(run()["fits"]) == str(report["fits"])  # NaN is not equal to itself
+    assert [path.stat().st_mtime_ns for path in kept] == times
+    run(seed=1)  # rounds of another seed are drawn anew
+    assert [path.stat().st_mtime_ns for path in kept] != times
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 4
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference checkpoints")
+@pytest.mark.parametrize("name", ["dflash", "eagle3", "dspark_rnn"])
+def test_other_families_are_judged_alike(golden_target: Path, prompts: Path, name: str) -> None:
+    report = evaluate.evaluate(
+        GOLDEN / "target_qwen3", GOLDEN / name, [prompts], new_tokens=8, temperatures=(1.0,), rule="block", bar=False
+    )
+    row = report["temperatures"]["T=1"]["datasets"]["tiny"]
+    assert row["rounds"] > 0
+    assert (row["confidence"] is None) == (name in ("dflash", "eagle3"))
+    assert evaluate.table(report)
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference checkpoints")
+def test_nothing_to_calibrate_is_said(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["calibrate", str(prompts), "--target", str(GOLDEN / "target_qwen3"), "--drafter", str(GOLDEN / "eagle3")]
+    assert main(command) == 1
+    assert "has no confidence head to calibrate" in capsys.readouterr().err
