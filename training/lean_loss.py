@@ -48,8 +48,11 @@ def lean_block_loss(
     size = target_ids.shape[-1]
     slot = slot_weights(size, weights.decay, device=hidden.device).expand(target_ids.shape)
     head = drafter.markov_head
-    codes = head.codes(previous_ids, hidden)
-    confidence = drafter.confidence_logits(hidden, previous_ids)
+    # Looked up once for both heads: every look-up has a gradient as large as the table.
+    embedded = head.embed(previous_ids)
+    codes = head.codes(embedded, hidden)
+    judge = drafter.confidence_head
+    confidence: Tensor | None = None if judge is None else judge(hidden, embedded if judge.rank else None)
     wanted = gather_slots(last_hidden, anchor_positions, size)
     scale = slot[eval_mask]  # [R] w of the rows that count
     mixed, ce, l1 = lean_terms(

@@ -37,8 +37,8 @@ class SequentialHead(nn.Module):
         """previous_ids [..., k], hidden [..., k, H] -> [..., k, V], or None without a head."""
         return None
 
-    def codes(self, previous_ids: Tensor, hidden: Tensor) -> Tensor | None:
-        """What W2 is applied to: [..., k, r]. Lets a loss expand few rows at a time."""
+    def codes(self, embedded: Tensor | None, hidden: Tensor) -> Tensor | None:
+        """W1 rows [..., k, r] -> what W2 is applied to, [..., k, r]. Lets a loss expand few rows at a time."""
         return None
 
 
@@ -63,10 +63,11 @@ class VanillaHead(SequentialHead):
         return self.expand(self._code(self.embed(previous_ids), hidden)), state
 
     def biases(self, previous_ids: Tensor, hidden: Tensor) -> Tensor:
-        return self.expand(self.codes(previous_ids, hidden))
+        return self.expand(self.codes(self.embed(previous_ids), hidden))
 
-    def codes(self, previous_ids: Tensor, hidden: Tensor) -> Tensor:
-        return self._code(self.embed(previous_ids), hidden)
+    def codes(self, embedded: Tensor | None, hidden: Tensor) -> Tensor:
+        assert embedded is not None
+        return self._code(embedded, hidden)
 
     def expand(self, codes: Tensor) -> Tensor:
         """W2 codes: [..., r] -> [..., V]."""
@@ -106,8 +107,8 @@ class RecurrentHead(VanillaHead):
         code, state = self._step(state, self.embed(previous_ids), hidden)
         return self.expand(code), state
 
-    def codes(self, previous_ids: Tensor, hidden: Tensor) -> Tensor:
-        embedded = self.embed(previous_ids)
+    def codes(self, embedded: Tensor | None, hidden: Tensor) -> Tensor:
+        assert embedded is not None
         state = torch.zeros_like(embedded[..., 0, :])
         codes = []
         for slot in range(embedded.shape[-2]):
