@@ -72,7 +72,8 @@ def _convert(args: argparse.Namespace) -> int:
 def _random(args: argparse.Namespace) -> int:
     from dspark.errors import ConfigError
     from dspark.model.formats.random_weights import write_random, write_random_target
-    from dspark.model.formats.shapes import config_of, shape_of, tensors_of
+    from dspark.model.formats.shape_configs import config_of
+    from dspark.model.formats.shapes import shape_of, tensors_of
 
     if args.with_target is not None and not args.thin:
         raise ConfigError("--with-target: of use with --thin only, the real targets are large")

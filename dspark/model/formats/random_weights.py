@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 import torch
 
 from dspark.model.config import CONFIG_NAME
-from dspark.model.formats.shapes import Shapes, TargetShape, target_config_of
+from dspark.model.formats.shape_configs import target_config_of
+from dspark.model.formats.shapes import Shapes, TargetShape
 from dspark.model.weights_file import SINGLE_NAME
 
 SPREAD = 0.02  # of matrices

@@ -15,7 +15,8 @@ from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.config_file import parse_drafter_config
 from dspark.model.formats.random_weights import file_size, write_random
-from dspark.model.formats.shapes import NAMES, TARGETS, config_of, shape_of, tensors_of
+from dspark.model.formats.shape_configs import config_of
+from dspark.model.formats.shapes import NAMES, TARGETS, shape_of, tensors_of
 
 # tensors, parameters, bytes of model.safetensors; the 8B one is the published file's to the byte
 FIGURES = {
