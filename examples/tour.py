@@ -405,7 +405,7 @@ def mini_training(tour: Tour) -> str:
         log.append(loss.figures(sums))
     figure, panes = pyplot.subplots(1, 2, figsize=(8, 3))
     names = {"confidence_abs_error": "error of confidence", "tau_probabilistic": "tau of a block, teacher forced"}
-    smooth = max(1, len(log) // 10)
+    smooth = max(1, min(len(texts), len(log) // 3))  # every text once
     for pane, (name, title) in zip(panes, names.items(), strict=True):
         values = np.convolve([row[name] for row in log], np.ones(smooth) / smooth, "valid")
         pane.plot(range(smooth, len(log) + 1), values)

@@ -1,4 +1,4 @@
-"""Rounds of held-out prompts for calibration, in pieces that can be kept: one file of prompts at one temperature."""
+"""Rounds of held-out prompts for calibration, in pieces that can be kept: a few prompts at one temperature each."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from training.asked import Answer, Question, answers
 from training.disk import save_tensors
 from training.judged import judged, whole_blocks
 from training.reliability import Floats, Ints
+
+PIECE = 24  # prompts whose rounds are kept in one file
 
 
 class Rounds(NamedTuple):
@@ -46,31 +48,37 @@ class Source:
         self._target, self._drafter, self._asked = target, drafter, asked
         self._seed, self._new_tokens, self._cut = seed, new_tokens, cut
         self._keep, self._named = keep, named
-        self._drawn: dict[tuple[str, int, bool, float], list[Answer]] = {}
+        self._drawn: dict[tuple[str, bool, float], list[Answer]] = {}
 
     def half(self, half: int, rule: RuleName, temperatures: Sequence[float], told: Callable[[int], None]) -> Rounds:
         """Of every second prompt, from the `half`-th on, at all temperatures; `told` counts prompts done."""
         parts = []
         for temperature in temperatures:
-            for name in self._asked:
-                parts.append(self._piece(name, half, rule, temperature))
-                told(len(self._asked[name][half::2]))
+            for name, every in self._asked.items():
+                # Prompts of like length side by side: a row that is longer is fed token by token.
+                its = sorted(every[half::2], key=lambda question: len(question.ids))
+                for first in range(0, len(its), PIECE):
+                    piece = its[first : first + PIECE]
+                    parts.append(self._piece(f"{name}-{half}-{first}", piece, first, half, rule, temperature))
+                    told(len(piece))
         if not sum(len(part.accepted) for part in parts):
             raise ConfigError("prompts: no round was played; the target ends every answer at once")
         return Rounds(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
-    def _piece(self, name: str, half: int, rule: RuleName, temperature: float) -> Rounds:
-        kept = None if self._keep is None else self._keep / f"{rule}-{temperature:g}-{name}-{half}.safetensors"
+    def _piece(
+        self, name: str, asked: Sequence[Question], first: int, half: int, rule: RuleName, temperature: float
+    ) -> Rounds:
+        kept = None if self._keep is None else self._keep / f"{rule}-{temperature:g}-{name}.safetensors"
         if kept is not None and kept.is_file():
             with safe_open(kept, framework="np") as file:
                 if (file.metadata() or {}).get("named") == self._named:
                     return Rounds(file.get_tensor("logits").astype(np.float64), file.get_tensor("accepted"))
-        # Texts of the halves and temperatures are drawn apart.
-        seed = 2 * (self._seed + 1009 * round(1000 * temperature)) + half
+        # Texts of the halves, pieces and temperatures are drawn apart.
+        seed = 2 * (self._seed + 1009 * round(1000 * temperature) + 7 * first) + half
         texts = judged(
             self._target,
             self._drafter,
-            self._answers(name, half, rule, temperature, seed),
+            self._answers(name, asked, rule, temperature, seed),
             temperature=temperature,
             rule=Rule[rule.upper()],
             seed=seed + 1,
@@ -82,14 +90,16 @@ class Source:
             save_tensors(kept, tensors, {"named": self._named})
         return made
 
-    def _answers(self, name: str, half: int, rule: RuleName, temperature: float, seed: int) -> list[Answer]:
+    def _answers(
+        self, name: str, asked: Sequence[Question], rule: RuleName, temperature: float, seed: int
+    ) -> list[Answer]:
         """Drawn once for both ratio rules, which leave the target's law alone and say nothing of its noise."""
         raced = rule == "coupled" and temperature > 0
-        place = (name, half, raced, temperature)
+        place = (name, raced, temperature)
         if place not in self._drawn:
             drawn = answers(
                 self._target,
-                self._asked[name][half::2],
+                asked,
                 temperature=temperature,
                 rule=Rule.COUPLED if raced else Rule.TOKEN,
                 seed=seed,
