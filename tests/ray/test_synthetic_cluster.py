@@ -1,4 +1,4 @@
-"""A cluster without models: `dspark up --engine synthetic`, measured through the coordinator and through a front end."""
+"""A cluster without models: `dspark up --engine synthetic`, measured through the coordinator and a front end."""
 
 from __future__ import annotations
 
