@@ -69,14 +69,21 @@ def config_of(run: Run, target: Qwen3ForCausalLM) -> DrafterConfig:
 
 
 def build(run: Run, target: Qwen3ForCausalLM) -> Drafter:
-    """A fresh drafter: the target's embedding and head, frozen, the rest drawn from the run's seed."""
+    """A fresh drafter: the target's embedding and head, frozen, the rest drawn from the run's seed.
+
+    Residual branches start as nothing, as the target's did: every family learns faster from there.
+    """
     own = run.family == "lm"
-    return fresh_drafter(
+    drafter = fresh_drafter(
         config_of(run, target),
         embedding=None if own else target.model.embed_tokens.weight.detach(),
         lm_head=None if own else target.lm_head.weight.detach(),
         generator=torch.Generator().manual_seed(run.seed),
     )
+    for name, parameter in drafter.named_parameters():
+        if name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight")):
+            torch.nn.init.zeros_(parameter)
+    return drafter
 
 
 def weights_of(run: Run) -> LossWeights:

@@ -21,6 +21,8 @@ from training.schedule import rate
 from training.target import set_rates
 
 Figures = dict[str, float]
+# Of matrices, those that are read by token rather than multiplied through, and a head of a single row.
+TABLES = ("lm_head.weight", "markov_head.markov_w2.weight", "confidence_head.proj.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,9 @@ class Trained:
 
 
 def optimizers_of(model: nn.Module, pace: Pace) -> dict[str, Optimizer]:
-    """Muon for the matrices that are trained, AdamW for tables, norms, biases and the two small heads."""
+    """Muon for the matrices that are trained, AdamW for tables by token, norms and biases."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    heads = [part for name, part in model.named_modules() if name in ("markov_head", "confidence_head", "lm_head")]
-    tables |= {id(p) for head in heads for p in head.parameters()}
+    tables |= {id(p) for name, p in model.named_parameters() if name in TABLES}
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim == 2 and id(p) not in tables]
     inside = {id(p) for p in matrices}
@@ -104,7 +105,7 @@ def train(
                 curve.append({"step": step + 1, "loss": sum(recent) / len(recent)} | figures)
                 recent.clear()
                 shown = "  ".join(f"{key} {value:.4g}" for key, value in curve[-1].items())
-                bar.console.print(f"{label}  {time.process_time() - start + before:.0f} s  {shown}")
+                print(f"{label}  {time.process_time() - start + before:.0f} s  {shown}", flush=True)
             # Between two points of the curve the mean loss of the next one would be lost.
             if last or (not recent and time.perf_counter() - saved > pace.save_every_s):
                 seconds = before + time.process_time() - start

@@ -26,7 +26,7 @@ from training.lab.loop import Pace, train
 from training.lab.plan import BLOCKS, Run
 
 TEMPERATURES = (1.0, 0.0)
-PACE = Pace(steps=500, matrix_rate=0.02, vector_rate=3e-3, warmup=20, decay_from=0.4, probes=20)
+PACE = Pace(steps=600, matrix_rate=0.1, vector_rate=0.02, warmup=20, decay_from=0.3, probes=20)
 ROOM = max(BLOCKS) + 1  # tokens after the last judged one
 
 
