@@ -9,7 +9,8 @@ import torch
 
 from dspark.model.config_file import parse_drafter_config
 from dspark.model.families import build_drafter
-from dspark.model.formats.shapes import NAMES, config_of, shape_of, tensors_of
+from dspark.model.formats.shape_configs import config_of
+from dspark.model.formats.shapes import NAMES, shape_of, tensors_of
 
 SIZES = {  # tensors, parameters, parameters without embedding and head
     "dspark_qwen3_4b": (64, 1_393_133_569, 615_221_249),
