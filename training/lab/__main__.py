@@ -5,6 +5,8 @@ from pathlib import Path
 
 from training.lab.plan import plan
 
+RESULTS = Path("benchmarks/results")
+
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="training.lab", description="One small target, every family of drafter.")
@@ -17,8 +19,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         command.add_argument("--out", type=Path, required=True, help="folder of the lab")
     run.add_argument("--only", nargs="*", default=[], metavar="PATTERN", help="runs whose names match, like 'dspark-*'")
     run.add_argument("--prompts", type=Path, default=Path("benchmarks/prompts"), help="held-out prompt files")
+    run.add_argument("--start", type=Path, metavar="TARGET", help="begin with this target and its published runs")
+    run.add_argument("--known", type=Path, default=RESULTS / "lab_runs.json", help="published runs, with --start")
     report.add_argument("--page", type=Path, default=Path("docs/results.md"), help="page whose tables are renewed")
-    report.add_argument("--raw", type=Path, default=Path("benchmarks/results"), help="where lab*.json go")
+    report.add_argument("--raw", type=Path, default=RESULTS, help="where lab*.json go")
     return parser.parse_args(argv)
 
 
@@ -41,9 +45,11 @@ def main(argv: list[str] | None = None) -> None:
         for kind, row in timing.measure(given.out).items():
             print(kind, "  ".join(f"{streams} x {ms:.2f} ms" for streams, ms in row.items()))
         return
-    from training.lab import run
+    from training.lab import run, shipped
 
     try:
+        if given.start is not None:
+            print(f"{shipped.lay_out(given.out, given.start, given.known, plan())} runs are published")
         run.finish(given.out, run.chosen(plan(), given.only), given.prompts)
     except KeyboardInterrupt:
         raise SystemExit("stopped; the same command goes on from here") from None

@@ -82,9 +82,9 @@ def read_corpus(folder: Path, shape: Shape) -> tuple[PreTrainedTokenizerFast, di
     path = folder / "tokens.safetensors"
     if not path.exists():
         documents = corpus.collect(seed=0)
-        made = tokenizer.train(documents, shape.vocabulary)
-        made.save_pretrained(folder / "tokenizer")
-        tokens.save(tokens.encode(documents, made), path)
+        if not (folder / "tokenizer").exists():
+            tokenizer.train(documents, shape.vocabulary).save_pretrained(folder / "tokenizer")
+        tokens.save(tokens.encode(documents, tokenizer.load(folder / "tokenizer")), path)
     return tokenizer.load(folder / "tokenizer"), tokens.load(path)
 
 
@@ -96,13 +96,17 @@ def held_out_losses(model: Qwen3ForCausalLM, streams: Mapping[str, tokens.Ids]) 
 def prepare(folder: Path, shape: Shape = SHAPE, pace: Pace = PACE) -> tuple[Qwen3ForCausalLM, dict[str, tokens.Ids]]:
     """The trained target, frozen, and the streams of its corpus; trains or resumes where it is not there yet."""
     own, streams = read_corpus(folder, shape)
+    if (folder / "model").exists():
+        found = Qwen3ForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="sdpa")
+        return found.eval().requires_grad_(False), streams
     model = build(shape, layers=shape.layers, seed=0)
-    trained = _train(model, streams, pace, folder, shape)
+    _train(model, streams, pace, folder, shape)
     with torch.no_grad():
         model.model.norm.weight.mul_(shape.sharpness)
-    model.save_pretrained(folder / "model")
-    own.save_pretrained(folder / "model")
-    del trained
+    partial = folder / "model.partial"
+    model.save_pretrained(partial)
+    own.save_pretrained(partial)
+    partial.rename(folder / "model")
     return model.eval().requires_grad_(False), streams
 
 
