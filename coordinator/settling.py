@@ -69,7 +69,7 @@ class Settling:
                     self._orphan(track)  # the verifier speaks of another moment
             elif isinstance(verdict, Declined):
                 self._declined(turn, verdict)
-            elif verdict.accepted > turn.prefix or verdict.next_token >= self._vocab_size:
+            elif not verdict.accepted <= verdict.judged <= turn.prefix or verdict.next_token >= self._vocab_size:
                 self._owner.ended(track, PeerError("the verifier sent a verdict that fits no prefix"))
             elif track.request.law.logprobs is not None and len(verdict.logprobs) != verdict.accepted + 1:
                 self._owner.ended(track, PeerError("the verifier sent a verdict without its log-probabilities"))
@@ -107,11 +107,11 @@ class Settling:
         piece = track.answer.take(
             (*turn.block.token_ids[: verdict.accepted], verdict.next_token),
             verdict.logprobs,
-            round=Round(len(turn.block.token_ids), turn.prefix, verdict.accepted),
+            round=Round(len(turn.block.token_ids), verdict.judged, verdict.accepted),
         )
         accepted = min(verdict.accepted, len(piece.tokens))
-        track.tally.round(verified=turn.prefix, accepted=accepted, committed=len(piece.tokens))
-        self.counts.judged(len(turn.block.token_ids), turn.prefix, verdict.accepted, accepted, turn.empty_because)
+        track.tally.round(verified=verdict.judged, accepted=accepted, committed=len(piece.tokens))
+        self.counts.judged(len(turn.block.token_ids), verdict.judged, verdict.accepted, accepted, turn.empty_because)
         self.show(track, piece)
         return len(piece.tokens)
 

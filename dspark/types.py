@@ -153,6 +153,7 @@ class Verdict(NamedTuple):
     accepted: int
     next_token: int
     features_through: int
+    judged: int  # drafted tokens verified: fewer than were asked for where the verifier had no pages for them
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens kept and added, where the law asks for them
 
 

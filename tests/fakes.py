@@ -359,7 +359,7 @@ class FakeVerifier(_Worker):
             token, position, accepted = drafted, position + 1, accepted + 1
         ids += [*order.draft_ids[:accepted], after(token, position)]
         self._push(order.sink, cursor.sequence, cursor.committed_len - 1, len(ids) - 1)
-        return self.tampers(Verdict(cursor, accepted, ids[-1], len(ids) - 1))
+        return self.tampers(Verdict(cursor, accepted, ids[-1], len(ids) - 1, len(order.draft_ids)))
 
     def _push(self, sink: Sink | None, sequence: int, start: int, stop: int) -> None:
         epoch, ids = self.sequences.get(sequence, (-1, []))

@@ -128,7 +128,7 @@ class PackedStep:
             state.cached += len(kept)
             through = state.cached if self._projection is not None else 0
             logprobs = told(state.law, result.logits[case.first_row :], [*item.draft_ids[:accepted], next_token])
-            state.last = Verdict(item.cursor, accepted, next_token, through, logprobs)
+            state.last = Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
             outcomes.append(state.last)
             # Plain decoding pays for no projection.
             pays = state.keep_features or item.wants_rows

@@ -271,7 +271,7 @@ class SyntheticVerifyEngine:
         start = state.cached
         state.token_ids.extend(ids[: accepted + 1])
         state.cached += accepted + 1
-        state.last = Verdict(item.cursor, accepted, ids[accepted], state.cached)
+        state.last = Verdict(item.cursor, accepted, ids[accepted], state.cached, len(item.draft_ids))
         wanted = state.keep_features or item.wants_rows
         return state.last, self._rows(held, start, state.cached) if wanted else None
 

@@ -192,7 +192,7 @@ class SimulatedVerifier(SimulatedWorker):
             cursor = order.cursor
             through = cursor.committed_len + accepted
             self._push(order.sink, cursor, cursor.committed_len - 1, through)
-            verdicts.append(Verdict(cursor, accepted, ids[accepted], through))
+            verdicts.append(Verdict(cursor, accepted, ids[accepted], through, len(order.draft_ids)))
         return tuple(verdicts)
 
     def _push(self, sink: Sink | None, cursor: Cursor, start: int, stop: int) -> None:

@@ -161,6 +161,7 @@ def write_verdicts(
         accepted=[verdict.accepted for verdict in judged],
         next_tokens=[verdict.next_token for verdict in judged],
         features_through=[verdict.features_through for verdict in judged],
+        judged=[verdict.judged for verdict in judged],
         refusals=[
             verify_pb2.RowRefusal(row=row, refusal=codec.write_refusal(outcome))
             for row, outcome in enumerate(outcomes)
@@ -177,7 +178,7 @@ def write_verdicts(
     )
 
 
-_NOT_JUDGED = Verdict(Cursor(0, 0, 0, 0), 0, 0, 0)
+_NOT_JUDGED = Verdict(Cursor(0, 0, 0, 0), 0, 0, 0, 0)
 
 
 def read_verdicts(message: verify_pb2.Verdicts, cursors: Sequence[Cursor]) -> list[Verdict | Refusal]:
@@ -186,10 +187,10 @@ def read_verdicts(message: verify_pb2.Verdicts, cursors: Sequence[Cursor]) -> li
         return [codec.read_refusal(message.refusal)] * len(cursors)
     said = read_cursors(message.cursors)
     fit(len(cursors), cursors=said, accepted=message.accepted, next_tokens=message.next_tokens)
-    fit(len(cursors), features_through=message.features_through)
+    fit(len(cursors), features_through=message.features_through, judged=message.judged)
     told = {row.row: codec.read_logprobs(row.tokens) for row in message.logprobs}
     outcomes: list[Verdict | Refusal]
-    columns = message.accepted[:], message.next_tokens[:], message.features_through[:]
+    columns = message.accepted[:], message.next_tokens[:], message.features_through[:], message.judged[:]
     outcomes = list(map(Verdict, said, *columns, [told.get(row, ()) for row in range(len(said))]))
     for refused in message.refusals:
         if refused.row >= len(outcomes):

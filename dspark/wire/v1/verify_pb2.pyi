@@ -162,7 +162,7 @@ class Prefilled(_message.Message):
     def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class Verdicts(_message.Message):
-    __slots__ = ("cursors", "accepted", "next_tokens", "features_through", "refusals", "logprobs", "forward_ns", "tokens", "prefill_tokens", "refusal")
+    __slots__ = ("cursors", "accepted", "next_tokens", "features_through", "refusals", "logprobs", "forward_ns", "tokens", "prefill_tokens", "refusal", "judged")
     CURSORS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class Verdicts(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_FIELD_NUMBER: _ClassVar[int]
     cursors: _types_pb2.Cursors
     accepted: _containers.RepeatedScalarFieldContainer[int]
     next_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -183,7 +184,8 @@ class Verdicts(_message.Message):
     tokens: int
     prefill_tokens: int
     refusal: _types_pb2.Refusal
-    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., accepted: _Optional[_Iterable[int]] = ..., next_tokens: _Optional[_Iterable[int]] = ..., features_through: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[RowRefusal, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+    judged: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., accepted: _Optional[_Iterable[int]] = ..., next_tokens: _Optional[_Iterable[int]] = ..., features_through: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[RowRefusal, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., judged: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RowRefusal(_message.Message):
     __slots__ = ("row", "refusal")

@@ -287,6 +287,17 @@ async def test_histograms_agree_with_the_counters_for_every_length(make_cell: Ma
     assert tally.drafted == tally.accepted + wasted
 
 
+async def test_slots_the_verifier_had_no_pages_for_are_counted_as_not_verified(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.tampers = lambda verdict: verdict._replace(judged=verdict.accepted)
+    track = cell.ask(max_tokens=30)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 30)
+    assert track.tally.verified == track.tally.accepted < track.tally.drafted
+    assert cell.metrics.value("draft_wasted_tokens_total", reason="rejected") == 0
+    assert cell.metrics.value("draft_wasted_tokens_total", reason="not_verified") > 0
+
+
 async def test_no_draft_reaches_past_the_answer_s_end(make_cell: MakeCell) -> None:
     cell = make_cell()
     cell.drafters[0].wrong_every = 1000
@@ -361,7 +372,12 @@ async def test_a_sequence_the_verifier_does_not_know_is_prefilled_again(make_cel
 
 @pytest.mark.parametrize(
     "tamper",
-    [lambda v: Verdict(v.cursor, 9, v.next_token, 0), lambda v: Verdict(v.cursor, v.accepted, VOCAB, 0)],
+    [
+        lambda v: v._replace(accepted=9, judged=9),
+        lambda v: v._replace(next_token=VOCAB),
+        lambda v: v._replace(judged=9),
+        lambda v: v._replace(accepted=v.judged + 1),
+    ],
 )
 async def test_a_verdict_that_fits_no_prefix_ends_the_request_as_the_verifier_s_fault(make_cell, tamper) -> None:
     cell = make_cell()
@@ -394,7 +410,7 @@ async def test_a_bug_in_one_commit_fails_that_request_alone(make_cell: MakeCell)
 
 async def test_a_stale_verdict_is_dropped_counted_and_the_sequence_taken_in_anew(make_cell: MakeCell) -> None:
     cell = make_cell()
-    stale = Verdict(Cursor(1, 0, 7, 7), 0, 1, 0)
+    stale = Verdict(Cursor(1, 0, 7, 7), 0, 1, 0, 0)
     cell.verifier.tampers = lambda verdict: (
         stale if verdict.cursor.round == 2 and verdict.cursor.epoch == 0 else verdict
     )

@@ -85,7 +85,7 @@ def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR
     q = SparseQ.of(np.array(draft, np.uint32)[:, None], np.ones((7, 1), np.float32))
     verdict = engine.judge_cohort([VerifyItem(Cursor(1, 1, 0, 21), text[20], draft, q)]).outcomes[0]
     assert isinstance(verdict, Verdict)
-    assert (verdict.accepted, verdict.next_token) == (3, text[24])
+    assert (verdict.accepted, verdict.judged, verdict.next_token) == (3, 3, text[24])
     refused = engine.judge_cohort([VerifyItem(Cursor(1, 1, 1, 25), text[24], (), NO_Q)]).outcomes[0]
     assert isinstance(refused, Refusal)
     assert refused.reason is RefusalReason.OUT_OF_PAGES

@@ -52,10 +52,11 @@ def test_q_comes_back_as_the_very_bytes_and_is_cut_by_slots() -> None:
 
 
 OUTCOMES = st.one_of(
-    st.builds(Verdict, st.just(HERE), U32, U32, U32, st.just(())),
+    st.builds(Verdict, st.just(HERE), U32, U32, U32, U32, st.just(())),
     st.builds(
         Verdict,
         st.just(HERE),
+        U32,
         U32,
         U32,
         U32,
@@ -86,6 +87,7 @@ def test_a_cohort_that_is_refused_as_a_whole_refuses_every_sequence() -> None:
         ({"accepted": [1]}, "accepted"),
         ({"next_tokens": []}, "next_tokens"),
         ({"features_through": [1, 2, 3]}, "features_through"),
+        ({"judged": [1]}, "judged"),
         ({"cursors": cohorts.write_cursors([HERE])}, "cursors"),
         ({"refusals": [verify_pb2.RowRefusal(row=2)]}, "refusals.row"),
     ],
@@ -96,6 +98,7 @@ def test_verdicts_that_do_not_fit_the_question_are_refused_by_field(change: dict
         "accepted": [0, 0],
         "next_tokens": [1, 1],
         "features_through": [3, 3],
+        "judged": [0, 0],
     }
     cohorts.read_verdicts(verify_pb2.Verdicts(**good), [HERE, HERE])  # type: ignore[arg-type]
     with pytest.raises(PeerError, match=f"^{field}"):
