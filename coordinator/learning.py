@@ -11,6 +11,7 @@ from coordinator.evidence import Evidence
 from coordinator.planning import Cohort, Plan
 from coordinator.policy import Kind
 from coordinator.ports import Judged
+from coordinator.prefix_scheduler import Ints
 from coordinator.refit import Refit
 from coordinator.rounds import Blocks, Turn
 from coordinator.step_cost import StepCost
@@ -41,31 +42,29 @@ class Learning:
         rest_s: float | None,
     ) -> None:
         """`rest_s`: seconds of the round that were neither drafting nor verifying; None when it overlapped another."""
-        prefixes = np.fromiter((turn.prefix for turn in turns), np.int64, len(turns))
+        accepted, verified = _outcomes(turns, judged)
         self.verify_s = judged.forward_s
         if rest_s is not None:
             (self._cost.speculative if speculative else self._cost.plain).rest.observe(rest_s)
-        self.extra_tokens = max(float(judged.tokens - len(turns) - int(prefixes.sum())), 0.0)
+        self.extra_tokens = max(float(judged.tokens - len(turns) - int(verified.sum())), 0.0)
         if self._cost.verify is not None:
             self._cost.verify.observe(judged.tokens, cohort.context, judged.forward_s, len(turns))
         if not blocks.confidence.shape[1]:
             return
-        accepted = np.fromiter(
-            (verdict.accepted if isinstance(verdict, Verdict) else -1 for verdict in judged.verdicts),
-            np.int64,
-            len(turns),
-        )
-        row = np.fromiter((turn.track.row for turn in turns), np.int64, len(turns))  # -1 once a sequence has ended
-        counts = (blocks.lengths > 0) & (accepted >= 0) & (row >= 0)
+        known = (blocks.lengths > 0) & (accepted >= 0)
         if self.refit.due():
-            kept = [turn for turn, count in zip(turns, counts.tolist(), strict=True) if count]
-            self.refit.observe(kept, blocks.confidence[counts], prefixes[counts], accepted[counts])
+            # Those whose round ended their answer too: it did for what was accepted, and leaving them out for it
+            # would make every other round look worse than rounds are.
+            kept = [turn for turn, count in zip(turns, known.tolist(), strict=True) if count]
+            self.refit.observe(kept, Blocks.of(kept).confidence, verified[known], accepted[known])
+        row = np.fromiter((turn.track.row for turn in turns), np.int64, len(turns))  # -1 once a sequence has ended
+        counts = known & (row >= 0)
         alive = blocks.alive()
         self._evidence.observe(
             row[counts],
             alive[counts],
             blocks.lengths[counts],
-            prefixes[counts],
+            verified[counts],
             accepted[counts],
             price=price,
             least_weight=plan.least_weight,
@@ -74,3 +73,14 @@ class Learning:
         if asynchronous.any():
             worth = self._evidence.trust(row[asynchronous]) * cohort.weight[asynchronous]
             self._budget.remember(alive[asynchronous] * worth[:, None])
+
+
+def _outcomes(turns: Sequence[Turn], judged: Judged) -> tuple[Ints, Ints]:
+    """[n] slots accepted, before an end cut the answer, and slots verified; -1 and 0 where no verdict fits."""
+    accepted, verified = np.full(len(turns), -1), np.zeros(len(turns), np.int64)
+    for row, (turn, verdict) in enumerate(zip(turns, judged.verdicts, strict=True)):
+        if not isinstance(verdict, Verdict) or verdict.cursor != turn.cursor:
+            continue
+        if 0 <= verdict.accepted <= verdict.judged <= turn.prefix:
+            accepted[row], verified[row] = verdict.accepted, verdict.judged
+    return accepted, verified

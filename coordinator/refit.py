@@ -31,8 +31,10 @@ CHANGE = 0.5  # a temperature moves by at most this, in logarithms, at one fit
 FARTHEST = 1.5  # and never farther from 1 than this
 STIFFNESS = 200.0  # slots whose agreement with the present temperature is assumed at every fit
 KEYS = 64  # drafter versions, rules and buckets that are told apart; more are not refitted
-_STEPS: Floats = np.exp(np.linspace(-CHANGE, CHANGE, 41))
-_LOGITS: Floats = np.linspace(-8.0, 8.0, 65)  # logits are counted in bins around these
+# Nearest to 1 first: of steps that explain the rounds equally well, the first is taken.
+_STEPS: Floats = np.exp(CHANGE * np.array(sorted(np.arange(-20, 21) / 20, key=abs)))
+_LOGITS: Floats = np.linspace(-8.0, 8.0, 65)  # logits are gathered in bins around these
+EQUAL = 1e-9  # relative difference of losses that is rounding
 
 Key = tuple[str, int, bool]  # drafter version, acceptance rule, greedy
 
@@ -44,35 +46,46 @@ class Outcomes:
         self.blocks = 0
         self.seen: Floats = np.zeros((slots, len(_LOGITS)))
         self.accepted: Floats = np.zeros((slots, len(_LOGITS)))
+        self.sums: Floats = np.zeros((slots, len(_LOGITS)))  # of logits: a bin stands where they lie, not in its middle
 
     def add(self, confidence: Floats, prefixes: Ints, accepted: Ints) -> None:
         """confidence [n, k], NaN beyond a block; slots verified and accepted [n]."""
         width = confidence.shape[1]
         if width > len(self.seen):
             more = ((0, width - len(self.seen)), (0, 0))
-            self.seen, self.accepted = np.pad(self.seen, more), np.pad(self.accepted, more)
+            self.seen, self.accepted, self.sums = (np.pad(of, more) for of in (self.seen, self.accepted, self.sums))
         slots = np.arange(width)
         with np.errstate(divide="ignore", invalid="ignore"):
             logits = np.log(confidence / (1.0 - confidence))
         counts = (slots < prefixes[:, None]) & (slots <= accepted[:, None]) & np.isfinite(logits)
         step = _LOGITS[1] - _LOGITS[0]
-        place = np.rint((np.clip(logits[counts], _LOGITS[0], _LOGITS[-1]) - _LOGITS[0]) / step).astype(np.int64)
+        counted = np.clip(logits[counts], _LOGITS[0], _LOGITS[-1])
+        place = np.rint((counted - _LOGITS[0]) / step).astype(np.int64)
         place += np.tile(slots, (len(confidence), 1))[counts] * len(_LOGITS)
         kept = (slots < accepted[:, None])[counts]
         size = self.seen.size
         self.seen += np.bincount(place, minlength=size).reshape(self.seen.shape)
         self.accepted += np.bincount(place, kept, minlength=size).reshape(self.seen.shape)
+        self.sums += np.bincount(place, counted, minlength=size).reshape(self.seen.shape)
         self.blocks += len(confidence)
 
-    def steps(self) -> Floats:
-        """[k] what the temperatures have to be multiplied by: log loss on a grid, held back by `STIFFNESS`."""
-        scaled = _LOGITS / _STEPS[:, None]  # [steps, bins]
-        told = 1.0 / (1.0 + np.exp(-_LOGITS))
+    def steps(self, temperatures: Floats | None = None) -> Floats:
+        """[k] what the present temperatures, [k] or fewer, have to be multiplied by: log loss on a grid, held back by
+        `STIFFNESS`."""
+        present: Floats = np.ones(len(self.seen))
+        if temperatures is not None:
+            present[: len(temperatures)] = temperatures
+        means = np.where(self.seen > 0, self.sums / np.maximum(self.seen, 1.0), _LOGITS)
+        logits = means / present[:, None]  # [k, bins]
         # Agreement is assumed where the slot's logits lie.
         share = self.seen / np.maximum(self.seen.sum(axis=1, keepdims=True), 1.0)
+        told = 1.0 / (1.0 + np.exp(-logits))
         seen, accepted = self.seen + STIFFNESS * share, self.accepted + STIFFNESS * share * told
-        loss = seen @ np.logaddexp(0.0, scaled).T - accepted @ scaled.T  # [k, steps]
-        return np.where(self.seen.any(axis=1), _STEPS[np.argmin(loss, axis=1)], 1.0)
+        scaled = logits[:, None, :] / _STEPS[:, None]  # [k, steps, bins]
+        loss = (seen[:, None] * np.logaddexp(0.0, scaled) - accepted[:, None] * scaled).sum(axis=2)  # [k, steps]
+        least = loss.min(axis=1, keepdims=True)
+        found: Floats = _STEPS[np.argmax(loss <= least + EQUAL * np.abs(least), axis=1)]
+        return found
 
 
 class Refit:
@@ -103,9 +116,9 @@ class Refit:
         return self._turn == 0
 
     def observe(self, turns: Sequence[Turn], confidence: Floats, prefixes: Ints, accepted: Ints) -> None:
-        """A judged round: confidence [n, k] as `corrected` gave it, slots verified and accepted [n].
+        """A judged round: confidence [n, k] as the drafters gave it, slots verified and accepted [n].
 
-        A fit multiplies the temperatures under which its rounds were told, so nothing else has to be remembered.
+        What was corrected is not asked for: rounds may be under way while a fit changes the temperatures.
         """
         rows: dict[Key, list[int]] = {}
         for row, turn in enumerate(turns):
@@ -125,13 +138,13 @@ class Refit:
         return self._temperatures.get(key)
 
     def _fit(self, key: Key, outcomes: Outcomes) -> None:
-        steps = outcomes.steps()
         known = self._temperatures.get(key)
+        fitted = outcomes.steps(known)
         if known is not None:
-            steps[: len(known)] *= known
+            fitted[: len(known)] *= known
         least, most = np.exp(-FARTHEST), np.exp(FARTHEST)
-        self._temperatures[key] = np.clip(steps, least, most)
-        self._outcomes[key] = Outcomes(len(steps))
+        self._temperatures[key] = np.clip(fitted, least, most)
+        self._outcomes[key] = Outcomes(len(fitted))
         version, rule, greedy = key
         log.info(
             "calibration.refitted",

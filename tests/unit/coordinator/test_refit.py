@@ -52,6 +52,37 @@ def test_the_temperature_is_found_although_unpromising_slots_have_no_outcome() -
     assert (np.abs(np.log(wrong.steps())) > 0.2).any()
 
 
+@pytest.mark.parametrize("sure", [0.03, 0.3, 0.47, 0.5, 0.55, 0.7, 0.8, 0.93])
+@pytest.mark.parametrize("seen", [1_000, 100_000])
+def test_one_and_the_same_confidence_that_is_right_is_left_alone(sure: float, seen: int) -> None:
+    accepted = (np.arange(seen) < round(sure * seen)).astype(np.int64)
+    outcomes = Outcomes(1)
+    outcomes.add(np.full((seen, 1), sure), np.ones(seen, np.int64), accepted)
+    assert outcomes.steps().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("present", [0.6, 1.0, 1.8])
+def test_steps_are_counted_from_the_present_temperature(present: float) -> None:
+    outcomes = Outcomes(SLOTS)
+    for seed in range(10):
+        outcomes.add(*rounds(4_000, 1.2 * present, seed))
+    assert outcomes.steps(np.full(SLOTS, present)) == pytest.approx(1.2, rel=0.12)
+
+
+def test_rounds_under_way_at_a_fit_mislead_nobody() -> None:
+    """As many as make a fit were told before the first one, and are judged behind it."""
+    refit = Refit()
+    key = key_of(turn())
+    refit.observe([turn()] * ENOUGH, *rounds(ENOUGH, 1.4, 1))
+    first = refit.temperatures(key)
+    refit.observe([turn()] * ENOUGH, *rounds(ENOUGH, 1.4, 2))
+    second = refit.temperatures(key)
+    assert first is not None
+    assert second is not None
+    assert np.abs(np.log(second / 1.4)).max() < 0.2, "1.4 twice over would be 1.96"
+    assert (second != first).any()
+
+
 def test_a_few_rounds_move_little_and_no_rounds_nothing() -> None:
     outcomes = Outcomes(SLOTS)
     assert outcomes.steps().tolist() == [1.0] * SLOTS
@@ -69,7 +100,7 @@ def test_live_rounds_correct_what_is_told_and_then_leave_it() -> None:
         true = rng.normal(0.8, 1.5, (256, SLOTS))
         whole = np.cumprod(rng.random((256, SLOTS)) < sigmoid(true), axis=1).sum(axis=1)
         prefixes = (blocks.alive() >= 0.3).sum(axis=1)
-        refit.observe(turns, blocks.confidence, prefixes, np.minimum(whole, prefixes))
+        refit.observe(turns, told, prefixes, np.minimum(whole, prefixes))
     found = refit.temperatures(key_of(turns[0]))
     assert found is not None
     assert found == pytest.approx(2.0, rel=0.1)
