@@ -1,10 +1,10 @@
 """The loss of drafters that go one token at a time: Eagle3's training-time test, and a multi-token-prediction module's.
 
-The drafter is unrolled over the whole text (`ChainDrafter.forward_steps`). At step s index i predicts token i+2+s and
-is judged where position i+s is supervised and a token follows it:
+The drafter is unrolled over the whole text (`ChainDrafter.forward_steps`). At step s index i predicts token i+2+s.
+Eagle3 judges it as published, where position i+s is supervised and a token follows it; MTP where that token itself is:
 
-    Eagle3   L = sum_s 0.8^s sum_i m_{i,s} sum_v -p_t(v) log p_d(v) / (B T)
-    MTP      L = sum_s 0.8^s sum_i m_{i,s} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
+    Eagle3   L = sum_s 0.8^s sum_i m_{i+s} sum_v -p_t(v) log p_d(v) / (B T)
+    MTP      L = sum_s 0.8^s sum_i m_{i+2+s} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
 
 p_t is the target's law after token i+1+s, ce that of the true token. Eagle3 divides by the padded micro-batch, so every
 sequence weighs the same. MTP is trained on one step and with a_l1 = 0 unless told otherwise (DeepSeek-V3). Logits exist
@@ -27,10 +27,20 @@ HARD = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
 
 
 def step_mask(loss_mask: Tensor, step: int, *, lengths: Tensor | None = None) -> Tensor:
-    """loss_mask [B, T], lengths [B] of the rows without padding -> bool [B, T]: where step s is judged."""
+    """loss_mask [B, T], lengths [B] of the rows without padding -> bool [B, T]: where Eagle3 judges step s."""
+    return _ahead(loss_mask, step, after=1, lengths=lengths)
+
+
+def label_mask(loss_mask: Tensor, step: int, *, lengths: Tensor | None = None) -> Tensor:
+    """As `step_mask`, for MTP: where the predicted token i+2+s is a supervised one of the row."""
+    return _ahead(loss_mask, step + 2, after=0, lengths=lengths)
+
+
+def _ahead(loss_mask: Tensor, shift: int, *, after: int, lengths: Tensor | None) -> Tensor:
+    """Where position i + shift is supervised and `after` more tokens of the row follow it."""
     length = loss_mask.shape[1]
-    index = torch.arange(length, device=loss_mask.device) + step
-    inside = index + 1 < (length if lengths is None else lengths.unsqueeze(-1))  # not the row's last token
+    index = torch.arange(length, device=loss_mask.device) + shift
+    inside = index + after < (length if lengths is None else lengths.unsqueeze(-1))
     return (loss_mask[:, index.clamp(max=length - 1)] > 0) & inside
 
 
@@ -54,9 +64,8 @@ def chain_loss(
     objective, l1_sum = (torch.zeros((), device=input_ids.device) for _ in range(2))
     accepted, masks = [], []
     for step, states in enumerate(drafter.forward_steps(features=features, input_ids=input_ids, steps=steps)):
-        mask, weight = step_mask(loss_mask, step, lengths=lengths), config.step_loss_decay**step
-        if not eagle:  # a true token is needed, too
-            mask = mask & (index + 2 + step < length)
+        mask = (step_mask if eagle else label_mask)(loss_mask, step, lengths=lengths)
+        weight = config.step_loss_decay**step
         rows = states[mask]
         wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their law predicts the token
         if eagle:

@@ -11,7 +11,7 @@ from dspark.model.config import Kind, ModelType
 from dspark.model.language import LanguageDrafter
 from dspark.model.vocabulary import softcapped
 from tests.unit.model.tiny import FAMILIES, family_drafter
-from training.eagle3_loss import chain_loss, step_mask
+from training.eagle3_loss import chain_loss, label_mask, step_mask
 from training.language_loss import language_loss
 from training.loss import LossWeights
 
@@ -50,14 +50,14 @@ def test_the_loss_is_the_formula_and_so_are_its_gradients(kind: Kind, model_type
         wanted = softcapped(case["last_hidden"] @ case["target_head"].t(), drafter.config.logit_softcap).softmax(-1)
         for row in range(BATCH):
             for i in range(LENGTH):
-                if i + step + 1 >= lengths[row] or not case["loss_mask"][row, i + step]:
-                    continue
                 if kind == "eagle3":
+                    if i + step + 1 >= lengths[row] or not case["loss_mask"][row, i + step]:
+                        continue
                     term = -(wanted[row, i + 1 + step] * logged[row, i]).sum()
-                elif i + step + 2 < LENGTH:
+                else:  # the mask of the label itself
+                    if i + step + 2 >= lengths[row] or not case["loss_mask"][row, i + step + 2]:
+                        continue
                     term = -logged[row, i, case["input_ids"][row, i + 2 + step]]
-                else:
-                    continue
                 plain = plain + 0.8**step * term
                 count += 1
     plain = plain / (BATCH * LENGTH if kind == "eagle3" else count)
@@ -67,6 +67,31 @@ def test_the_loss_is_the_formula_and_so_are_its_gradients(kind: Kind, model_type
     assert found.keys() == expected.keys()
     for name, wanted_grad in expected.items():
         torch.testing.assert_close(found[name], wanted_grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "model_type"), CHAINS)
+def test_padding_adds_nothing(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type).train()
+    assert isinstance(drafter, ChainDrafter)
+    case, lengths = _case(drafter) | {"loss_mask": torch.ones(BATCH, LENGTH)}, (LENGTH, 11, 9)
+    case["loss_mask"][1, :4] = 0
+    features = torch.randn(BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8))
+    whole = chain_loss(drafter, features=features, lengths=torch.tensor(lengths), steps=3, **case)
+    head = case.pop("target_head")
+    alone = [
+        chain_loss(
+            drafter,
+            features=features[row, None, :length],
+            steps=3,
+            target_head=head,
+            **{name: rows[row, None, :length] for name, rows in case.items()},
+        )
+        for row, length in enumerate(lengths)
+    ]
+    torch.testing.assert_close(whole.objective, sum(loss.objective for loss in alone), rtol=1e-5, atol=1e-6)
+    assert whole.sums.slots.tolist() == sum(loss.sums.slots for loss in alone).tolist()  # type: ignore[union-attr]
+    if kind == "mtp":  # Eagle3 divides by the padded size
+        assert whole.sums.denominator == sum(loss.sums.denominator for loss in alone)
 
 
 def test_by_default_eagle3_walks_the_whole_block_and_mtp_one_step() -> None:
@@ -83,6 +108,13 @@ def test_a_step_is_judged_where_its_token_is_supervised_and_followed() -> None:
     assert step_mask(mask, 0)[0].tolist() == [False, True, True, True, True, False]
     assert step_mask(mask, 2)[0].tolist() == [True, True, True, False, False, False]
     assert step_mask(mask, 0, lengths=torch.tensor([5]))[0].tolist() == [False, True, True, True, False, False]
+
+
+def test_mtp_is_judged_where_the_predicted_token_is_supervised() -> None:
+    mask = torch.tensor([[0.0, 0, 0, 1, 1, 0]])
+    assert label_mask(mask, 0)[0].tolist() == [False, True, True, False, False, False]
+    assert label_mask(mask, 1)[0].tolist() == [True, True, False, False, False, False]
+    assert label_mask(mask, 0, lengths=torch.tensor([4]))[0].tolist() == [False, True, False, False, False, False]
 
 
 @pytest.mark.parametrize("l1", [0.0, 0.9])
