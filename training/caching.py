@@ -13,12 +13,12 @@ from training.features import OnlineFeatures
 from training.run import check_vocabulary
 from training.samples import Samples
 from training.settings import Settings
-from training.shape import drafter_config
+from training.shape import describe_target, drafter_config
 
 
 def plan_for(settings: Settings, dtype: str) -> target_cache.Plan:
-    """What the cache of a run will hold; loads the target's config and tokens' places, computes nothing."""
-    target = load_target(settings.target)
+    """What the cache of a run will hold. Reads the target's config and the digests of its files, no weight."""
+    target = describe_target(settings.target)
     config = drafter_config(target, settings)
     samples = Samples(Path(settings.samples))
     check_vocabulary(samples, target)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from training.loss import LossSums
 from training.objective import add_sums, batch_loss
 from training.samples import Samples
 from training.settings import Settings
-from training.shape import make_drafter
+from training.shape import DescribedTarget, make_drafter
 from training.world import World
 
 
@@ -39,15 +40,14 @@ class Run:
     plan: Plan
     identity: dict[str, str]  # names the content of the samples and of the target
 
-    def batches(self, numbers: list[int]) -> list[Batch]:
-        """Samples in pieces, with their features."""
+    def batches(self, numbers: list[int]) -> Iterator[Batch]:
+        """Samples in pieces, with their features, which are computed when a piece is asked for: `micro_tokens` bounds
+        what is held of them, however many conversations a step has."""
         read = [self.samples[number] for number in numbers]
         lengths = [len(sample.ids) for sample in read]
-        found = []
         for places in pieces(lengths, self.settings.micro_tokens):
             some, which = [read[n] for n in places], [numbers[n] for n in places]
-            found.append(assemble(some, which, self.features.of(which, some), self.device))
-        return found
+            yield assemble(some, which, self.features.of(which, some), self.device)
 
     def sums(self, numbers: list[int], key: tuple[int, ...], *, learn: bool) -> LossSums:
         """The sums over samples; with `learn`, their gradient is added up, too."""
@@ -75,6 +75,8 @@ def open_run(settings: Settings, world: World) -> Run:
     """Loads everything; nothing of the run has happened yet."""
     device = pick_device(settings.device, key="device")
     mixed = settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
+    # As it came out: a run that goes on elsewhere goes on in this precision, or not at all.
+    settings = replace(settings, precision="bf16" if mixed else "fp32")
     samples = Samples(Path(settings.samples))
     target = load_target(settings.target, dtype=torch.bfloat16 if mixed else torch.float32, device=device)
     check_vocabulary(samples, target)
@@ -99,7 +101,7 @@ def open_run(settings: Settings, world: World) -> Run:
     )
 
 
-def check_vocabulary(samples: Samples, target: LoadedTarget) -> None:
+def check_vocabulary(samples: Samples, target: LoadedTarget | DescribedTarget) -> None:
     """Samples of another tokenizer are refused here, not by an index error a thousand steps later."""
     if samples.largest_id >= target.vocab_size:
         raise ConfigError(

@@ -97,6 +97,11 @@ class Settings:
 _FREE = {"target", "samples", "out", "start", "log_every", "evaluate_every", "save_every", "save_every_s", "device"}
 
 
+def settled(settings: Settings) -> dict[str, Any]:
+    """What the numbers of a run depend on, files apart: their content is compared, not where they lie."""
+    return {name: value for name, value in settings.to_json().items() if name not in _FREE}
+
+
 def from_json(raw: Mapping[str, Any]) -> Settings:
     """The settings `to_json` gave; ConfigError names an unknown key."""
     known = {one.name for one in fields(Settings)}
@@ -106,9 +111,12 @@ def from_json(raw: Mapping[str, Any]) -> Settings:
 
 
 def check_same_run(settings: Settings, kept: Mapping[str, Any]) -> None:
-    """A state goes on under the settings it was made with: ConfigError names the one that differs."""
-    for name, value in settings.to_json().items():
-        if name not in _FREE and kept.get(name) != value:
+    """A state goes on under the settings it was made with: ConfigError names the one that differs.
+
+    Both with the precision that came out, never `auto`: that of another device may be another one.
+    """
+    for name, value in settled(settings).items():
+        if kept.get(name) != value:
             raise ConfigError(
                 f"{name}: {settings.out} was begun with {kept.get(name)!r}, not {value!r}; name another folder"
             )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from dspark.errors import ConfigError
+from dspark.errors import CheckpointError, ConfigError
 from dspark.model.checkpoint import LoadedTarget, load_drafter
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.family import Drafter
 from dspark.model.fresh import fresh_drafter
+from dspark.model.location import locate
 from training.settings import Settings
 
 TAPS = 5
@@ -20,7 +23,39 @@ _KIND: dict[str, Kind] = {"dspark": "block", "dflash": "block", "eagle3": "eagle
 _LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
 
-def drafter_config(target: LoadedTarget, settings: Settings) -> DrafterConfig:
+@dataclass(frozen=True, slots=True)
+class DescribedTarget:
+    """What a target's config alone says: enough for the shape of a drafter, without a weight being read."""
+
+    folder: Path
+    config: Any  # transformers' config of the text model
+    context_length: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+
+
+def describe_target(path: str | Path) -> DescribedTarget:
+    """Reads the config of a target; CheckpointError where it is none."""
+    from transformers import AutoConfig
+
+    folder = locate(path)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    text = config.get_text_config()
+    return DescribedTarget(
+        folder=folder,
+        config=text,
+        context_length=int(text.max_position_embeddings),
+        vocab_size=int(text.vocab_size),
+        hidden_size=int(text.hidden_size),
+        num_layers=int(text.num_hidden_layers),
+    )
+
+
+def drafter_config(target: LoadedTarget | DescribedTarget, settings: Settings) -> DrafterConfig:
     """The config of the run's drafter. ConfigError names a setting that does not fit the family or the target."""
     kind = _KIND[settings.family]
     layers = settings.layers or _LAYERS[kind]
@@ -54,6 +89,8 @@ def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
         wrong = [i for i in settings.taps if not -1 <= i < layers]
         if wrong or list(settings.taps) != sorted(set(settings.taps)):
             raise ConfigError(f"taps: {list(settings.taps)} are no ascending layers of a target with {layers}")
+        if kind == "mtp" and len(settings.taps) > 1:
+            raise ConfigError(f"taps: a drafter of the family mtp reads one layer, not {len(settings.taps)}")
         return settings.taps
     if kind == "mtp":
         return (layers - 1,)
@@ -63,7 +100,7 @@ def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
     return tuple(sorted({int(place) for place in places}))
 
 
-def mask_token(target: LoadedTarget) -> int:
+def mask_token(target: LoadedTarget | DescribedTarget) -> int:
     """Fills the slots of a block behind the anchor: the tokenizer's mask token, else the first id that no text holds
     (the vocabulary of most models is padded behind its last token), else the last id."""
     last = target.vocab_size - 1
@@ -88,13 +125,29 @@ def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
         generator=torch.Generator().manual_seed(settings.seed),
     )
     if settings.start:
-        drafter.load_state_dict(load_drafter(settings.start).state_dict())
+        _start_from(drafter, settings.start)
     return drafter
 
 
-def _target_shape(target: LoadedTarget) -> dict[str, Any]:
+def _start_from(drafter: Drafter, folder: str) -> None:
+    """Takes the weights of another drafter over. ConfigError names the first thing in which the two differ."""
+    given = load_drafter(folder)
+    for name in ("family", "hidden_size", "num_hidden_layers", "target_layer_ids", "markov_head_type", "markov_rank"):
+        theirs, ours = getattr(given.config, name), getattr(drafter.config, name)
+        if theirs != ours:
+            raise ConfigError(f"start: {name} of {folder} is {theirs!r}, this run trains a drafter with {ours!r}")
+    weights, wanted = given.state_dict(), drafter.state_dict()
+    for name in sorted(weights.keys() | wanted.keys()):
+        shapes = [list(some[name].shape) if name in some else None for some in (weights, wanted)]
+        if shapes[0] != shapes[1]:
+            said = [f"of shape {shape}" if shape is not None else "missing" for shape in shapes]
+            raise ConfigError(f"start: {name} of {folder} is {said[0]}, and {said[1]} in the drafter of this run")
+    drafter.load_state_dict(weights)
+
+
+def _target_shape(target: LoadedTarget | DescribedTarget) -> dict[str, Any]:
     """What a drafter shares with its target; of Gemma4 the shape of the layers that see everything."""
-    text = target.model.config.get_text_config()
+    text = target.config if isinstance(target, DescribedTarget) else target.model.config.get_text_config()
     rope = text.rope_parameters
     shape = {
         "hidden_size": target.hidden_size,

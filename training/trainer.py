@@ -45,7 +45,7 @@ def train_drafter(settings: Settings, *, world: World | None = None, on_step: On
     optimisers = make_optimisers(run.drafter, settings)
     facts = checkpoint.load(out, STATE, run.drafter, optimisers)
     if facts:
-        check_same_run(settings, facts["settings"])
+        check_same_run(run.settings, facts["settings"])
         _check_same_content(run, facts["identity"])
     done, before = (facts["step"], facts["seconds"]) if facts else (0, 0.0)
     log = record.Log(out / LOG) if world.leads else None
@@ -66,7 +66,7 @@ def train_drafter(settings: Settings, *, world: World | None = None, on_step: On
             on_step(step + 1, plan.steps, shown)
         now = time.perf_counter()
         if world.leads and (last or (step + 1) % settings.save_every == 0 or now - saved > settings.save_every_s):
-            state = {"step": step + 1, "seconds": seconds, "settings": settings.to_json()}
+            state = {"step": step + 1, "seconds": seconds, "settings": run.settings.to_json()}
             state["identity"] = run.identity
             checkpoint.save(out, STATE, run.drafter, optimisers, state)
             saved = now

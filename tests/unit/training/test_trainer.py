@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_drafter
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 from training.caching import make_cache, plan_for
+from training.checkpoint import read_header
+from training.features import Features
 from training.record import Log
-from training.settings import FAMILIES, Settings
-from training.trainer import LOG, train_drafter
+from training.run import open_run
+from training.samples import Sample
+from training.settings import FAMILIES, Settings, check_same_run
+from training.trainer import LOG, STATE, train_drafter
+from training.world import World
 
 pytestmark = pytest.mark.usefixtures("golden_target")
 
@@ -73,6 +80,26 @@ def test_how_a_step_is_cut_into_pieces_changes_rounding_only(
             assert other[name] == pytest.approx(curves[0][name], rel=2e-4, nan_ok=True)
 
 
+def test_a_piece_is_learned_from_before_the_next_is_computed(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
+    run = open_run(short_run(samples, golden_target, tmp_path, micro_tokens=1), World.of_process_group())
+    events: list[str] = []
+
+    class Told:
+        def __init__(self) -> None:
+            self.inner = run.features
+
+        def of(self, numbers: Sequence[int], read: Sequence[Sample]) -> list[Features]:
+            events.append("features")
+            return self.inner.of(numbers, read)
+
+    run.features = Told()
+    next(p for p in run.drafter.parameters() if p.requires_grad).register_hook(lambda _: events.append("learned"))
+    run.sums([0, 1, 2], (1,), learn=True)
+    assert events == ["features", "learned"] * 3
+
+
 def test_a_cache_gives_the_curve_of_the_target_beside_the_drafter(
     samples: Path, golden_target: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +125,63 @@ def test_a_run_goes_on_under_its_own_settings_and_samples_only(
         train_drafter(replace(settings, samples=str(other)))
 
 
+def test_a_run_keeps_the_precision_that_came_out(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+    settings = short_run(samples, golden_target, tmp_path, steps=1, precision="auto")
+    train_drafter(settings)
+    kept = read_header(tmp_path / f"{STATE}.safetensors")["facts"]["settings"]
+    assert kept["precision"] == "fp32"
+    train_drafter(settings)
+    train_drafter(replace(settings, precision="fp32"))
+    with pytest.raises(ConfigError, match=r"^precision: .* begun with 'fp32', not 'bf16'"):
+        check_same_run(replace(settings, precision="bf16"), kept)  # what auto comes to on a GPU
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"family": "dflash"}, "family .* is 'dspark'"),
+        ({"layers": 2}, "num_hidden_layers .* is 1, .* 2"),
+        ({"taps": (0, 1, 2, 3)}, "target_layer_ids "),
+        ({"markov_rank": 8}, "markov_rank .* is 4, .* 8"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused_with_what_differs(
+    change: dict[str, object], said: str, samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
+    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
+    again = short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first))
+    with pytest.raises(ConfigError, match=f"^start: {said}"):
+        train_drafter(replace(again, **change))
+    train_drafter(replace(again, block_size=3))  # any length of blocks will do
+
+
+def test_a_start_for_a_target_of_another_size_is_refused(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
+    tensors = load_file(first / "model.safetensors")
+    raw = json.loads((first / "config.json").read_text(encoding="utf-8"))
+    tensors["layers.0.mlp.up_proj.weight"] = torch.zeros(8, raw["hidden_size"])
+    tensors["layers.0.mlp.gate_proj.weight"] = torch.zeros(8, raw["hidden_size"])
+    tensors["layers.0.mlp.down_proj.weight"] = torch.zeros(raw["hidden_size"], 8)
+    save_file(tensors, first / "model.safetensors")
+    (first / "config.json").write_text(json.dumps(raw | {"intermediate_size": 8}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^start: layers\.0\.mlp\.\w+\.weight of .* is of shape "):
+        train_drafter(short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first)))
+
+
+def test_the_size_of_a_cache_is_told_without_reading_a_weight(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
+    settings = short_run(samples, golden_target, tmp_path)
+    wanted = plan_for(settings, "bfloat16")
+    bare = tmp_path / "bare"
+    shutil.copytree(golden_target, bare)
+    for file in bare.glob("*.safetensors"):
+        file.write_bytes(b"nothing that could be loaded")
+    found = plan_for(replace(settings, target=str(bare)), "bfloat16")
+    assert found.target != wanted.target
+    assert replace(found, target=wanted.target) == wanted
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [({"family": "gpt"}, "family"), ({"batch": 0}, "batch"), ({"rate": 0.0}, "rate"), ({"warmup": 1.0}, "warmup")],
@@ -110,6 +194,8 @@ def test_a_wrong_setting_is_named(change: dict[str, object], field: str, samples
 def test_layers_and_taps_that_do_not_fit_are_named(samples: Path, golden_target: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^layers: "):
         train_drafter(short_run(samples, golden_target, tmp_path, family="eagle3", layers=2))
+    with pytest.raises(ConfigError, match=r"^taps: .* mtp reads one layer, not 2"):
+        train_drafter(short_run(samples, golden_target, tmp_path, family="mtp", taps=(1, 5)))
     with pytest.raises(ConfigError, match=r"^taps: "):
         train_drafter(short_run(samples, golden_target, tmp_path, taps=(1, 99)))
 
