@@ -53,6 +53,7 @@ def calibrate(
     there is nothing to calibrate.
     """
     begun = time.monotonic()
+    _check_names(prompts)
     made, folder = load_drafter(drafter, target=target), out or locate(drafter)
     if not made.config.enable_confidence_head:
         raise ConfigError(f"drafter: {drafter} ({made.config.family}) has no confidence head to calibrate")
@@ -88,6 +89,15 @@ def calibrate(
         "fits": list(found.values()),
         "file": str(folder / FILE_NAME),
     }
+
+
+def _check_names(prompts: Sequence[Path]) -> None:
+    """Rounds go by the stem of their file."""
+    known: dict[str, Path] = {}
+    for path in prompts:
+        if path.stem in known:
+            raise ConfigError(f"prompts: {known[path.stem]} and {path} have one name; rename one of them")
+        known[path.stem] = path
 
 
 def _fit(rule: RuleName, bucket: Bucket, fitted: Rounds, measured: Rounds, plots: Path | None) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +45,7 @@ class Source:
         new_tokens: int,
         cut: int | None,
         keep: Path | None = None,
-        named: str = "",  # all that the rounds depend on; kept ones of another name are not used
+        named: str = "",  # what the rounds depend on, prompts apart; kept ones of another name are not used
     ) -> None:
         self._target, self._drafter, self._asked = target, drafter, asked
         self._seed, self._new_tokens, self._cut = seed, new_tokens, cut
@@ -69,9 +71,12 @@ class Source:
         self, name: str, asked: Sequence[Question], first: int, half: int, rule: RuleName, temperature: float
     ) -> Rounds:
         kept = None if self._keep is None else self._keep / f"{rule}-{temperature:g}-{name}.safetensors"
+        digest = _digest(asked)
         if kept is not None and kept.is_file():
             with safe_open(kept, framework="np") as file:
-                if (file.metadata() or {}).get("named") == self._named:
+                found = file.metadata() or {}
+                # Older files do not name their prompts.
+                if found.get("named") == self._named and found.get("prompts", digest) == digest:
                     return Rounds(file.get_tensor("logits").astype(np.float64), file.get_tensor("accepted"))
         # Texts of the halves, pieces and temperatures are drawn apart.
         seed = 2 * (self._seed + 1009 * round(1000 * temperature) + 7 * first) + half
@@ -87,7 +92,7 @@ class Source:
         made = Rounds(*whole_blocks(texts, self._drafter.config.block_size, self._new_tokens))
         if kept is not None:
             tensors = {"logits": torch.from_numpy(made.logits).float(), "accepted": torch.from_numpy(made.accepted)}
-            save_tensors(kept, tensors, {"named": self._named})
+            save_tensors(kept, tensors, {"named": self._named, "prompts": digest})
         return made
 
     def _answers(
@@ -108,3 +113,8 @@ class Source:
             )
             self._drawn[place] = list(drawn)
         return self._drawn[place]
+
+
+def _digest(asked: Sequence[Question]) -> str:
+    """Names the prompts of a piece by their ids."""
+    return hashlib.sha256(json.dumps([question.ids for question in asked]).encode()).hexdigest()[:16]

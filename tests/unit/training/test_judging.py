@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from dspark.cli.main import main
+from dspark.errors import ConfigError
 from dspark.model.calibration import load_calibration
 from dspark.model.checkpoint import load_target
 from training import evaluate
@@ -114,6 +117,41 @@ def test_calibrate_writes_what_drafters_read_and_goes_on_where_it_was(
     run(seed=1)  # rounds of another seed are drawn anew
     assert [path.stat().st_mtime_ns for path in kept] != times
     assert len(list((tmp_path / "plots").glob("*.png"))) == 4
+
+
+def test_two_files_of_one_name_are_refused(golden_target: Path, golden_drafter: Path, prompts: Path) -> None:
+    other = prompts.parent / "elsewhere" / prompts.name
+    other.parent.mkdir()
+    other.write_text(prompts.read_text())
+    with pytest.raises(ConfigError, match=f"{prompts} and {other} have one name"):
+        calibrate(golden_target, golden_drafter, [prompts, other], new_tokens=4, bar=False)
+
+
+def test_kept_rounds_are_of_their_prompts_and_older_ones_are_believed(
+    golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+
+    def times() -> list[int]:
+        calibrate(
+            golden_target, golden_drafter, [prompts], new_tokens=6, rules=("token",), temperatures=(1.0,),
+            out=tmp_path / "drafter", keep=kept, bar=False,
+        )  # fmt: skip
+        return [path.stat().st_mtime_ns for path in sorted(kept.iterdir())]
+
+    times()
+    for path in sorted(kept.iterdir()):  # as they were written before prompts were named
+        with safe_open(path, framework="np") as file:
+            named = file.metadata()["named"]
+        save_file(load_file(path), path, {"named": named})
+    older = [path.stat().st_mtime_ns for path in sorted(kept.iterdir())]
+    assert times() == older
+    for path in list(kept.iterdir()):
+        path.unlink()
+    made = times()
+    assert times() == made
+    prompts.write_text(prompts.read_text().replace("[3,", "[4,").replace("[5,", "[4,"))
+    assert times() != made
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference checkpoints")
