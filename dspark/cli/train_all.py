@@ -47,9 +47,11 @@ class _Chain:
         self.out, self._path = out, out / NOTES
         out.mkdir(parents=True, exist_ok=True)
         kept = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        for name, value in identity.items():
-            if kept and kept["identity"].get(name) != value:
-                raise ConfigError(f"{name}: the chain in {out} was begun with another; name another --out")
+        for name, value in identity.items() if kept else ():
+            if (before := kept["identity"].get(name)) != value:
+                raise ConfigError(
+                    f"{name}: the chain in {out} was begun with {before!r}, not {value!r}; name another --out"
+                )
         self.notes: dict[str, Any] = kept or {"identity": identity, "stages": {}}
 
     def do(self, name: str, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -73,15 +75,8 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     out: Path = Path(args.out)
     settings = _settings(args, out)
     asking = asking_of(args, prefix="ask_")
-    identity = {
-        "target": stages.name_of(settings.target),
-        "prompts": hashlib.sha256(args.prompts.read_bytes()).hexdigest()[:16],
-        "settings": settings.to_json(),
-        "asking": asking.law(),
-        "limit": args.limit,
-    }
-    chain = _Chain(out, identity)
-    split = chain.do("split", lambda: stages.split(args.prompts, out, args.held_out_share, args.seed or 42, args.limit))
+    chain = _Chain(out, _identity(args, settings, asking))
+    split = chain.do("split", lambda: stages.split(args.prompts, out, args.held_out_share, settings.seed, args.limit))
     train_file, rows = Path(split["train_file"]), out / "regenerated.jsonl"
     chain.do("regenerate", lambda: _regenerate(args, settings, asking, train_file, rows))
     chain.do("encode", lambda: stages.encode(rows, settings, args.min_supervised))
@@ -98,6 +93,21 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     if args.up:
         print(f"serving at {_bring_up(settings.target, drafter)}", file=sys.stderr)
     return {"drafter": str(drafter), "report": str(report), "stages": chain.notes["stages"]}
+
+
+def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str, Any]:
+    """Everything the results depend on, by the names of the options."""
+    from training.chain_stages import name_of
+    from training.settings import settled
+
+    return {
+        "target": name_of(settings.target),
+        "prompts": hashlib.sha256(args.prompts.read_bytes()).hexdigest()[:16],
+        **{name: value for name, value in settled(settings).items() if name != "cache"},
+        "cache": bool(settings.cache),
+        **{f"ask_{name}": value for name, value in asking.law().items() if name != "seed"},
+        **{name: getattr(args, name) for name in ("limit", "held_out_share", "min_supervised", "answer_tokens")},
+    }
 
 
 def _settings(args: argparse.Namespace, out: Path) -> Any:
