@@ -13,18 +13,20 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from dspark.client import AsyncClient, DeadlineExceeded, InvalidRequest, ModelInfo, Overloaded, Unavailable
+from dspark.client import AsyncClient, Completion, DeadlineExceeded, InvalidRequest, ModelInfo, Overloaded, Unavailable
 from dspark.errors import ConfigError
 from training.chat import Chat
 from training.disk import write_whole
 from training.row_file import RowFile, read_rows
+from training.split import conversation_of
 
 WINDOW = 4  # rows in flight or waiting for an earlier one, for each answer that runs at the same time
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before asking again what failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Asking:
         return kept
 
 
+Told = TypeVar("Told")
 Progress = Callable[[int, int], None]  # rows done, tokens written by this run
 
 
@@ -67,7 +70,7 @@ async def regenerate(
     if asking.concurrency < 1:
         raise ConfigError(f"concurrency: {asking.concurrency} is below 1")
     rows = list(read_rows(prompts))
-    info = await client.model_info()
+    info = await _patiently(client.model_info, asking.patience_s)
     with RowFile(out) as file:
         _check_same_run(out, prompts, asking, info)
         done = _rows_done(out, rows)
@@ -132,9 +135,9 @@ class _Window:
 
     async def _conversation(self, number: int, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The user's turns, each followed by the target's answer to everything before it."""
-        given = row.get("conversations")
-        if not isinstance(given, list):
-            raise ConfigError("conversations: missing")
+        given = conversation_of(row)
+        if isinstance(given, str):
+            raise ConfigError(f"conversations: {given}")
         turns: list[dict[str, Any]] = []
         for user in (turn for turn in given if turn["role"] == "user"):
             turns.append(user)
@@ -147,34 +150,26 @@ class _Window:
         if room < 1:
             raise InvalidRequest("prompt", f"{len(prompt)} tokens leave no room in {self._info.context_length}")
         ask = self._asking
-        deadline, pause = time.monotonic() + ask.patience_s, 0.1
-        while True:
-            try:
-                answer = await self._client.complete(
-                    prompt,
-                    timeout=ask.answer_timeout_s,
-                    max_tokens=min(ask.max_tokens, room),
-                    temperature=ask.temperature,
-                    top_p=ask.top_p,
-                    top_k=ask.top_k,
-                    min_p=ask.min_p,
-                    seed=seed,
-                )
-                return {
-                    "role": "assistant",
-                    "content": answer.text,
-                    "token_ids": list(answer.token_ids),
-                    "finish_reason": answer.end.finish_reason,
-                }
-            except Overloaded as full:
-                pause = max(pause, full.retry_after_s)
-                if time.monotonic() + pause > deadline:
-                    raise
-            except (Unavailable, DeadlineExceeded):
-                if time.monotonic() + pause > deadline:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 10.0)
+
+        def complete() -> Awaitable[Completion]:
+            return self._client.complete(
+                prompt,
+                timeout=ask.answer_timeout_s,
+                max_tokens=min(ask.max_tokens, room),
+                temperature=ask.temperature,
+                top_p=ask.top_p,
+                top_k=ask.top_k,
+                min_p=ask.min_p,
+                seed=seed,
+            )
+
+        answer = await _patiently(complete, ask.patience_s)
+        return {
+            "role": "assistant",
+            "content": answer.text,
+            "token_ids": list(answer.token_ids),
+            "finish_reason": answer.end.finish_reason,
+        }
 
     async def __aenter__(self) -> _Window:
         return self
@@ -187,7 +182,25 @@ class _Window:
                 await task
 
 
+async def _patiently(ask: Callable[[], Awaitable[Told]], patience_s: float) -> Told:
+    """Asks again, ever more rarely, while the cell is away or full; after the patience the failure itself is raised."""
+    deadline, pause = time.monotonic() + patience_s, PAUSE_S
+    while True:
+        try:
+            return await ask()
+        except (Overloaded, Unavailable, DeadlineExceeded) as failure:
+            if isinstance(failure, Overloaded):
+                pause = max(pause, failure.retry_after_s)
+            if time.monotonic() + pause > deadline:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
 def _answers(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The answers in a finished row; one that failed keeps what it came with, whatever that is."""
+    if row["status"] != "success":
+        return []
     return [turn for turn in row["conversations"] if turn["role"] == "assistant" and "token_ids" in turn]
 
 

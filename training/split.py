@@ -37,10 +37,9 @@ Conversation = list[dict[str, Any]]
 def conversation_of(row: Mapping[str, Any]) -> Conversation | str:
     """The turns of a row, or why it is left out. Turns of other roles are dropped; the first one is the user's."""
     if isinstance(row.get("token_ids"), list):
-        ids = row["token_ids"]
-        if not ids or any(type(token) is not int or token < 0 for token in ids):
+        if not _are_ids(row["token_ids"]):
             return "token_ids is not a list of ids"
-        return [{"role": "user", "content": "", "token_ids": ids}]
+        return [{"role": "user", "content": "", "token_ids": row["token_ids"]}]
     given = row.get("conversations", row.get("messages"))
     if given is None:
         given = row.get("turns", [row["prompt"]] if "prompt" in row else None)
@@ -54,12 +53,21 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation | str:
         content = turn.get("content", turn.get("value"))
         if role is None:
             continue
+        if role == "user" and "token_ids" in turn:  # a row that was split before
+            if not _are_ids(turn["token_ids"]):
+                return "token_ids is not a list of ids"
+            turns.append({"role": role, "content": "", "token_ids": turn["token_ids"]})
+            continue
         if not isinstance(content, str) or not content.strip():
             return "an empty turn"
         turns.append({"role": role, "content": content})
     if not turns or turns[0]["role"] != "user":
         return "the first turn is not the user's"
     return turns
+
+
+def _are_ids(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(token) is int and token >= 0 for token in given)
 
 
 def split_prompts(

@@ -1,0 +1,88 @@
+"""Rows that can never be answered are written as such, and a cell that is away is waited for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dspark.client import AsyncClient, ModelInfo, Unavailable
+from training import regenerate as stage
+from training.chat import Chat
+from training.encode import encode_rows
+from training.regenerate import Asking, regenerate
+from training.row_file import read_rows
+
+INFO = ModelInfo("tiny", "", 128, 64, 1, (0,), "off", "block", False)
+ROWS: list[dict[str, Any]] = [
+    {"id": "ids", "conversations": [{"role": "user", "content": "", "token_ids": [3, 4, 5]}]},
+    {"id": "none"},
+    {"id": "a text", "conversations": "what?"},
+    {"id": "texts", "conversations": ["what?"]},
+    {"id": "no role", "conversations": [{"content": "what?"}]},
+    {"id": "no content", "conversations": [{"role": "user"}]},
+    {"id": "wrong ids", "conversations": [{"role": "user", "content": "", "token_ids": ["x"]}]},
+    {"id": "no tokenizer", "conversations": [{"from": "human", "value": "what?"}]},
+    {"id": "other shape", "token_ids": [7, 8]},
+]
+
+
+class Answering:
+    """A cell that says the prompt once more; away for the first few calls."""
+
+    def __init__(self, *, away: int = 0) -> None:
+        self.away, self.asked = away, list[list[int]]()
+
+    async def model_info(self) -> ModelInfo:
+        if self.away:
+            self.away -= 1
+            raise Unavailable("nobody there")
+        return INFO
+
+    async def complete(self, prompt: list[int], **_: Any) -> Any:
+        self.asked.append(list(prompt))
+        return SimpleNamespace(text="", token_ids=tuple(prompt), end=SimpleNamespace(finish_reason="stop"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    return path
+
+
+async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
+    prompts: Path, golden_target: Path, tmp_path: Path
+) -> None:
+    cell, out, chat = Answering(), tmp_path / "out.jsonl", Chat(golden_target)
+    counts = await regenerate(cast(AsyncClient, cell), prompts, out, chat, Asking(concurrency=2))
+    rows = list(read_rows(out))
+    assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
+    assert [row["id"] for row in rows if row["status"] == "success"] == ["ids", "other shape"]
+    reasons = {row["id"]: row["reason"] for row in rows if row["status"] == "error"}
+    assert "an empty turn" in reasons["no content"]
+    assert "not the user's" in reasons["no role"]
+    assert "no conversations" in reasons["texts"]
+    assert "token_ids is not a list" in reasons["wrong ids"]
+    assert "no tokenizer" in reasons["no tokenizer"]
+    assert (counts["rows"], counts["failed"], counts["tokens"]) == (9, 7, 5)
+    assert sorted(cell.asked) == [[3, 4, 5], [7, 8]]
+    assert (await regenerate(cast(AsyncClient, cell), prompts, out, chat, Asking()))["rows"] == 9
+    encoded = encode_rows(out, tmp_path / "samples.safetensors", chat, min_supervised=1)
+    assert (encoded["samples"], encoded["failed"]) == (2, 7)
+
+
+async def test_a_cell_that_is_away_at_the_start_is_waited_for(
+    prompts: Path, golden_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "PAUSE_S", 0.0)
+    chat, cell = Chat(golden_target), Answering(away=2)
+    await regenerate(cast(AsyncClient, cell), prompts, tmp_path / "out.jsonl", chat, Asking())
+    assert cell.away == 0
+    with pytest.raises(Unavailable):
+        await regenerate(
+            cast(AsyncClient, Answering(away=2)), prompts, tmp_path / "o.jsonl", chat, Asking(patience_s=-1.0)
+        )
