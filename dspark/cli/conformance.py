@@ -52,7 +52,7 @@ class FileResult:
 
 
 def run(directory: Path, as_json: bool = False) -> int:
-    """Prints what was found; 0 only if something was, and nothing failed."""
+    """Prints what was found; 0 only if something passed, and nothing failed."""
     from dspark.cli.conformance_model import forget_targets
 
     results: list[FileResult] = []
@@ -70,8 +70,10 @@ def run(directory: Path, as_json: bool = False) -> int:
     else:
         if not results:
             print(f"no case files in {directory} or its folders")
+        if skipped and not passed and not failed:
+            print(f"nothing in {directory} could be checked: every case was skipped")
         print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed or not results else 0
+    return 0 if passed and not failed else 1
 
 
 def check_folder(folder: Path, root: Path) -> list[FileResult]:
