@@ -1,0 +1,54 @@
+"""`dspark train all` goes on under the settings it was begun with, and says which one differs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from dspark.cli.train import build_parser
+from dspark.cli.train_all import _Chain, _identity, _settings
+from dspark.cli.train_options import asking_of
+from dspark.errors import ConfigError
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"token_ids": [3, 4]}\n', encoding="utf-8")
+    return path
+
+
+def _begin(prompts: Path, target: Path, *words: str) -> _Chain:
+    told = ["all", "--prompts", str(prompts), "--target", str(target), "--out", str(prompts.parent / "chain"), *words]
+    args: argparse.Namespace = build_parser().parse_args(told)
+    settings = _settings(args, Path(args.out))
+    chain = _Chain(Path(args.out), _identity(args, settings, asking_of(args, prefix="ask_")))
+    chain.do("nothing", dict)  # what was begun is on the disk from the first stage on
+    return chain
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rate 0.5", "rate: .* begun with 0.0006, not 0.5"),
+        ("--seed 0", "seed: .* begun with 42, not 0"),
+        ("--held-out-share 0.5", "held_out_share: .* begun with 0.1, not 0.5"),
+        ("--min-supervised 3", "min_supervised: .* begun with 14, not 3"),
+        ("--answer-tokens 5", "answer_tokens: .* begun with 128, not 5"),
+        ("--ask-top-k 3", "ask_top_k: .* begun with 20, not 3"),
+        ("--cache", "cache: .* begun with False, not True"),
+    ],
+)
+def test_the_setting_that_differs_is_named(words: str, said: str, prompts: Path, golden_target: Path) -> None:
+    _begin(prompts, golden_target)
+    with pytest.raises(ConfigError, match=re.compile(f"^{said}")):
+        _begin(prompts, golden_target, *words.split())
+
+
+def test_settings_that_change_no_result_may_differ(prompts: Path, golden_target: Path) -> None:
+    _begin(prompts, golden_target, "--taps", "1,3")
+    other = "--taps 1,3 --device cpu --save-every 7 --log-every 3 --ask-concurrency 2 --ask-patience-s 9"
+    assert "nothing" in _begin(prompts, golden_target, *other.split()).notes["stages"]
