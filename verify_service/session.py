@@ -152,7 +152,7 @@ class VerifySession:
             else:
                 travelling.setdefault(sink, []).append(features)
         for sink, runs in travelling.items():
-            self._push.push(sink, runs, bulk=False)
+            self._hand_over(sink, runs, bulk=False)
         self._intake.deliver(judged.progress)
         for outcome in judged.outcomes:
             if isinstance(outcome, Refusal):
@@ -256,7 +256,17 @@ class VerifySession:
             rows = sum(len(run.token_ids) for run in features)
             self._metrics.dropped.labels(kind="feature_rows", reason="bad_sink").inc(rows)
         else:
+            self._hand_over(sink, features, bulk=bulk)
+
+    def _hand_over(self, sink: Sink, features: Sequence[FeatureRun], *, bulk: bool) -> None:
+        """Rows to their drafter. A failure is a bug and costs these rows, which the coordinator will miss and order
+        again, but neither other rows nor a prompt that waits for its news."""
+        try:
             self._push.push(sink, features, bulk=bulk)
+        except Exception as error:
+            log.error("rows.failed", sink=sink.endpoint, exc_info=error)
+            rows = sum(len(run.token_ids) for run in features)
+            self._metrics.dropped.labels(kind="feature_rows", reason="failed").inc(rows)
 
     def _not_taken(self, command: verify_pb2.Prefill, refusal: Refusal) -> verify_pb2.Prefilled:
         self._refused(refusal.reason)

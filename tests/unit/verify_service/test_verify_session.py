@@ -1,0 +1,111 @@
+"""A verifier's session when handing rows over fails: prompts that wait for news of the same round get them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.telemetry import Metrics
+from dspark.synthetic.spec import read_spec
+from dspark.types import NO_Q, Cursor, Law
+from dspark.wire import codec, cohorts
+from dspark.wire.v1 import types_pb2, verify_pb2
+from verify_service.config import VerifyConfig
+from verify_service.feature_push import FeaturePush, Sink
+from verify_service.intake import Intake
+from verify_service.interface import FeatureRun
+from verify_service.session import VerifySession
+from verify_service.synthetic import SyntheticVerifyEngine
+
+SPEC = {
+    "verify": {"tokens": [1, 64], "ms": [0.01, 0.02]},
+    "draft": {"sequences": [1, 16], "ms": [0.01, 0.02]},
+    "domains": {"one": {"accept": [0.8, 0.8], "concentration": 1.0}},
+}
+LAW = codec.write_law(Law(temperature=0.0))
+SINK = types_pb2.FeatureSink(endpoint="127.0.0.1:9", incarnation=5)
+PATIENCE_S = 10.0  # a prompt that is forgotten waits for ever
+
+
+class Broken(FeaturePush):
+    def push(self, sink: Sink, features: Sequence[FeatureRun], *, bulk: bool) -> int:
+        raise RuntimeError("a bug")
+
+
+class Bench:
+    """One session over a synthetic engine, without sockets."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
+        self.device = DeviceWorker("verify")
+        self.intake = Intake(self.engine, self.device, self.metrics)
+        self.session = VerifySession(
+            engine=self.engine,
+            device=self.device,
+            push=Broken(incarnation=1, projection="p", token=None, queue_rows=10, metrics=self.metrics),
+            metrics=self.metrics,
+            incarnation=1,
+            draining=asyncio.Event(),
+            intake=self.intake,
+        )
+
+    async def prefill(self, sequence: int, ids: list[int], sink: Any = None) -> verify_pb2.Prefilled:
+        command = verify_pb2.Prefill(
+            cursor=codec.write_cursor(Cursor(sequence, 1, 0, len(ids))),
+            token_ids=ids,
+            law=LAW,
+            reserve_tokens=len(ids) + 40,
+            sink=sink,
+        )
+        event = await self.session._answer(verify_pb2.VerifyCommand(prefill=command))
+        assert event is not None
+        return event.prefilled
+
+    async def round(self, sequence: int, length: int, anchor: int) -> verify_pb2.Verdicts:
+        """Without a draft."""
+        cohort = verify_pb2.VerifyCohort(
+            cursors=cohorts.write_cursors([Cursor(sequence, 1, 1, length)]),
+            anchors=[anchor],
+            lengths=[0],
+            sources=[verify_pb2.Source(sink=SINK)],
+            source=[1],
+            **cohorts.write_q([NO_Q]),
+        )
+        event = await self.session._answer(verify_pb2.VerifyCommand(verify=cohort))
+        assert event is not None
+        return event.verdicts
+
+    def lost(self) -> float:
+        return self.metrics.value("dropped_total", kind="feature_rows", reason="failed")
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    made.device.close()
+
+
+@pytest.mark.parametrize("sink", [None, SINK])
+async def test_a_prompt_that_rode_in_a_round_is_told_although_rows_cannot_be_handed_over(
+    bench: Bench, sink: Any
+) -> None:
+    """Rows of the round, and where `sink` is one those of the prompt too."""
+    async with asyncio.timeout(PATIENCE_S):
+        first = await bench.prefill(1, [1, 2, 3])
+        bench.intake.round_begins()  # prompts ride from now on
+        waiting = asyncio.create_task(bench.prefill(2, [4, 5, 6, 7], sink))
+        for _ in range(8):  # opened, then lined up: each a job of the device, which does these in between
+            await bench.device.run(int)
+        assert bench.engine._line
+        verdicts = await bench.round(1, 4, first.anchor)
+        assert verdicts.prefill_tokens == 4
+        second = await waiting
+    assert not second.HasField("refusal")
+    assert not verdicts.refusals
+    assert bench.lost() == (1 if sink is None else 5)
