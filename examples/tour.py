@@ -150,7 +150,7 @@ def block_draft(tour: Tour) -> str:
     for _ in range(tour.tokens):
         ids.append(int(tour.logits(ids, 1)[0].argmax()))
     size, found = tour.drafter.config.block_size, []
-    for at in range(len(prompt), len(ids) - size - 1):
+    for at in range(len(prompt), len(ids) - size):
         proposal = tour.propose(ids[: at + 1])
         on = [ids[at]]
         for _ in range(size):

@@ -38,7 +38,7 @@ def test_the_rendered_page_is_whole() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_hasty_tour(tmp_path: Path) -> None:
-    checked(tour().run(tmp_path, tokens=12, rows=1, steps=3))
+    checked(tour().run(tmp_path, tokens=16, rows=1, steps=3))
 
 
 @pytest.mark.slow
