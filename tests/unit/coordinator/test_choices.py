@@ -13,10 +13,11 @@ from fakes import ToyCell, answer_of, calm
 from coordinator.admission import Bounds
 from coordinator.answer import Answer
 from coordinator.commit_log import CommitLog, Reason
+from coordinator.lane import Conduct
 from coordinator.outlet import Outlet
 from coordinator.policy import Fixed
 from coordinator.request import Request
-from coordinator.sequence import Sequence
+from coordinator.sequence import Sequence, State
 from coordinator.tally import Tally
 from coordinator.track import Track
 from dspark.errors import InvalidRequest, Overloaded, PeerError
@@ -148,6 +149,37 @@ async def test_answers_do_not_wait_for_a_first_that_left(make_cell: MakeCell) ->
     cell.verifier.let_go("prefill")
     await cell.finish(*tracks[1:])
     assert sorted(await read(tracks)) == [1, 2]
+    assert cell.clean()
+
+
+async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.holding.add("prefill")
+    cell.verifier.no_pages = True
+    tracks = ask(cell, 3)
+    await calm()
+    assert len(cell.verifier.held) == 1, "the first is asked for, the others wait for it"
+    assert {track.sequence.state for track in tracks} == {State.PREFILLING}
+    cell.verifier.no_pages = False
+    cell.verifier.let_go("prefill")
+    await cell.finish(*tracks)
+    assert cell.metrics.value("refusals_total", reason="no_pages") == 1
+    assert await read(tracks) == dict.fromkeys(range(3), answer_of((5, 6), 8))
+    assert cell.clean()
+
+
+async def test_answers_go_on_when_the_first_is_cancelled_before_its_prompt_is_sent(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Conduct(prefills=1))
+    cell.verifier.holding.add("prefill")
+    before = ask(cell, 1, "before")
+    tracks = ask(cell, 3)
+    await calm()
+    assert cell.verifier.prefills == 1, "another request's prompt is being run, and the first stands in line"
+    cell.admission.ended(tracks[0], None)
+    cell.verifier.let_go("prefill")
+    await cell.finish(*before, *tracks[1:])
+    assert sorted(await read(tracks)) == [1, 2]
+    assert cell.verifier.prefills == 3, "nobody ran a prompt for the one that left"
     assert cell.clean()
 
 
