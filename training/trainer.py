@@ -43,10 +43,11 @@ def train_drafter(settings: Settings, *, world: World | None = None, on_step: On
     run = open_run(settings, world)
     out, plan = Path(settings.out), run.plan
     optimisers = make_optimisers(run.drafter, settings)
+    if (state_file := out / f"{STATE}.safetensors").exists():  # before weights of another shape are copied
+        kept = checkpoint.read_header(state_file)["facts"]
+        check_same_run(run.settings, kept["settings"])
+        _check_same_content(run, kept["identity"])
     facts = checkpoint.load(out, STATE, run.drafter, optimisers)
-    if facts:
-        check_same_run(run.settings, facts["settings"])
-        _check_same_content(run, facts["identity"])
     done, before = (facts["step"], facts["seconds"]) if facts else (0, 0.0)
     log = record.Log(out / LOG) if world.leads else None
     if log:

@@ -33,7 +33,9 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     fit.add_argument("--out", type=Path, metavar="DIR", help="where calibration.json goes (the drafter's folder)")
     fit.add_argument("--plots", type=Path, metavar="DIR", help="reliability diagrams before and after, PNG")
-    fit.add_argument("--keep", type=Path, metavar="DIR", help="keep rounds of these prompts here; a stopped run goes on where it was")
+    fit.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep rounds of these prompts here; a stopped run goes on where it was"
+    )
     fit.set_defaults(run=_calibrate)
     judge = commands.add_parser(
         "evaluate", parents=[shared], help="accepted length of a drafter on data sets", description=EVALUATE

@@ -120,6 +120,8 @@ def test_a_run_goes_on_under_its_own_settings_and_samples_only(
     train_drafter(settings)
     with pytest.raises(ConfigError, match=r"rate: .* was begun with"):
         train_drafter(replace(settings, rate=1e-4))
+    with pytest.raises(ConfigError, match=r"markov_rank: .* was begun with 4, not 8"):
+        train_drafter(replace(settings, markov_rank=8))
     other = random_samples(tmp_path / "other.safetensors", seed=1)
     with pytest.raises(ConfigError, match=r"samples: .* was begun with other samples"):
         train_drafter(replace(settings, samples=str(other)))
