@@ -14,7 +14,7 @@ from training.disk import write_whole
 def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
     """Writes report.json and report.md below `out`; returns the latter."""
     write_whole(out / "report.json", json.dumps(notes, indent=2) + "\n")
-    stages, settings = notes["stages"], notes["identity"]["settings"]
+    stages, settings = notes["stages"], notes["settings"]
     split, rows, samples = stages["split"], stages["regenerate"], stages["encode"]
     train, served = stages["train"], stages["serve"]
     lines = [

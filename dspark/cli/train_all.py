@@ -89,7 +89,7 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     held_out = Path(split["evaluate_file"])
     chain.do("evaluate", lambda: stages.evaluate(settings, drafter, held_out, out, args.answer_tokens))
     chain.do("serve", lambda: _serve(settings.target, drafter, held_out, out, args.answer_tokens))
-    report = write_report(out, chain.notes)
+    report = write_report(out, {**chain.notes, "settings": settings.to_json()})
     if args.up:
         print(f"serving at {_bring_up(settings.target, drafter)}", file=sys.stderr)
     return {"drafter": str(drafter), "report": str(report), "stages": chain.notes["stages"]}
