@@ -13,6 +13,9 @@ import pytest
 
 from dspark.model.checkpoint import load_drafter
 
+OWN_TARGET = Path(__file__).parents[2] / "examples" / "own_target.py"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
 pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.timeout(1200)]
 
 
@@ -28,10 +31,9 @@ def test_a_target_and_prompts_become_a_serving_drafter_and_a_report(
     words += ["--steps", "6", "--layers", "1", "--batch", "6", "--anchors", "6", "--markov-rank", "4"]
     words += ["--block-size", "3", "--held-out", "2", "--log-every", "2", "--cache", "--ask-max-tokens", "20"]
     words += ["--min-supervised", "4", "--answer-tokens", "16", "--device", "cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def chain() -> dict[str, object]:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=1000, env=environment)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=1000, env=ENVIRONMENT)
         assert done.returncode == 0, done.stderr
         answer: dict[str, object] = json.loads(done.stdout)
         return answer
@@ -48,3 +50,23 @@ def test_a_target_and_prompts_become_a_serving_drafter_and_a_report(
     assert "dspark up" in report
     assert (out / "train" / "loss.png").exists()
     assert chain()["stages"] == stages  # nothing is done twice
+
+
+@pytest.mark.slow
+def test_the_example_makes_a_target_of_ones_own_that_the_chain_takes(tmp_path: Path) -> None:
+    def ran(*words: str) -> str:
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=1000, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    # A text tokenizer and prompts as text, where the test above has neither.
+    made = ran(str(OWN_TARGET), str(tmp_path), "--steps", "3", "--rows", "2", "--prompts", "24")
+    assert made.strip() == str(tmp_path / "target")
+    words = ["--target", made.strip(), "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "chain")]
+    words += ["--steps", "3", "--layers", "1", "--batch", "4", "--anchors", "4", "--markov-rank", "4"]
+    words += ["--block-size", "3", "--held-out", "2", "--held-out-share", "0.2", "--min-supervised", "4"]
+    words += ["--ask-max-tokens", "16", "--answer-tokens", "8", "--device", "cpu"]
+    found = json.loads(ran("-m", "dspark.cli.main", "train", "all", "--json", *words))
+    assert load_drafter(found["drafter"]).config.family == "dspark"
+    assert found["stages"]["serve"]["same_ids"]
+    assert Path(found["report"]).exists()
