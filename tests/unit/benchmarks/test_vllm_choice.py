@@ -53,7 +53,7 @@ def test_the_faster_setting_stays_up_until_the_benchmark_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str, intel: bool, quick: bool, chosen: str
 ) -> None:
     monkeypatch.setattr(vllm_choice, "VllmServer", Server)
-    args = argparse.Namespace(vllm_python=python_of(tmp_path, intel=intel), vllm_openmp=asked)
+    args = argparse.Namespace(vllm_python=python_of(tmp_path, intel=intel), vllm_openmp=asked, vllm_start_s=60.0)
     with ExitStack() as stack:
         best = vllm_choice.start_best(stack, args, tmp_path, (0, 1), lambda s: SECONDS[s.openmp], quick=quick)
         assert UP == [best.openmp] == [args.vllm_openmp] == [chosen]
@@ -65,7 +65,7 @@ def test_a_trial_that_fails_leaves_nothing_running(monkeypatch: pytest.MonkeyPat
         raise Absent("it broke")
 
     monkeypatch.setattr(vllm_choice, "VllmServer", Server)
-    args = argparse.Namespace(vllm_python=python_of(tmp_path, intel=True), vllm_openmp="auto")
+    args = argparse.Namespace(vllm_python=python_of(tmp_path, intel=True), vllm_openmp="auto", vllm_start_s=60.0)
     with ExitStack() as stack, pytest.raises(Absent):
         vllm_choice.start_best(stack, args, tmp_path, (0, 1), fail, quick=False)
     assert UP == []
