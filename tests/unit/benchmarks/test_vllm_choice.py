@@ -20,7 +20,8 @@ SECONDS = {"system": 3.0, "intel": 2.0}
 class Server:
     """Stands in for the process: what is up is written down."""
 
-    def __init__(self, python: Path, target: Path, cores: object, *, openmp: str) -> None:
+    def __init__(self, python: Path, target: Path, cores: object, *, openmp: str, start_s: float) -> None:
+        assert start_s == 60.0
         self.openmp = openmp
 
     def __enter__(self) -> Self:
