@@ -34,9 +34,12 @@ def of_seeds(results: Sequence[Result], temperature: str) -> list[Counts]:
     return [counts(result, temperature) for result in results]
 
 
+FEWEST = 50  # rounds at a slot
+
+
 def acceptance(results: Sequence[Result], temperature: str, domain: str) -> list[float]:
-    """Conditional acceptance by slot, rounds of all seeds pooled."""
+    """Conditional acceptance by slot, rounds of all seeds pooled; not a number where too few rounds tell."""
     rows = [result["judged"][temperature][domain] for result in results]
     survived = np.sum([row["survived"] for row in rows], axis=0)
     rounds = sum(count for row in rows for count, _ in row["prompts"])
-    return conditional([int(value) for value in survived], rounds)
+    return conditional([int(value) for value in survived], rounds, FEWEST)

@@ -70,7 +70,10 @@ def differences(ours: Sequence[Counts], theirs: Sequence[Counts]) -> dict[str, I
     return {domain: interval(first[domain] - second[domain], a[domain] - b[domain]) for domain in first}
 
 
-def conditional(survived: Sequence[int], rounds: int) -> list[float]:
-    """Chance of slot k given that the slots before it were accepted, from how many rounds got past each slot."""
+def conditional(survived: Sequence[int], rounds: int, fewest: int = 1) -> list[float]:
+    """Chance of slot k given that the slots before it were accepted, from how many rounds got past each slot.
+
+    Not a number where fewer than `fewest` rounds reached the slot.
+    """
     before = [rounds, *survived[:-1]]
-    return [count / past if past else float("nan") for count, past in zip(survived, before, strict=True)]
+    return [count / past if past >= fewest else float("nan") for count, past in zip(survived, before, strict=True)]

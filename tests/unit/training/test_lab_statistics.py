@@ -65,3 +65,4 @@ def test_intervals_are_apart_when_they_do_not_meet(other: tuple[float, float], a
 def test_conditional_acceptance_divides_by_those_that_got_there() -> None:
     assert conditional([8, 4, 4, 0], 10) == [0.8, 0.5, 1.0, 0.0]
     assert np.isnan(conditional([0, 0], 10)[1])
+    assert np.isnan(conditional([8, 4], 10, fewest=9)).tolist() == [False, True]
