@@ -72,7 +72,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("family", ["dspark", "eagle3"])
+@pytest.mark.parametrize("family", ["dspark", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
     family: str, samples: Path, golden_target: Path, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ distributed.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("family", ["dspark", "eagle3"])
+@pytest.mark.parametrize("family", ["dspark", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_two_workers_write_the_curve_of_one(family: str, golden_target: Path, tmp_path: Path) -> None:
     samples = random_samples(tmp_path / "samples.safetensors", count=11)
     # Five conversations a step and three held out: the shares of the two are not the same size.

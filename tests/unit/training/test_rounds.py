@@ -51,7 +51,7 @@ def test_acceptance_of_the_first_slot_is_one_minus_total_variation(model: Qwen3F
         torch.nn.init.normal_(p, std=0.3)
     drafter.requires_grad_(False)
     prompt = [5, 6, 7, 8]
-    n, kept = 3000, 0.0
+    n, kept = 1000, 0.0
     ids = continued(model, [prompt] * n, 8, 1.0)
     # One anchor, the same in every row: the prompt's last token.
     generator = torch.Generator().manual_seed(1)
