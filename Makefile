@@ -18,8 +18,12 @@ install: .venv/.installed
 demo: install
 	$(BIN)/python -m benchmarks.demo
 
+# What needs no port goes two at a time; what talks over ports, starts processes or forks goes alone.
+UNITS := tests/unit tests/paper tests/test_rooms.py tests/test_protos_fresh.py
+
 test: install check
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(UNITS)
+	$(BIN)/python -m pytest -q -m "not slow" $(addprefix --ignore=,$(UNITS))
 
 # Long tests that the everyday suite leaves out.
 test-long: install

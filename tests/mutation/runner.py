@@ -9,16 +9,17 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType
+from typing import IO
 
 from mutants import MUTANTS, SPOILED_Q, Mutant
 
@@ -78,38 +79,58 @@ def run(mutants: Sequence[Mutant] = MUTANTS, jobs: int = JOBS) -> list[Outcome]:
     for mutant in mutants:
         changed(mutant)  # a text that is not there any more is an error, and no catch
     _import_the_slow()
-    context = multiprocessing.get_context("fork")
-
-    def tested(mutant: Mutant | None, tests: Sequence[str]) -> tuple[int | None, str]:
-        with tempfile.NamedTemporaryFile("w+", encoding="utf-8") as said:
-            code = _finish(context.Process(target=_child, args=(mutant, tests, said.name)))
-            return code, said.read()
-
-    def outcome(mutant: Mutant) -> Outcome:
-        began = time.monotonic()
-        code, _ = tested(mutant, mutant.tests)
-        why = {FAILED: "", PASSED: "its tests pass", None: "its tests do not end"}.get(
-            code, f"pytest ended with {code}"
-        )
-        return Outcome(mutant.name, code == FAILED, round(time.monotonic() - began, 2), why)
-
     every = sorted({test for mutant in mutants for test in mutant.tests})
-    halves = [every[part::jobs] for part in range(min(jobs, len(every)))]
-    with ThreadPoolExecutor(jobs) as pool:
-        for code, said in pool.map(lambda tests: tested(None, tests), halves):
-            if code != PASSED:
-                raise RuntimeError(f"the tests fail on the real source:\n{said[-3000:]}")
-        return list(pool.map(outcome, mutants))
+    halves = [(None, tuple(every[part::jobs])) for part in range(min(jobs, len(every)))]
+    for ended in _in_children(halves, jobs):
+        if ended.code != PASSED:
+            raise RuntimeError(f"the tests fail on the real source:\n{ended.said[-3000:]}")
+    ends = _in_children([(mutant, mutant.tests) for mutant in mutants], jobs)
+    return [
+        Outcome(mutant.name, ended.code == FAILED, round(ended.seconds, 2), _why(ended))
+        for mutant, ended in zip(mutants, ends, strict=True)
+    ]
 
 
-def _finish(child: BaseProcess) -> int | None:
-    child.start()
-    child.join(LIMIT_S)
-    if child.is_alive():
-        child.kill()
-        child.join()
-        return None
-    return child.exitcode
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    code: int | None  # None: killed at its limit
+    seconds: float
+    said: str
+
+
+def _why(ended: _Ended) -> str:
+    reasons: dict[int | None, str] = {FAILED: "", PASSED: "its tests pass", None: "its tests do not end"}
+    return reasons.get(ended.code, f"pytest ended with {ended.code}: {ended.said[-500:]}")
+
+
+def _in_children(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int) -> list[_Ended]:
+    """Runs each piece in a child, `jobs` at a time.
+
+    Only one thread exists here: a child forked beside a second thread may inherit a lock that nobody will release.
+    """
+    context = multiprocessing.get_context("fork")
+    waiting, ends = list(enumerate(work))[::-1], dict[int, _Ended]()
+    running: dict[int, tuple[BaseProcess, float, IO[str]]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            index, (mutant, tests) = waiting.pop()
+            said = tempfile.NamedTemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed when the child ended
+            child = context.Process(target=_child, args=(mutant, tests, said.name))
+            child.start()
+            running[index] = (child, time.monotonic(), said)
+        multiprocessing.connection.wait([child.sentinel for child, _, _ in running.values()], timeout=1.0)
+        for index, (child, began, said) in list(running.items()):
+            seconds = time.monotonic() - began
+            late = seconds > LIMIT_S
+            if child.is_alive() and not late:
+                continue
+            if late:
+                child.kill()
+            child.join()
+            with said:
+                ends[index] = _Ended(None if late else child.exitcode, seconds, said.read())
+            del running[index]
+    return [ends[index] for index in range(len(work))]
 
 
 def _import_the_slow() -> None:

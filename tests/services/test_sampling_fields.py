@@ -130,9 +130,11 @@ async def test_log_probabilities_are_those_of_a_forward_of_the_target(cell: Cell
     logs = torch.log_softmax(cell.target(tokens, 25)[:-1].float(), dim=-1)
     for row, token, told in zip(logs, choice.token_ids, choice.logprobs, strict=True):
         assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
-        values, ids = row.topk(4)
-        assert [token for token, _ in told.top] == ids.tolist()
-        assert [value for _, value in told.top] == pytest.approx(values.tolist(), abs=1e-4)
+        # Two logits may lie closer than a packed pass rounds, so the ids are checked by their values.
+        ids = [token for token, _ in told.top]
+        assert len(set(ids)) == 4
+        assert [value for _, value in told.top] == pytest.approx(row[ids].tolist(), abs=1e-4)
+        assert [value for _, value in told.top] == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
 
 
 async def test_log_probabilities_come_with_their_tokens_and_only_when_asked(cell: Cell) -> None:
