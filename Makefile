@@ -2,7 +2,7 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 BIN := .venv/bin
 
-.PHONY: install demo test check protos lint test-long bench-quick clean
+.PHONY: install demo test check protos lint test-long bench-quick reference clean
 
 # A virtual environment with everything. torch goes first, at a version with a small CPU build.
 install: .venv/.installed
@@ -41,6 +41,10 @@ check: install
 # Regenerates the checked-in stubs; a test proves them fresh.
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. protos/dspark/wire/v1/*.proto
+
+# Rewrites docs/reference from configuration classes, parsers, metrics and protos; a test proves the pages fresh.
+reference: install
+	$(BIN)/python docs/reference/generate.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -59,7 +59,15 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--logprobs", type=int, metavar="K", help="tell log-probabilities, K likeliest (with --json)")
     parser.add_argument("--min-tokens", type=int, metavar="N", help="nothing ends the answer before")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
-    parser.add_argument("--stop-token-id", action="append", type=int, default=[], dest="stop_token_ids", metavar="ID")
+    parser.add_argument(
+        "--stop-token-id",
+        action="append",
+        type=int,
+        default=[],
+        dest="stop_token_ids",
+        metavar="ID",
+        help="end at this token; may be given several times",
+    )
     parser.add_argument(
         "--include-stop",
         action="store_true",
