@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from writing import cell, page
 from protocol import protocol
+from writing import cell, page
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -33,7 +33,7 @@ def configuration() -> str:
         "",
         "One YAML file with a section per process (`--config FILE`), over it the environment",
         "(`DSPARK_<SECTION>__<KEY>`), over that the flags (`--page-size 32` sets `page_size`). An unknown key is an",
-        "error that names it and where it came from. Lists are comma-separated in the environment and on the command line.",
+        "error that names it and where it came from. Lists are comma-separated in the environment and in flags.",
     ]
     sections = [("cluster", "`dspark up`", ClusterConfig)]
     sections += [(room.section, f"`dspark serve {role.value}`", config_class(role)) for role, room in ROOMS.items()]
