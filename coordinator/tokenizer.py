@@ -24,6 +24,7 @@ class Tokenizer:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._added = frozenset(backend.get_added_tokens_decoder())
 
     @staticmethod
     def load(folder: str | Path) -> Tokenizer | None:
@@ -36,8 +37,23 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"target: {path} is not a tokenizer: {error}") from error
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._backend.encode(text).ids)
+    @property
+    def spells_bytes(self) -> bool:
+        """Whether vocabulary entries are bytes in a printable alphabet."""
+        return b'"ByteLevel"' in self._backend.decoder.__getstate__() if self._backend.decoder else False
+
+    def name_of(self, token: int) -> str | None:
+        """The vocabulary entry of an id, as the vocabulary writes it."""
+        name: str | None = self._backend.id_to_token(token)
+        return name
+
+    def is_added(self, token: int) -> bool:
+        """Whether the entry stands for itself, as special tokens do."""
+        return token in self._added
+
+    def encode(self, text: str, *, add_special: bool = True) -> tuple[int, ...]:
+        """add_special: let the tokenizer put its own tokens around the text."""
+        return tuple(self._backend.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)

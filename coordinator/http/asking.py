@@ -1,0 +1,145 @@
+"""From a body to running answers: messages for the desk, one per prompt, and one stream of what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+
+from coordinator.answer import Piece
+from coordinator.answering import Answering
+from coordinator.http.door import Door
+from coordinator.http.schema import Body
+from coordinator.reading import Shown
+from dspark.client.request import Sampling, write_request
+from dspark.errors import Cancelled, InvalidRequest
+
+MAX_PROMPTS = 256
+
+_PLAIN = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)
+
+Prompt = str | Sequence[int]
+
+
+def sampling(body: Body, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
+    """The fields of a body as the options of the gRPC interface."""
+    speculation = body.speculation
+    return Sampling(
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        seed=None if body.seed is None else body.seed % 2**64,  # OpenAI's seeds are signed
+        stop=body.stop or (),
+        stop_token_ids=body.stop_token_ids or (),
+        logit_bias=_biases(body.logit_bias or {}),
+        cache_salt=body.cache_salt or "",
+        policy=speculation.policy if speculation else "",
+        rule=speculation.rule if speculation else "",
+        weight=speculation.weight if speculation else None,
+        **{name: getattr(body, name) for name in _PLAIN},
+    )
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    """JSON has no numbers for keys."""
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise InvalidRequest("logit_bias", "keys are token ids") from None
+
+
+def new_id(kind: str, given: str | None) -> str:
+    """Of a response, and of its request in logs; `given` is the client's own."""
+    return f"{kind}-{given or secrets.token_hex(12)}"
+
+
+class Asking:
+    """All prompts of one HTTP request. `leave` it in any case: that frees whatever has not ended.
+
+    pieces: everything that came, per prompt, where `record` asks for it.
+    """
+
+    def __init__(self, record: bool) -> None:
+        self.answerings: list[Answering] = []
+        self.pieces: list[list[Piece]] = []
+        self._record = record
+
+    @staticmethod
+    async def begin(
+        door: Door, prompts: Sequence[Prompt], options: Sampling, name: str, *, record: bool = False
+    ) -> Asking:
+        """Takes all prompts in, or none."""
+        if len(prompts) > MAX_PROMPTS:
+            raise InvalidRequest("text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed")
+        asking = Asking(record)
+        try:
+            for index, prompt in enumerate(prompts):
+                message = write_request(prompt, options)
+                message.request_id = name if len(prompts) == 1 else f"{name}-{index}"
+                begun = await Answering.begin(door.desk, message, door.longest_s, door.clock, door.metrics)
+                asking.answerings.append(begun)
+                asking.pieces.append([])
+        except BaseException:
+            asking.leave()
+            raise
+        return asking
+
+    async def parts(self) -> AsyncIterator[tuple[int, list[Shown]]]:
+        """(which prompt, its new parts) until all have ended. Raises the first error of any."""
+        if len(self.answerings) == 1:
+            only = self.answerings[0]
+            while not only.done:
+                yield 0, await self._next(0, only)
+            return
+        arrived: asyncio.Queue[tuple[int, list[Shown]] | Exception | None] = asyncio.Queue(len(self.answerings))
+
+        async def forward(index: int, answering: Answering) -> None:
+            try:
+                while not answering.done:
+                    await arrived.put((index, await self._next(index, answering)))
+                await arrived.put(None)
+            except Exception as error:
+                await arrived.put(error)
+
+        tasks = [asyncio.create_task(forward(index, one)) for index, one in enumerate(self.answerings)]
+        try:
+            left = len(tasks)
+            while left:
+                match await arrived.get():
+                    case None:
+                        left -= 1
+                    case Exception() as error:
+                        raise error
+                    case told:
+                        yield told
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _next(self, index: int, answering: Answering) -> list[Shown]:
+        parts = await answering.parts()
+        if self._record:
+            self.pieces[index] += [piece for piece, _ in answering.pieces]
+        return parts
+
+    def gone(self) -> None:
+        """The client has left: everything is freed at once, whatever is being waited for."""
+        for answering in self.answerings:
+            answering.cut(Cancelled("the client went away"))
+
+    def leave(self) -> None:
+        """Nobody reads any more."""
+        for answering in self.answerings:
+            answering.leave()

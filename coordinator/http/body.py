@@ -1,0 +1,45 @@
+"""A request's body, read within bounds of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from coordinator.http.schema import Body
+from coordinator.service import MAX_REQUEST
+from dspark.errors import Cancelled
+
+T = TypeVar("T", bound=Body)
+
+READ_S = 30.0
+
+
+async def read_body(request: Request, kind: type[T]) -> T:
+    """The body as `kind`; errors name what is wrong."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A browser sends JSON to another origin only after asking, so pages from elsewhere cannot post here.
+    if media != "application/json":
+        raise HTTPException(415, f"content-type: {media[:100] or 'none'} is not application/json")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > MAX_REQUEST:
+        raise _too_large()
+    content = bytearray()
+    try:
+        async with asyncio.timeout(READ_S):
+            async for part in request.stream():
+                content += part
+                if len(content) > MAX_REQUEST:
+                    raise _too_large()
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not come within {READ_S:g} s") from None
+    except ClientDisconnect:
+        raise Cancelled("the client went away") from None
+    return kind.read(bytes(content))
+
+
+def _too_large() -> HTTPException:
+    return HTTPException(413, f"the body is larger than {MAX_REQUEST} bytes")

@@ -1,0 +1,135 @@
+"""/v1/chat/completions: messages through the target's chat template, and the answer as the assistant's turn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from coordinator.frontdesk import LONG_TEXT
+from coordinator.http.answer import answered
+from coordinator.http.asking import sampling
+from coordinator.http.body import read_body
+from coordinator.http.describe import described_by
+from coordinator.http.door import Door
+from coordinator.http.messages import read_messages
+from coordinator.http.reply import Object
+from coordinator.http.schema import ChatBody
+from coordinator.http.template import ChatTemplate
+from coordinator.http.tokens import TokenTexts, chat_logprobs
+from coordinator.reading import Shown
+from coordinator.tokenizer import Tokenizer
+from dspark.errors import InvalidRequest, Unsupported
+
+# Fields of the gRPC interface, as this body calls them.
+_NAMES = {
+    "text": "messages",
+    "tokenized.input_ids": "messages",
+    "sampling_params.logprobs": "top_logprobs",
+}
+_KEYWORDS = ("enable_thinking", "reasoning_effort")  # arguments of templates that have a field of their own
+
+
+def routes(door: Door) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"])
+    texts = TokenTexts(door.desk.tokenizer)
+
+    @router.post("/v1/chat/completions", dependencies=[Depends(door.guard)], openapi_extra=described_by(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        """Answers a conversation."""
+        body = await read_body(request, ChatBody)
+        prompt = await read_prompt(door, body)
+        names = dict(_NAMES)
+        if body.max_completion_tokens is not None:
+            names["sampling_params.max_tokens"] = "max_completion_tokens"
+        options = sampling(body, max_tokens=_max_tokens(door, body, prompt), logprobs=_logprobs(body))
+        return await answered(door, request, body, [prompt], options, ChatShape(texts), kind="chatcmpl", names=names)
+
+    return router
+
+
+class ChatShape:
+    """`chat.completion` or its chunks."""
+
+    whole_object, part_object = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+
+    def opening(self, prompt: int) -> Object | None:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def part(self, shown: Shown) -> Object:
+        delta = {"content": shown.text} if shown.text or shown.tokens else {}
+        return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
+
+    def whole(self, prompt: int, parts: list[Shown]) -> Object:
+        told = [chat_logprobs(self._texts, shown) for shown in parts if shown.logprobs]
+        content = [one for each in told if each is not None for one in each["content"]]
+        text = "".join(shown.text for shown in parts)
+        return {
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": {"content": content, "refusal": None} if told else None,
+        }
+
+
+async def read_prompt(door: Door, body: ChatBody) -> tuple[int, ...]:
+    """The conversation as token ids."""
+    template, tokenizer = door.template, door.desk.tokenizer
+    if template is None or tokenizer is None:
+        raise Unsupported("messages", "the target has no chat template; /v1/completions takes plain prompts")
+    messages = read_messages(body.messages)
+    arguments = dict(body.chat_template_kwargs or {})
+    for name in _KEYWORDS:
+        if (value := getattr(body, name)) is not None:
+            if name not in template.arguments:
+                raise Unsupported(name, "the target's chat template has no such argument")
+            arguments[name] = value
+    asked = (template, tokenizer, messages, arguments, body)
+    if sum(len(str(message.get("content"))) for message in messages) > LONG_TEXT:
+        return await asyncio.to_thread(_ids, *asked)
+    return _ids(*asked)
+
+
+def _ids(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    arguments: dict[str, Any],
+    body: ChatBody,
+) -> tuple[int, ...]:
+    last = bool(body.continue_final_message)
+    begin = not last if body.add_generation_prompt is None else body.add_generation_prompt
+    if last and begin:
+        raise InvalidRequest("continue_final_message", "goes without add_generation_prompt")
+    text = template.render(messages, arguments, add_generation_prompt=begin)
+    if last:
+        text = _cut_behind(text, str(messages[-1].get("content") or ""))
+    return tokenizer.encode(text, add_special=False)  # the template writes them itself
+
+
+def _cut_behind(text: str, said: str) -> str:
+    """Without what the template puts behind the last message, so that the answer goes on with it."""
+    said = said.strip()
+    at = text.rfind(said)
+    if not said or at < 0:
+        raise InvalidRequest("continue_final_message", "the chat template does not show the last message as it is")
+    return text[: at + len(said)]
+
+
+def _max_tokens(door: Door, body: ChatBody, prompt: tuple[int, ...]) -> int:
+    """Without a limit: all that the context leaves, as OpenAI does."""
+    for given in (body.max_completion_tokens, body.max_tokens):
+        if given is not None:
+            return given
+    limits = door.desk.limits()
+    most = min(limits.context_length, limits.capacity or limits.context_length)
+    return max(most - len(prompt), 1)
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs", "only beside logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None

@@ -1,0 +1,68 @@
+"""What every route needs: the desk, and who may come in."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+
+from coordinator.cell import Terms
+from coordinator.clock import Clock
+from coordinator.frontdesk import FrontDesk
+from coordinator.http.errors import UnknownModel
+from coordinator.http.template import ChatTemplate
+from dspark.runtime.telemetry import Metrics
+
+Guard = Callable[[Request], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """One HTTP front.
+
+    guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
+    name: what clients call the target; empty takes its own. longest_s: longest life of a request.
+    local: only this machine can come in, and nobody asks it for a key, so web pages must not either.
+    """
+
+    desk: FrontDesk
+    clock: Clock
+    metrics: Metrics
+    guard: Guard
+    operator_guard: Guard
+    longest_s: float
+    template: ChatTemplate | None = None
+    name: str = ""
+    local: bool = True
+
+    def model(self, terms: Terms) -> str:
+        """The name clients use: the one that was given, the folder's, or the hub id."""
+        if self.name:
+            return self.name
+        path = Path(terms.model)
+        return path.name if path.is_absolute() or terms.model.startswith(".") or path.is_dir() else terms.model
+
+    def check_model(self, asked: str | None, terms: Terms) -> str:
+        """The served name; UnknownModel for any other model. Nothing asked for is the one there is."""
+        served = self.model(terms)
+        if asked not in (None, "", served, terms.model):
+            raise UnknownModel(f"the model {str(asked)[:200]!r} is not served here; {served!r} is")
+        return served
+
+
+def check_host(request: Request) -> None:
+    """A web page that resolves its own name to this machine carries that name; it must not drive a local server."""
+    host = request.headers.get("host", "")
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if name == "localhost" or name.endswith(".localhost"):
+        return
+    try:
+        if ipaddress.ip_address(name.strip("[]")).is_loopback:
+            return
+    except ValueError:
+        pass
+    raise HTTPException(403, f"host {host[:100]!r}: without a client token only local names are answered")

@@ -1,0 +1,79 @@
+"""Errors in OpenAI's shape, with the status that tells a client what to do. The HTTP half of `dspark.errors`."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from dspark.errors import Cancelled, Denied, DsparkError, Expired, InvalidRequest, Overloaded, Unavailable, Unsupported
+
+log = structlog.get_logger("dspark.http")
+
+_INVALID = "invalid_request_error"
+_RETRY_UNAVAILABLE_S = 1.0
+# Fields of the public gRPC message, as a client of this interface calls them.
+_NAMES = {"text": "prompt", "tokenized.input_ids": "prompt", "speculation.weight": "speculation.weight"}
+
+
+class UnknownModel(DsparkError):
+    """Asked for a model that is not served here."""
+
+
+def param_of(field: str) -> str:
+    """The name a client of this interface knows a field by."""
+    return _NAMES.get(field, field.removeprefix("sampling_params."))
+
+
+def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) for an error."""
+    kind, code, param, headers = "server_error", None, None, dict[str, str]()
+    message = str(error)
+    match error:
+        case InvalidRequest():
+            status, kind, param = 400, _INVALID, param_of(error.field)
+            # 400 also for what is understood and not built: clients try a 5xx again.
+            code = "unsupported_parameter" if isinstance(error, Unsupported) else None
+            message = f"{param}: {message.removeprefix(f'{error.field}: ')}"
+        case UnknownModel():
+            status, kind, code, param = 404, _INVALID, "model_not_found", "model"
+        case Denied():
+            status, kind, code = 401, _INVALID, "invalid_api_key"
+            headers["WWW-Authenticate"] = "Bearer"
+        case Overloaded():
+            status, kind, code, headers = 429, "rate_limit_error", "rate_limit_exceeded", _retry(error.retry_after_s)
+        case Unavailable():
+            status, code, headers = 503, "unavailable", _retry(_RETRY_UNAVAILABLE_S)
+        case Expired():
+            status, code = 504, "deadline_exceeded"
+        case Cancelled():
+            status, code = 499, "cancelled"
+        case HTTPException():
+            status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
+            kind = _INVALID if status < 500 else kind
+        case _:
+            reference = secrets.token_hex(4)
+            log.error("http.failed", reference=reference, exc_info=error)
+            status, message = 500, f"internal error, reference {reference}"
+    return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, headers
+
+
+def _retry(after_s: float) -> dict[str, str]:
+    """Whole seconds for everybody, milliseconds for clients that know them."""
+    return {"Retry-After": str(max(1, math.ceil(after_s))), "retry-after-ms": str(max(1, round(1000 * after_s)))}
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Every error of every route takes this shape."""
+
+    async def respond(_: Request, error: Exception) -> JSONResponse:
+        status, body, headers = described(error)
+        return JSONResponse(body, status, headers)
+
+    for kind in (DsparkError, HTTPException, Exception):
+        app.add_exception_handler(kind, respond)

@@ -1,0 +1,108 @@
+"""Server-sent events, and clients that go away.
+
+The status line waits for the first event, so that what fails before it is an honest status; a client that would wait
+too long for it gets comments meanwhile, which every reader of events skips. A client that goes is noticed by its
+connection, not by the next write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from coordinator.http.errors import described
+from dspark.errors import Cancelled
+
+T = TypeVar("T")
+
+KEEPALIVE_S = 15.0  # of silence, then a comment
+DONE = b"data: [DONE]\n\n"
+_COMMENT = b": still here\n\n"
+_HEADERS = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # proxies of nginx's kind would hold events back
+}
+
+
+def event(data: object) -> bytes:
+    """One event."""
+    return b"data: %b\n\n" % json.dumps(data, separators=(",", ":")).encode()
+
+
+class EventStream(Response):
+    """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client has left.
+
+    An error of `events` becomes a status before the first event, and an event after it.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[bytes], gone: Callable[[], None], headers: dict[str, str] | None = None
+    ) -> None:
+        self.status_code, self.background = 200, None
+        self.init_headers({**_HEADERS, **(headers or {})})
+        self._events, self._gone = events, gone
+        self._begun = False
+        self._sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._sent = asyncio.get_running_loop().time()
+        keeper = asyncio.create_task(self._keep(receive, send))
+        try:
+            async for part in self._events:
+                await self._write(send, part)
+        except Exception as error:
+            if not self._begun:
+                raise
+            if not isinstance(error, Cancelled):  # nobody is left to tell
+                await self._write(send, event(described(error)[1]))
+        finally:
+            keeper.cancel()
+            await self._events.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, part: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._sent = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _keep(self, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout_at(self._sent + KEEPALIVE_S):
+                    await left(receive)
+                self._gone()
+                return
+            except TimeoutError:
+                if loop.time() - self._sent >= KEEPALIVE_S:
+                    await self._write(send, _COMMENT)
+
+
+async def left(receive: Receive) -> None:
+    """Returns when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T], gone: Callable[[], None]) -> T:
+    """The result of `work`; `gone()` is called when the client leaves meanwhile. The body must have been read."""
+
+    async def watch() -> None:
+        await left(request.receive)
+        gone()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        return await work
+    finally:
+        watcher.cancel()

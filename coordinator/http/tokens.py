@@ -1,0 +1,98 @@
+"""Single tokens as text and as bytes, for log-probabilities. A token need not be a whole character."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from coordinator.reading import Shown
+from coordinator.tokenizer import Tokenizer
+from dspark.types import TokenLogprobs
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenTexts:
+    """What each token id is to a reader."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._alphabet = _byte_alphabet() if tokenizer is not None and tokenizer.spells_bytes else {}
+        self._known: dict[int, bytes] = {}
+
+    def bytes_of(self, token: int) -> bytes:
+        """The very bytes the token stands for; of a target without a tokenizer its number."""
+        found = self._known.get(token)
+        if found is None:
+            found = self._known[token] = self._read(token)
+        return found
+
+    def text_of(self, token: int) -> str:
+        """Bytes that are no character of their own are spelled out, as OpenAI does."""
+        spelled = self.bytes_of(token)
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+    def _read(self, token: int) -> bytes:
+        if self._tokenizer is None:
+            return f"token_id:{token}".encode()
+        name = self._tokenizer.name_of(token)
+        if name is None:
+            return b""
+        if not self._tokenizer.is_added(token):
+            if self._alphabet and all(letter in self._alphabet for letter in name):
+                return bytes(self._alphabet[letter] for letter in name)
+            if match := _BYTE.fullmatch(name):
+                return bytes([int(match[1], 16)])
+            if "\u2581" in name:
+                return name.replace("\u2581", " ").encode()
+        return name.encode()
+
+
+def chat_logprobs(texts: TokenTexts, shown: Shown) -> dict[str, Any] | None:
+    """Of a part of a chat answer; None where nothing was asked for."""
+    if not shown.logprobs:
+        return None
+
+    def told(token: int, logprob: float) -> dict[str, Any]:
+        spelled = texts.bytes_of(token)
+        return {"token": texts.text_of(token), "logprob": logprob, "bytes": list(spelled)}
+
+    content = [
+        told(token, one.logprob) | {"top_logprobs": [told(*pair) for pair in _top(one)]}
+        for token, one in zip(shown.tokens, shown.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(texts: TokenTexts, parts: Sequence[Shown], before: int) -> dict[str, Any] | None:
+    """Of parts of a completion that begins `before` characters into the text; None where nothing was asked for."""
+    tokens, values, tops, offsets = [], [], [], []
+    for shown in parts:
+        for token, one in zip(shown.tokens, shown.logprobs, strict=False):
+            text = texts.text_of(token)
+            tokens.append(text)
+            values.append(one.logprob)
+            tops.append({texts.text_of(other): value for other, value in _top(one)} or None)
+            offsets.append(before)
+            before += len(text)
+    if not tokens:
+        return None
+    return {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops}
+
+
+def _top(one: TokenLogprobs) -> list[tuple[int, float]]:
+    return list(zip(one.top_ids, one.top_logprobs, strict=True))
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level vocabularies write every byte as a printable letter: the printable ones as themselves, the others in
+    order from U+0100 on (GPT-2)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
