@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -17,6 +17,7 @@ from coordinator import paging
 from coordinator.answer import Started
 from coordinator.clock import Clock, settled
 from coordinator.drafting import Drafting, DraftWaits, result_of
+from coordinator.explain import Explain
 from coordinator.feeding import Feeding
 from coordinator.ports import Declined, DrafterPort, Prefilled, PrefillOrder, VerifierPort
 from coordinator.round_loop import Pace, RoundLoop
@@ -58,12 +59,14 @@ class Lane:
         waits: Conduct,
         clock: Clock,
         metrics: Metrics,
+        explain: Explain | None = None,
+        write: Callable[[], None] = lambda: None,
     ) -> None:
         self.verifier = verifier
         self._owner, self._waits, self._clock, self._metrics = owner, waits, clock, metrics
         self._feeding = Feeding(verifier, load, clock, metrics)
         self._drafting = drafting = Drafting(self._feeding, waits.draft, clock, metrics)
-        self._settling = Settling(owner, self._orphan, self._make_room, verifier.facts.vocab_size, metrics)
+        self._settling = Settling(owner, self._orphan, self._make_room, verifier.facts.vocab_size, metrics, write)
         self._tracks: dict[int, Track] = {}
         self._intakes: set[asyncio.Task[None]] = set()
         self._prefill_room = asyncio.Semaphore(waits.prefills)
@@ -80,6 +83,7 @@ class Lane:
             lose_verifier=self._lose_verifier,
             clock=clock,
             metrics=metrics,
+            explain=explain,
         )
         metrics.cost_curve_in_force.labels(lane=verifier.facts.name).set(float(self.cost.verify is not None))
 
@@ -193,8 +197,7 @@ class Lane:
     async def _prefill(self, track: Track) -> None:
         sequence, cursor = track.sequence, track.sequence.cursor
         keep = track.speculates and bool(self.verifier.facts.projection)
-        reason = "new" if not sequence.epoch else "handover" if track.handovers else "preempted"
-        self._metrics.prefills.labels(reason=reason).inc()
+        self._metrics.prefills.labels(reason=_why_prefilled(track)).inc()
         order = PrefillOrder(
             cursor,
             track.answer.log.ids(),
@@ -241,7 +244,7 @@ class Lane:
         if track.tally.first is None:
             track.tally.first = self._clock.time()
             started = Started(track.tally.queue_s(), prefilled.cached_tokens)
-        self._settling.show(track, track.answer.take((prefilled.anchor,), prefilled.logprobs, started=started))
+        self._settling.show_first(track, track.answer.take((prefilled.anchor,), prefilled.logprobs, started=started))
         self._loop.kick()
 
     def _refused(self, track: Track, declined: Declined) -> None:
@@ -273,3 +276,11 @@ class Lane:
     def _lose_verifier(self, why: str) -> None:
         self.verifier.close(why)
         self.close()
+
+
+def _why_prefilled(track: Track) -> str:
+    if track.handovers:
+        return "handover"
+    if track.sequence.epoch > track.sequence.born:
+        return "preempted"
+    return "resumed" if track.sequence.born else "new"

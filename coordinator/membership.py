@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import grpc
 import structlog
@@ -18,10 +18,12 @@ from coordinator.admission import Admission
 from coordinator.clients import DrafterClient, VerifierClient, drafter_facts, verifier_facts
 from coordinator.clock import Clock
 from coordinator.compatibility import drafter_mismatch, verifier_mismatch
+from coordinator.explain import Explain
 from coordinator.lane import Conduct, Lane
 from coordinator.ports import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.worker import Address, Role, Worker
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.tls import Tls
 from dspark.wire.v1 import draft_pb2, verify_pb2
 
 log = structlog.get_logger("dspark.membership")
@@ -39,11 +41,16 @@ class Membership:
         waits: Conduct,
         describe_s: float,
         token: str | None,
+        tls: Tls | None = None,
         clock: Clock,
         metrics: Metrics,
+        write: Callable[[], None] = lambda: None,
     ) -> None:
+        """`write` makes commits last before they are shown, see `settling`."""
+        self._write = write
+        self.explain = Explain()
         self._admission, self._waits, self._describe_s = admission, waits, describe_s
-        self._token, self._clock, self._metrics = token, clock, metrics
+        self._token, self._tls, self._clock, self._metrics = token, tls, clock, metrics
         self._workers: dict[Address, Worker] = {}
         self._load: Counter[DrafterPort] = Counter()
         self._lanes: dict[VerifierClient, Lane] = {}
@@ -75,7 +82,12 @@ class Membership:
         for address in wanted:
             if address not in self._workers:
                 self._workers[address] = Worker(
-                    address, self._join, describe_s=self._describe_s, token=self._token, metrics=self._metrics
+                    address,
+                    self._join,
+                    describe_s=self._describe_s,
+                    token=self._token,
+                    tls=self._tls,
+                    metrics=self._metrics,
                 )
         waiting = [worker.settled.wait() for worker in self._workers.values()]
         if waiting:
@@ -127,7 +139,14 @@ class Membership:
         client = VerifierClient(facts, channel, self._token, self._metrics, lost)
         worker.hold(client, client.session)
         lane = Lane(
-            client, self._admission, load=self._load, waits=self._waits, clock=self._clock, metrics=self._metrics
+            client,
+            self._admission,
+            load=self._load,
+            waits=self._waits,
+            clock=self._clock,
+            metrics=self._metrics,
+            explain=self.explain,
+            write=self._write,
         )
         self._lanes[client] = lane
         for drafter in self._drafters:

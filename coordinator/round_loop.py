@@ -24,6 +24,7 @@ from coordinator.budget import Budget
 from coordinator.clock import Clock, let_orders_leave, settled
 from coordinator.drafting import Drafting, result_of
 from coordinator.evidence import Evidence
+from coordinator.explain import Explain, Settled
 from coordinator.feeding import Feeding
 from coordinator.foresight import Foresight, columns_of
 from coordinator.learning import Learning
@@ -66,6 +67,7 @@ class RoundLoop:
         lose_verifier: Callable[[str], None],
         clock: Clock,
         metrics: Metrics,
+        explain: Explain | None = None,
     ) -> None:
         self.cost = StepCost(verifier.facts.cost)
         self.evidence = Evidence()
@@ -76,6 +78,7 @@ class RoundLoop:
         self._verifier, self._tracks = verifier, tracks
         self._feeding, self._drafting, self._settling = feeding, drafting, settling
         self._pace, self._lose_verifier, self._clock, self._metrics = pace, lose_verifier, clock, metrics
+        self._explain = explain if explain is not None else Explain()
         self._planner = Planner(self.cost, self.evidence, explore=pace.explore, bypass=pace.bypass)
         self._foresight = Foresight(tracks, feeding, drafting, self._planner, self.cost, self._hidden_s)
         self._budget = Budget()
@@ -154,6 +157,9 @@ class RoundLoop:
         self.rounds += len(turns)
         self.committed += committed
         now = self._clock.time()
+        if self._explain.watched:
+            told = (turns, cohort, blocks, trust, terms, plan, self._planner.plain, drafts, judged, committed)
+            self._explain.settled(Settled(self._verifier.facts.name, began, now, drafted_s, verified_s, *told))
         learn = partial(
             self._learning.learn,
             turns,
