@@ -8,7 +8,7 @@ never said: it is not committed, not shown and not counted. Knows nothing of tex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from coordinator.commit_log import CommitLog, End, cut
@@ -41,6 +41,17 @@ class Piece:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, where asked for
     round: Round | None = None  # None after a prefill
     started: Started | None = None  # with an answer's first commit
+
+    def part(self, start: int, stop: int | None) -> Piece:
+        """Some of its tokens; the end stays with the last of them."""
+        last = stop is None
+        return replace(
+            self,
+            tokens=self.tokens[start:stop],
+            logprobs=self.logprobs[start:stop],
+            end=self.end if last else None,
+            round=self.round if last else None,
+        )
 
 
 class Answer:

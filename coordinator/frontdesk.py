@@ -15,7 +15,7 @@ from coordinator.outlet import Outlet
 from coordinator.reading import Reader
 from coordinator.request import Request
 from coordinator.tokenizer import TextStream, Tokenizer
-from coordinator.validation import MAX_TEXT, Limits, check_head, read_request
+from coordinator.validation import MAX_TEXT, Limits, check_head, read_request, read_resume
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import generate_pb2
 
@@ -57,7 +57,7 @@ class FrontDesk:
             draw_seed=lambda: secrets.randbits(64),
         )
         outlet = Outlet(self._max_unread, request.choices)
-        reader = Reader(request, lambda: self._text(request), arrived)
+        reader = Reader(request, lambda: self._text(request), arrived, read_resume(message, request.choices))
         call = self.cell.submit(Order(message, request, arrived, lasts_s), outlet)
         return Asked(request, call, outlet, reader)
 

@@ -11,15 +11,17 @@ from coordinator.admission import Admission
 from coordinator.answer import Answer
 from coordinator.cell import Order, Terms
 from coordinator.commit_log import CommitLog
+from coordinator.journal import Journal, Said
 from coordinator.membership import Membership
 from coordinator.outlet import Sink
 from coordinator.policy import Policy
 from coordinator.request import Request
+from coordinator.resumption import Journaled, look_up, tell_again
 from coordinator.sequence import Sequence as Life
 from coordinator.tally import Tally
 from coordinator.track import Track
 from coordinator.validation import Limits
-from dspark.errors import Unavailable
+from dspark.errors import Cancelled, InvalidRequest, Unavailable
 from dspark.types import Rule
 
 
@@ -33,24 +35,30 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class LocalCall:
-    """The tracks of one request, one per answer."""
+    """The tracks of one request by answer, but for those that were complete when it was resumed."""
 
     admission: Admission
-    tracks: tuple[Track, ...]
+    tracks: dict[int, Track]
+    kept: Journaled | None = None
 
     def finish(self, index: int) -> None:
-        self.admission.finish(self.tracks[index])
+        if self.kept is not None:
+            self.kept.finished(index)
+        if index in self.tracks:
+            self.admission.finish(self.tracks[index])
 
     def cut(self, error: Exception) -> None:
-        for track in self.tracks:
+        for track in self.tracks.values():
             self.admission.ended(track, error)
 
 
 class LocalCell:
     """The one way in, whatever the front end."""
 
-    def __init__(self, admission: Admission, membership: Membership, offer: Offer) -> None:
-        self.admission, self.membership, self.offer = admission, membership, offer
+    def __init__(
+        self, admission: Admission, membership: Membership, offer: Offer, journal: Journal | None = None
+    ) -> None:
+        self.admission, self.membership, self.offer, self.journal = admission, membership, offer, journal
         # Drafters may serve several coordinators, so numbers of two of them must not meet.
         self._numbers = itertools.count(secrets.randbits(47) << 16)
 
@@ -76,18 +84,54 @@ class LocalCell:
         self.admission.check_capacity()
 
     def submit(self, order: Order, sink: Sink) -> LocalCall:
-        """A track per answer, with one sink for all."""
-        request = order.request
-        tracks = tuple(self._track(request, choice, order.arrived, sink) for choice in range(request.choices))
-        self.admission.submit(*tracks)
-        return LocalCall(self.admission, tracks)
+        """A track per answer, with one sink for all; of a resumed request, per answer that is not complete."""
+        request, known = order.request, None
+        if order.message.HasField("resume"):
+            known = look_up(order, self.journal)
+            request = known.request
+            self._take_over(request.id)
+        self.admission.check_capacity(request.choices)
+        if self.admission.find(request.id) is not None:
+            raise InvalidRequest("request_id", "a running request has this id")
+        kept = None
+        if self.journal is not None:
+            kept = Journaled(self.journal, self.journal.open(request, known.entry if known else None), sink)
+        tracks = {
+            choice: self._track(request, choice, order.arrived, kept or sink, known.answers[choice] if known else None)
+            for choice in range(request.choices)
+            if known is None or known.answers[choice].end is None
+        }
+        self._begin(request, tracks, kept)
+        if known is not None:
+            tell_again(sink, known)
+        return LocalCall(self.admission, tracks, kept)
+
+    def _begin(self, request: Request, tracks: dict[int, Track], kept: Journaled | None) -> None:
+        """Nothing is committed before this turn of the loop is over."""
+        try:
+            if tracks:
+                self.admission.submit(*tracks.values())
+        except Exception:
+            if kept is not None:
+                kept.given_up()
+            raise
+        if kept is not None:
+            kept.begun(tracks)
+
+    def _take_over(self, request_id: str) -> None:
+        """Whoever reads its answers now, the client that resumes them comes first."""
+        while (track := self.admission.find(request_id)) is not None:
+            self.admission.ended(track, Cancelled("its client resumed it elsewhere"))
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         return [name for name in request_ids if self.admission.abort(name)]
 
-    def _track(self, request: Request, choice: int, arrived: float, sink: Sink) -> Track:
+    def _track(self, request: Request, choice: int, arrived: float, sink: Sink, said: Said | None) -> Track:
         if choice:
             request = replace(request, law=replace(request.law, choice=choice))
         log = CommitLog(request.prompt)
+        if said is not None:
+            log.append(said.tokens)
         answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
-        return Track(request, Life(next(self._numbers), log), answer, Tally(arrived), sink)
+        life = Life(next(self._numbers), log, epoch=said.epoch + 1 if said is not None else 0)
+        return Track(request, life, answer, Tally(arrived), sink)

@@ -7,7 +7,7 @@ the pieces themselves, so it does not matter where they were committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.answer import Piece
@@ -33,8 +33,9 @@ class Shown:
 class Reading:
     """One answer as its pieces come in."""
 
-    def __init__(self, request: Request, index: int, text: TextStream | None, arrived: float) -> None:
+    def __init__(self, request: Request, index: int, text: TextStream | None, arrived: float, held: int = 0) -> None:
         self.index = index
+        self.held = held  # leading tokens that the client has: read, and not shown again
         self.answered = 0  # tokens shown
         self.unsaid = 0  # tokens that came behind a stop string
         self.end: End | None = None
@@ -49,12 +50,17 @@ class Reading:
         if self.end is not None:
             self.unsaid += len(piece.tokens)
             return False
+        had = min(max(self.held - self.answered, 0), len(piece.tokens))
+        if 0 < had < len(piece.tokens):  # text is made token by token, so it can be parted where the tokens are
+            ended = self.read(piece.part(0, had), at, Shown(self.index, 0))
+            return self.read(piece.part(had, None), at, shown) or ended
         kept, end, text = self._read(piece.tokens, piece.end)
         self.answered += len(kept)
         self.unsaid += len(piece.tokens) - len(kept)
-        shown.tokens += kept
-        shown.text += text
-        shown.logprobs += piece.logprobs[: len(kept)]
+        if not had:
+            shown.tokens += kept
+            shown.text += text
+            shown.logprobs += piece.logprobs[: len(kept)]
         self._count(piece, len(kept), at)
         if end is None:
             return False
@@ -97,12 +103,15 @@ class Reading:
 
 
 class Reader:
-    """All answers of one request."""
+    """All answers of one request; `held`: tokens of each that its client has, when it resumes them."""
 
-    def __init__(self, request: Request, make_text: Callable[[], TextStream | None], arrived: float) -> None:
+    def __init__(
+        self, request: Request, make_text: Callable[[], TextStream | None], arrived: float, held: Sequence[int] = ()
+    ) -> None:
         self.request = request
         self._open = request.choices
-        self.readings = [Reading(request, index, make_text(), arrived) for index in range(request.choices)]
+        had = held or (0,) * request.choices
+        self.readings = [Reading(request, index, make_text(), arrived, had[index]) for index in range(request.choices)]
 
     @property
     def done(self) -> bool:
@@ -122,7 +131,7 @@ class Reader:
         for piece, at in waiting:
             reading = self.readings[piece.index]
             if piece.index not in shown:
-                shown[piece.index] = Shown(piece.index, reading.answered)
+                shown[piece.index] = Shown(piece.index, max(reading.answered, reading.held))
             if reading.read(piece, at, shown[piece.index]):
                 self._open -= 1
                 if reading.end is not None and reading.end.text is not None:

@@ -70,13 +70,13 @@ class UnlistedEvent(RuntimeError):
 class Sequence:
     """Where one sequence stands."""
 
-    def __init__(self, number: int, log: CommitLog) -> None:
+    def __init__(self, number: int, log: CommitLog, *, epoch: int = 0) -> None:
         self.number = number  # never used twice by one coordinator
         self.log = log
         self.state = State.WAITING
-        self.epoch = 0
+        self.epoch = self.born = epoch  # above 0 when it was resumed: lower ones have drawn already
         self.round = 0  # rounds finished in this epoch, the prefill included
-        self._cursor = Cursor(number, 0, 0, len(log))
+        self._cursor = Cursor(number, epoch, 0, len(log))
 
     def apply(self, event: Event) -> None:
         """Moves on."""

@@ -1,7 +1,8 @@
 """Applying the verdicts of one cohort: commit, then show, then count.
 
-Invariant 6, committed before shown: `Answer.take` appends before the outlet sees anything. A verdict for a sequence
-that has ended or moved on since is dropped and counted.
+Invariant 6, committed before shown: `Answer.take` appends before the outlet sees anything, and `write` has made it last
+before anybody can read from the outlet. A verdict for a sequence that has ended or moved on since is dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ class Settling:
         make_room: Callable[[], None],
         vocab_size: int,
         metrics: Metrics,
+        write: Callable[[], None] = lambda: None,
     ) -> None:
         self._owner, self._orphan, self._make_room = owner, orphan, make_room
-        self._vocab_size, self._metrics = vocab_size, metrics
+        self._vocab_size, self._metrics, self._write = vocab_size, metrics, write
         self.counts = RoundCounts(metrics)
 
     def settle(self, turns: Sequence[Turn], verdicts: Sequence[Verdict | Declined]) -> int:
@@ -77,9 +79,15 @@ class Settling:
                 committed += self._guarded(turn, verdict)
         if any(isinstance(each, Declined) and each.why is RefusalReason.OUT_OF_PAGES for each in verdicts):
             self._make_room()  # one leaves, whatever the number refused: it held many pages, and each wants one
+        self._write()  # before this turn of the loop is over, so before anybody is shown what was committed in it
         return committed
 
-    def show(self, track: Track, piece: Piece) -> None:
+    def show_first(self, track: Track, piece: Piece) -> None:
+        """The commit that a prefill brings."""
+        self._show(track, piece)
+        self._write()
+
+    def _show(self, track: Track, piece: Piece) -> None:
         """Hands a commit to the client; whoever does not read is cut."""
         self.counts.shown(len(piece.tokens))
         track.end = piece.end
@@ -112,7 +120,7 @@ class Settling:
         accepted = min(verdict.accepted, len(piece.tokens))
         track.tally.round(verified=verdict.judged, accepted=accepted, committed=len(piece.tokens))
         self.counts.judged(len(turn.block.token_ids), verdict.judged, verdict.accepted, accepted, turn.empty_because)
-        self.show(track, piece)
+        self._show(track, piece)
         return len(piece.tokens)
 
     def _declined(self, turn: Turn, declined: Declined) -> None:

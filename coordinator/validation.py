@@ -96,6 +96,18 @@ def read_request(
     )
 
 
+def read_resume(message: generate_pb2.GenerateRequest, choices: int) -> tuple[int, ...]:
+    """Tokens of each answer that the client holds; empty for a new request."""
+    if not message.HasField("resume"):
+        return ()
+    if not message.request_id:
+        raise InvalidRequest("resume", "say by request_id what is to be resumed")
+    held = tuple(message.resume.offsets)
+    if len(held) != choices:
+        raise InvalidRequest("resume.offsets", f"{len(held)} offsets for {choices} answers")
+    return held
+
+
 def _read_weight(params: generate_pb2.SpeculationParams) -> float:
     weight = params.weight if params.HasField("weight") else 1.0
     if not WEIGHTS[0] <= weight <= WEIGHTS[1]:

@@ -112,6 +112,7 @@ class Link:
             sampling_params=order.message.sampling_params,
             speculation=order.message.speculation,
             cache_salt=order.message.cache_salt,
+            resume=order.message.resume if order.message.HasField("resume") else None,
         )
         message.sampling_params.ClearField("stop")  # looked for here
         message.tokenized.input_ids.extend(order.request.prompt)

@@ -25,29 +25,35 @@ _sym_db = _symbol_database.Default()
 from dspark.wire.v1 import types_pb2 as dspark_dot_wire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64spark/wire/v1/control.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\"i\n\x0eWorkerEndpoint\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.dspark.wire.v1.Role\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04name\x18\x04 \x01(\t\"B\n\x0f\x41nnounceRequest\x12/\n\x07workers\x18\x01 \x03(\x0b\x32\x1e.dspark.wire.v1.WorkerEndpoint\"\"\n\rAnnounceReply\x12\x11\n\tconnected\x18\x01 \x01(\r\"\x12\n\x10GetStatusRequest\"\xf5\x01\n\rProcessStatus\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.dspark.wire.v1.Role\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\r\n\x05state\x18\x06 \x01(\t\x12\x11\n\tsequences\x18\x07 \x01(\r\x12\x12\n\npages_held\x18\x08 \x01(\r\x12\x13\n\x0bpages_total\x18\t \x01(\r\x12\r\n\x05model\x18\n \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x0b \x01(\t\x12\x14\n\x0cmetrics_port\x18\x0c \x01(\r\"\xa6\x02\n\nLaneStatus\x12\x10\n\x08verifier\x18\x01 \x01(\t\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x1b\n\x13\x63ost_curve_in_force\x18\x06 \x01(\x08\x12.\n\x0bverify_cost\x18\x07 \x01(\x0b\x32\x19.dspark.wire.v1.CostCurve\x12-\n\ndraft_cost\x18\x08 \x01(\x0b\x32\x19.dspark.wire.v1.CostCurve\x12\x1e\n\x16mean_acceptance_length\x18\t \x01(\x01\x12\x0e\n\x06rounds\x18\n \x01(\x04\x12\x16\n\x0e\x61ttention_path\x18\x0b \x01(\t\"\xa3\x01\n\x0eGetStatusReply\x12\x30\n\tprocesses\x18\x01 \x03(\x0b\x32\x1d.dspark.wire.v1.ProcessStatus\x12)\n\x05lanes\x18\x02 \x03(\x0b\x32\x1a.dspark.wire.v1.LaneStatus\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x13\n\x0bqueue_limit\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\t*f\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10ROLE_COORDINATOR\x10\x01\x12\x0f\n\x0bROLE_VERIFY\x10\x02\x12\x0e\n\nROLE_DRAFT\x10\x03\x12\x11\n\rROLE_FRONTEND\x10\x04\x32\xa4\x01\n\x07\x43ontrol\x12J\n\x08\x41nnounce\x12\x1f.dspark.wire.v1.AnnounceRequest\x1a\x1d.dspark.wire.v1.AnnounceReply\x12M\n\tGetStatus\x12 .dspark.wire.v1.GetStatusRequest\x1a\x1e.dspark.wire.v1.GetStatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64spark/wire/v1/control.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\"{\n\x0eWorkerEndpoint\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.dspark.wire.v1.Role\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\"B\n\x0f\x41nnounceRequest\x12/\n\x07workers\x18\x01 \x03(\x0b\x32\x1e.dspark.wire.v1.WorkerEndpoint\"0\n\rAnnounceReply\x12\x11\n\tconnected\x18\x01 \x01(\r\x12\x0c\n\x04idle\x18\x02 \x03(\t\"\x12\n\x10GetStatusRequest\"\xa4\x02\n\rProcessStatus\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.dspark.wire.v1.Role\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\r\n\x05state\x18\x06 \x01(\t\x12\x11\n\tsequences\x18\x07 \x01(\r\x12\x12\n\npages_held\x18\x08 \x01(\r\x12\x13\n\x0bpages_total\x18\t \x01(\r\x12\r\n\x05model\x18\n \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x0b \x01(\t\x12\x14\n\x0cmetrics_port\x18\x0c \x01(\r\x12\x0e\n\x06\x62usy_s\x18\r \x01(\x01\x12\x0e\n\x06wait_s\x18\x0e \x01(\x01\x12\r\n\x05waits\x18\x0f \x01(\x04\"\xa6\x02\n\nLaneStatus\x12\x10\n\x08verifier\x18\x01 \x01(\t\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x1b\n\x13\x63ost_curve_in_force\x18\x06 \x01(\x08\x12.\n\x0bverify_cost\x18\x07 \x01(\x0b\x32\x19.dspark.wire.v1.CostCurve\x12-\n\ndraft_cost\x18\x08 \x01(\x0b\x32\x19.dspark.wire.v1.CostCurve\x12\x1e\n\x16mean_acceptance_length\x18\t \x01(\x01\x12\x0e\n\x06rounds\x18\n \x01(\x04\x12\x16\n\x0e\x61ttention_path\x18\x0b \x01(\t\"\xc3\x02\n\x0eGetStatusReply\x12\x30\n\tprocesses\x18\x01 \x03(\x0b\x32\x1d.dspark.wire.v1.ProcessStatus\x12)\n\x05lanes\x18\x02 \x03(\x0b\x32\x1a.dspark.wire.v1.LaneStatus\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x13\n\x0bqueue_limit\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12:\n\x06totals\x18\x06 \x03(\x0b\x32*.dspark.wire.v1.GetStatusReply.TotalsEntry\x12\x33\n\rdistributions\x18\x07 \x03(\x0b\x32\x1c.dspark.wire.v1.Distribution\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"I\n\x0c\x44istribution\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x62ounds\x18\x02 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x04\x12\x0b\n\x03sum\x18\x04 \x01(\x01*f\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10ROLE_COORDINATOR\x10\x01\x12\x0f\n\x0bROLE_VERIFY\x10\x02\x12\x0e\n\nROLE_DRAFT\x10\x03\x12\x11\n\rROLE_FRONTEND\x10\x04\x32\xa4\x01\n\x07\x43ontrol\x12J\n\x08\x41nnounce\x12\x1f.dspark.wire.v1.AnnounceRequest\x1a\x1d.dspark.wire.v1.AnnounceReply\x12M\n\tGetStatus\x12 .dspark.wire.v1.GetStatusRequest\x1a\x1e.dspark.wire.v1.GetStatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.wire.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1018
-  _globals['_ROLE']._serialized_end=1120
+  _globals['_GETSTATUSREPLY_TOTALSENTRY']._loaded_options = None
+  _globals['_GETSTATUSREPLY_TOTALSENTRY']._serialized_options = b'8\001'
+  _globals['_ROLE']._serialized_start=1332
+  _globals['_ROLE']._serialized_end=1434
   _globals['_WORKERENDPOINT']._serialized_start=76
-  _globals['_WORKERENDPOINT']._serialized_end=181
-  _globals['_ANNOUNCEREQUEST']._serialized_start=183
-  _globals['_ANNOUNCEREQUEST']._serialized_end=249
-  _globals['_ANNOUNCEREPLY']._serialized_start=251
-  _globals['_ANNOUNCEREPLY']._serialized_end=285
-  _globals['_GETSTATUSREQUEST']._serialized_start=287
-  _globals['_GETSTATUSREQUEST']._serialized_end=305
-  _globals['_PROCESSSTATUS']._serialized_start=308
-  _globals['_PROCESSSTATUS']._serialized_end=553
-  _globals['_LANESTATUS']._serialized_start=556
-  _globals['_LANESTATUS']._serialized_end=850
-  _globals['_GETSTATUSREPLY']._serialized_start=853
-  _globals['_GETSTATUSREPLY']._serialized_end=1016
-  _globals['_CONTROL']._serialized_start=1123
-  _globals['_CONTROL']._serialized_end=1287
+  _globals['_WORKERENDPOINT']._serialized_end=199
+  _globals['_ANNOUNCEREQUEST']._serialized_start=201
+  _globals['_ANNOUNCEREQUEST']._serialized_end=267
+  _globals['_ANNOUNCEREPLY']._serialized_start=269
+  _globals['_ANNOUNCEREPLY']._serialized_end=317
+  _globals['_GETSTATUSREQUEST']._serialized_start=319
+  _globals['_GETSTATUSREQUEST']._serialized_end=337
+  _globals['_PROCESSSTATUS']._serialized_start=340
+  _globals['_PROCESSSTATUS']._serialized_end=632
+  _globals['_LANESTATUS']._serialized_start=635
+  _globals['_LANESTATUS']._serialized_end=929
+  _globals['_GETSTATUSREPLY']._serialized_start=932
+  _globals['_GETSTATUSREPLY']._serialized_end=1255
+  _globals['_GETSTATUSREPLY_TOTALSENTRY']._serialized_start=1210
+  _globals['_GETSTATUSREPLY_TOTALSENTRY']._serialized_end=1255
+  _globals['_DISTRIBUTION']._serialized_start=1257
+  _globals['_DISTRIBUTION']._serialized_end=1330
+  _globals['_CONTROL']._serialized_start=1437
+  _globals['_CONTROL']._serialized_end=1601
 # @@protoc_insertion_point(module_scope)

@@ -108,20 +108,22 @@ class DraftRelease(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
-    __slots__ = ("tag", "incarnation", "drafter_version", "opened", "blocks", "released")
+    __slots__ = ("tag", "incarnation", "drafter_version", "opened", "blocks", "released", "draining")
     TAG_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     tag: int
     incarnation: int
     drafter_version: str
     opened: Opened
     blocks: Blocks
     released: DraftReleased
-    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., drafter_version: _Optional[str] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., released: _Optional[_Union[DraftReleased, _Mapping]] = ...) -> None: ...
+    draining: _types_pb2.Draining
+    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., drafter_version: _Optional[str] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., released: _Optional[_Union[DraftReleased, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("cursor", "refusal")

@@ -164,16 +164,28 @@ class CostCurve(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., source: _Optional[str] = ..., sequence_seconds: _Optional[_Iterable[float]] = ..., tokens_per_sequence: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("sequences", "pages_held", "pages_total", "queued")
+    __slots__ = ("sequences", "pages_held", "pages_total", "queued", "busy_s", "wait_s", "waits")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PAGES_HELD_FIELD_NUMBER: _ClassVar[int]
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     sequences: int
     pages_held: int
     pages_total: int
     queued: int
-    def __init__(self, sequences: _Optional[int] = ..., pages_held: _Optional[int] = ..., pages_total: _Optional[int] = ..., queued: _Optional[int] = ...) -> None: ...
+    busy_s: float
+    wait_s: float
+    waits: int
+    def __init__(self, sequences: _Optional[int] = ..., pages_held: _Optional[int] = ..., pages_total: _Optional[int] = ..., queued: _Optional[int] = ..., busy_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., waits: _Optional[int] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ("finish_within_ms",)
+    FINISH_WITHIN_MS_FIELD_NUMBER: _ClassVar[int]
+    finish_within_ms: int
+    def __init__(self, finish_within_ms: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

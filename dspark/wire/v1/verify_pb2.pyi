@@ -128,20 +128,22 @@ class VerifyRelease(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ...) -> None: ...
 
 class VerifyEvent(_message.Message):
-    __slots__ = ("tag", "incarnation", "prefilled", "verdicts", "resent", "released")
+    __slots__ = ("tag", "incarnation", "prefilled", "verdicts", "resent", "released", "draining")
     TAG_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     RESENT_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     tag: int
     incarnation: int
     prefilled: Prefilled
     verdicts: Verdicts
     resent: Resent
     released: VerifyReleased
-    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., verdicts: _Optional[_Union[Verdicts, _Mapping]] = ..., resent: _Optional[_Union[Resent, _Mapping]] = ..., released: _Optional[_Union[VerifyReleased, _Mapping]] = ...) -> None: ...
+    draining: _types_pb2.Draining
+    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., verdicts: _Optional[_Union[Verdicts, _Mapping]] = ..., resent: _Optional[_Union[Resent, _Mapping]] = ..., released: _Optional[_Union[VerifyReleased, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
 
 class Prefilled(_message.Message):
     __slots__ = ("cursor", "anchor", "features_through", "forward_ns", "refusal", "cached_tokens", "logprobs")

@@ -1,0 +1,240 @@
+"""What clients may resume: which tokens were committed for which request, here and after this process.
+
+Invariant 6, committed before shown, beyond the process: what `write` returned from is read again by the next
+coordinator. Knows requests by digest, not by prompt. An answer stays resumable while it runs, and for a while after
+its client went away or its end was told: the end may not have arrived. A journal that cannot be written any more
+says so once, by log and metric, and answers go on without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import structlog
+from google.protobuf.message import DecodeError
+
+from coordinator.answer import Piece
+from coordinator.commit_log import End, Reason
+from coordinator.journal_file import JournalFile
+from coordinator.request import Request
+from dspark.runtime.telemetry import Metrics
+from dspark.types import TokenLogprobs
+from dspark.wire import codec
+from dspark.wire.v1 import journal_pb2
+
+log = structlog.get_logger("dspark.journal")
+
+MAX_KEPT = 4096  # requests that nobody runs; the oldest goes first
+
+_REASONS = {
+    Reason.STOP: journal_pb2.JournalEnd.REASON_STOP,
+    Reason.LENGTH: journal_pb2.JournalEnd.REASON_LENGTH,
+    Reason.ABORT: journal_pb2.JournalEnd.REASON_ABORT,
+}
+_ENDS = {number: reason for reason, number in _REASONS.items()}
+
+
+@dataclass(slots=True)
+class Said:
+    """One answer as far as it is committed."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    epoch: int = 0  # the highest that committed
+    end: End | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request."""
+
+    number: int
+    request_id: str
+    digest: bytes
+    seed: int
+    answers: list[Said]
+    running: bool = False
+    touched: float = 0.0  # unix seconds
+
+
+def digest(request: Request) -> bytes:
+    """Equal for equal prompts under equal laws and limits. Draws' key aside: the journal knows the one in use."""
+    law = codec.write_law(replace(request.law, seed=0, choice=0)).SerializeToString(deterministic=True)
+    rest = repr((request.max_tokens, sorted(request.stop_ids), request.choices, request.cache_salt)).encode()
+    return hashlib.sha256(np.asarray(request.prompt, np.uint32).tobytes() + rest + law).digest()
+
+
+class Journal:
+    """`file` None: in memory, for clients that lost their connection or their front end."""
+
+    def __init__(
+        self, file: JournalFile | None, *, keep_s: float, metrics: Metrics, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._file, self._keep_s, self._metrics, self._now = file, keep_s, metrics, clock
+        self._entries: dict[str, Entry] = {}
+        self._unwritten = journal_pb2.JournalBatch()
+        self._dirty = False
+        self._numbers = 0
+        if file is not None:
+            self._read(file)
+            file.begin([*self._snapshot()])
+            log.info("journal.read", requests=len(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, request_id: str) -> Entry | None:
+        return self._entries.get(request_id)
+
+    def open(self, request: Request, known: Entry | None = None) -> Entry:
+        """A request is taken in, anew or to go on with what is known of it."""
+        self._expire()
+        self._numbers += 1
+        answers = known.answers if known is not None else [Said() for _ in range(request.choices)]
+        entry = Entry(self._numbers, request.id, digest(request), request.law.seed, answers, True, self._now())
+        self._entries.pop(request.id, None)
+        self._entries[request.id] = entry
+        for part, messages in (("requests", [_request(entry)]), *_written(entry)):
+            getattr(self._unwritten, part).extend(messages)
+        self._dirty = True
+        return entry
+
+    def committed(self, entry: Entry, piece: Piece, epoch: int) -> None:
+        """Notes what was committed; `write` makes it last."""
+        said = entry.answers[piece.index]
+        if piece.tokens:
+            said.tokens += piece.tokens
+            said.logprobs += piece.logprobs
+            said.epoch = max(said.epoch, epoch)
+            self._unwritten.commits.add(
+                number=entry.number,
+                index=piece.index,
+                epoch=epoch,
+                token_ids=piece.tokens,
+                logprobs=codec.write_logprobs(piece.logprobs),
+            )
+            self._dirty = True
+        if piece.end is not None:
+            self.ended(entry, piece.index, piece.end)
+
+    def ended(self, entry: Entry, index: int, end: End) -> None:
+        """One of its answers is complete."""
+        if entry.answers[index].end is None:
+            entry.answers[index].end = end
+            self._unwritten.ends.append(_end(entry, index, end))
+            self._dirty = True
+
+    def left(self, entry: Entry) -> None:
+        """Nobody works on it any more; it can be resumed for a while."""
+        entry.running, entry.touched = False, self._now()
+
+    def write(self) -> None:
+        """Everything noted is with the operating system afterwards."""
+        if not self._dirty:
+            return
+        batch, self._unwritten, self._dirty = self._unwritten, journal_pb2.JournalBatch(), False
+        if self._file is None:
+            return
+        batch.unix_s = self._now()
+        try:
+            self._file.append(batch.SerializeToString())
+            if self._file.full:
+                self._expire()
+                self._file.begin([*self._snapshot()])
+        except OSError as error:
+            log.error("journal.failed", error=error.strerror, effect="answers cannot be resumed after a restart")
+            self._metrics.journal_failed.set(1)
+            self._file = None
+
+    def close(self) -> None:
+        self.write()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _expire(self) -> None:
+        idle = [entry for entry in self._entries.values() if not entry.running]
+        too_many = max(len(idle) - MAX_KEPT, 0)
+        idle.sort(key=lambda entry: entry.touched)
+        for place, entry in enumerate(idle):
+            if place < too_many or entry.touched + self._keep_s < self._now():
+                del self._entries[entry.request_id]
+
+    def _snapshot(self) -> Iterator[bytes]:
+        """Everything that may still be resumed, a record per request."""
+        for entry in self._entries.values():
+            batch = journal_pb2.JournalBatch(
+                unix_s=self._now() if entry.running else entry.touched, requests=[_request(entry)]
+            )
+            for part, messages in _written(entry):
+                getattr(batch, part).extend(messages)
+            yield batch.SerializeToString()
+
+    def _read(self, file: JournalFile) -> None:
+        numbers: dict[int, Entry] = {}
+        for record in file.read():
+            batch = journal_pb2.JournalBatch()
+            try:
+                batch.ParseFromString(record)
+                self._take(batch, numbers)
+            except (DecodeError, KeyError, IndexError) as error:
+                log.warning("journal.not_understood", error=repr(error))
+        self._numbers = max(numbers, default=0)
+        self._expire()
+
+    def _take(self, batch: journal_pb2.JournalBatch, numbers: dict[int, Entry]) -> None:
+        for opened in batch.requests:
+            answers = [Said() for _ in range(opened.answers)]
+            entry = Entry(opened.number, opened.request_id, opened.digest, opened.seed, answers)
+            numbers[opened.number] = self._entries[opened.request_id] = entry
+            entry.touched = batch.unix_s
+        for commit in batch.commits:
+            entry = numbers[commit.number]
+            said = entry.answers[commit.index]
+            said.tokens += commit.token_ids
+            said.logprobs += codec.read_logprobs(commit.logprobs)
+            said.epoch, entry.touched = max(said.epoch, commit.epoch), batch.unix_s
+        for ended in batch.ends:
+            token = ended.matched_token_id if ended.HasField("matched_token_id") else None
+            numbers[ended.number].answers[ended.index].end = End(_ENDS[ended.reason], token)
+            numbers[ended.number].touched = batch.unix_s
+
+
+def _request(entry: Entry) -> journal_pb2.JournalRequest:
+    return journal_pb2.JournalRequest(
+        number=entry.number,
+        request_id=entry.request_id,
+        digest=entry.digest,
+        seed=entry.seed,
+        answers=len(entry.answers),
+    )
+
+
+def _written(entry: Entry) -> Iterator[tuple[str, Sequence[object]]]:
+    """All that was said so far, by part of a batch."""
+    for index, said in enumerate(entry.answers):
+        if said.tokens:
+            yield (
+                "commits",
+                [
+                    journal_pb2.JournalCommit(
+                        number=entry.number,
+                        index=index,
+                        epoch=said.epoch,
+                        token_ids=said.tokens,
+                        logprobs=codec.write_logprobs(said.logprobs),
+                    )
+                ],
+            )
+        if said.end is not None:
+            yield "ends", [_end(entry, index, said.end)]
+
+
+def _end(entry: Entry, index: int, end: End) -> journal_pb2.JournalEnd:
+    return journal_pb2.JournalEnd(
+        number=entry.number, index=index, reason=_REASONS[end.reason], matched_token_id=end.token_id
+    )

@@ -1,0 +1,147 @@
+"""The journal's bytes on disk: append-only segments, one written at a time, bounded by starting over.
+
+A record is written to the operating system before `append` returns, so it survives the end of this process however
+that comes. Against the end of the machine `sync` says when it reaches the disk: "always" before `append` returns,
+"interval" within `sync_s`, from a thread of its own. When a segment is full the next one begins with all that is
+still of use, is put in place whole or not at all, and takes the old one's place; so the folder never holds more than
+two segments. One process writes a folder at a time. See ADR 23.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import structlog
+
+from dspark.errors import ConfigError
+
+log = structlog.get_logger("dspark.journal")
+
+MAGIC = b"DSPKJNL1"
+MAX_RECORD = 64 * 1024 * 1024  # bytes; more is no record
+SYNCS = ("always", "interval")
+_HEAD = struct.Struct("<II")
+
+
+class JournalFile:
+    """Records of bytes in `folder`. `read` once, then `begin`, then `append`. Raises ConfigError, later OSError."""
+
+    def __init__(self, folder: Path, *, sync: str, sync_s: float, segment_bytes: int) -> None:
+        self._folder, self._sync, self._segment_bytes = folder, sync, segment_bytes
+        self._number, self._size, self._descriptor = 0, 0, -1
+        self._unsynced = False
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(f"coordinator.journal: {folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigError(f"coordinator.journal: another coordinator writes {folder}") from None
+        self._ending = threading.Event()
+        self._syncing = threading.Thread(target=self._sync_now_and_then, args=(sync_s,), name="journal", daemon=True)
+        if sync == "interval":
+            self._syncing.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether the segment has reached its size."""
+        return self._size >= self._segment_bytes
+
+    def read(self) -> Iterator[bytes]:
+        """Every whole record of earlier processes, oldest first."""
+        for path in self._segments():
+            self._number = max(self._number, int(path.stem.split("-")[1]))
+            yield from _records(path)
+
+    def begin(self, records: Sequence[bytes]) -> None:
+        """Starts a segment with these; older ones go once it is on the disk."""
+        old = self._segments()
+        self._number += 1
+        path = self._folder / f"journal-{self._number:012d}.log"
+        draft = path.with_suffix(".new")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        content = MAGIC + b"".join(map(_framed, records))
+        _write(descriptor, content)
+        os.fsync(descriptor)
+        os.replace(draft, path)
+        _sync_folder(self._folder)
+        before, self._descriptor, self._size = self._descriptor, descriptor, len(content)
+        if before >= 0:
+            os.close(before)
+        for each in old:
+            each.unlink(missing_ok=True)
+
+    def append(self, record: bytes) -> None:
+        content = _framed(record)
+        _write(self._descriptor, content)
+        self._size += len(content)
+        if self._sync == "always":
+            os.fdatasync(self._descriptor)
+        else:
+            self._unsynced = True
+
+    def close(self) -> None:
+        """What was appended is on the disk afterwards."""
+        self._ending.set()
+        if self._syncing.is_alive():
+            self._syncing.join(timeout=5)
+        if self._descriptor >= 0:
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+        os.close(self._lock)
+
+    def _segments(self) -> list[Path]:
+        for leftover in self._folder.glob("journal-*.new"):
+            leftover.unlink(missing_ok=True)
+        return sorted(self._folder.glob("journal-*.log"))
+
+    def _sync_now_and_then(self, every_s: float) -> None:
+        while not self._ending.wait(every_s):
+            if self._unsynced:
+                self._unsynced = False
+                try:
+                    os.fdatasync(self._descriptor)
+                except OSError as error:  # a segment that was closed meanwhile was synced as a whole
+                    log.warning("journal.not_synced", error=error.strerror)
+
+
+def _framed(record: bytes) -> bytes:
+    return _HEAD.pack(len(record), zlib.crc32(record)) + record
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            log.warning("journal.no_segment", file=path.name)
+            return
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            length, checksum = _HEAD.unpack(head)
+            record = file.read(length) if length <= MAX_RECORD else b""
+            if len(record) != length or zlib.crc32(record) != checksum:
+                log.warning("journal.cut_off", file=path.name, at=file.tell())
+                return
+            yield record

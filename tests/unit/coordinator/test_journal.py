@@ -1,0 +1,153 @@
+"""What the journal holds after any end of the process, and that it stays bounded."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from coordinator.answer import Piece
+from coordinator.commit_log import End, Reason
+from coordinator.journal import MAX_KEPT, Journal, digest
+from coordinator.journal_file import JournalFile
+from coordinator.policy import parse_policy
+from coordinator.request import Request
+from dspark.errors import ConfigError
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Law, TokenLogprobs
+
+
+def request(name: str = "r", *, seed: int = 7, choices: int = 1, prompt: tuple[int, ...] = (5, 6)) -> Request:
+    return Request(name, prompt, Law(temperature=0.7, seed=seed), 100, parse_policy("greedy"), choices=choices)
+
+
+class Hand:
+    """A clock turned by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def on_disk(folder: Path, *, segment: int = 1 << 20, keep_s: float = 60.0, clock: Hand | None = None) -> Journal:
+    file = JournalFile(folder, sync="always", sync_s=1.0, segment_bytes=segment)
+    return Journal(file, keep_s=keep_s, metrics=Metrics(), clock=clock or Hand())
+
+
+def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> None:
+    first = on_disk(tmp_path)
+    entry = first.open(request(choices=2))
+    told = (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.0)),) * 2
+    first.committed(entry, Piece((1, 2), None, 0, told), epoch=0)
+    first.committed(entry, Piece((9,), End(Reason.STOP, token_id=9), 1), epoch=0)
+    first.committed(entry, Piece((3,), None, 0, told[:1]), epoch=3)
+    first.write()
+    first.committed(entry, Piece((4,), None, 0, told[:1]), epoch=3)  # noted, never shown: the process dies here
+    first._file._lock = _abandon(first._file)
+    second = on_disk(tmp_path)
+    found = second.find("r")
+    assert found is not None
+    assert found.digest == digest(request(seed=1, choices=2)), "the draws' key is not part of it"
+    assert (found.seed, found.running) == (7, False)
+    assert [(said.tokens, said.epoch, said.end) for said in found.answers] == [
+        ([1, 2, 3], 3, None),
+        ([9], 0, End(Reason.STOP, token_id=9)),
+    ]
+    assert found.answers[0].logprobs[0].top_ids == (1, 2)
+    assert len(found.answers[0].logprobs) == 3
+    second.close()
+
+
+def _abandon(file: JournalFile | None) -> int:
+    """Gives the folder free as a killed process does: nothing is finished, locks are gone."""
+    assert file is not None
+    os.close(file._lock)
+    return -1
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "no magic"])
+def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> None:
+    journal = on_disk(tmp_path)
+    entry = journal.open(request())
+    journal.committed(entry, Piece((1, 2), None), epoch=0)
+    journal.write()
+    journal.committed(entry, Piece((3,), None), epoch=0)
+    journal.write()
+    journal.close()
+    (path,) = tmp_path.glob("journal-*.log")
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        content = content[:-3]
+    elif damage == "flipped":
+        content[-1] ^= 1
+    else:
+        content[0] ^= 1
+    path.write_bytes(content)
+    again = on_disk(tmp_path)
+    found = again.find("r")
+    assert (found is None) if damage == "no magic" else (found is not None and found.answers[0].tokens == [1, 2])
+    again.close()
+
+
+def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) -> None:
+    clock = Hand()
+    journal = on_disk(tmp_path, segment=4096, keep_s=5.0, clock=clock)
+    lasting = journal.open(request("lasting"))
+    for number in range(400):
+        clock.now += 1.0
+        entry = journal.open(request(f"r{number}"))
+        journal.committed(lasting, Piece((number,), None), epoch=0)
+        journal.committed(entry, Piece(tuple(range(20)), End(Reason.LENGTH)), epoch=0)
+        journal.left(entry)
+        journal.write()
+        assert sum(path.stat().st_size for path in tmp_path.glob("journal-*")) < 3 * 4096
+    assert len(journal) <= 8, "those that may still be resumed"
+    journal.close()
+    again = on_disk(tmp_path, keep_s=5.0, clock=clock)
+    found = again.find("lasting")
+    assert found is not None
+    assert found.answers[0].tokens == list(range(400))
+    clock.now += 6.0
+    again.open(request("next"))
+    assert again.find("lasting") is None, "nobody came for it"
+    again.close()
+
+
+def test_those_nobody_runs_are_bounded_by_number() -> None:
+    journal = Journal(None, keep_s=1e9, metrics=Metrics())
+    for number in range(MAX_KEPT + 10):
+        journal.left(journal.open(request(f"r{number}")))
+    assert len(journal) <= MAX_KEPT + 1
+    assert journal.find("r0") is None
+
+
+def test_one_process_writes_a_folder(tmp_path: Path) -> None:
+    journal = on_disk(tmp_path)
+    with pytest.raises(ConfigError, match="another coordinator writes"):
+        on_disk(tmp_path)
+    journal.close()
+    on_disk(tmp_path).close()
+
+
+def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path) -> None:
+    metrics = Metrics()
+    file = JournalFile(tmp_path, sync="always", sync_s=1.0, segment_bytes=1 << 20)
+    journal = Journal(file, keep_s=60.0, metrics=metrics)
+    entry = journal.open(request())
+    os.close(file._descriptor)
+    journal.committed(entry, Piece((1,), None), epoch=0)
+    journal.write()
+    assert metrics.value("journal_failed") == 1
+    journal.committed(entry, Piece((2,), None), epoch=0)
+    journal.write()
+    assert entry.answers[0].tokens == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [request(prompt=(5, 7)), request(choices=2), Request("r", (5, 6), Law(), 100, parse_policy("greedy"))],
+    ids=["prompt", "answers", "law"],
+)
+def test_another_request_has_another_digest(other: Request) -> None:
+    assert digest(other) != digest(request())

@@ -1,0 +1,173 @@
+"""A client that lost its stream gets the rest of its answers, each token once, whoever was lost between them."""
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+from fakes import ToyCell, answer_of, calm
+
+from coordinator.cell import Order
+from coordinator.journal import Journal
+from coordinator.local_cell import LocalCall, LocalCell
+from coordinator.outlet import Outlet
+from coordinator.policy import parse_policy
+from coordinator.reading import Reader
+from coordinator.request import Request
+from dspark.errors import Cancelled, InvalidRequest
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Law, Rule
+from dspark.wire.v1 import generate_pb2
+
+PROMPT, TOKENS = (5, 6), 40
+EXPECTED = answer_of(PROMPT, TOKENS)
+
+
+class Desk:
+    """A client, a front desk and the coordinator's way in, before a toy cell."""
+
+    def __init__(self, journal: Journal | None, toy: ToyCell | None = None) -> None:
+        self.toy = toy or ToyCell()
+        self.cell = LocalCell(self.toy.admission, None, None, journal)  # type: ignore[arg-type]
+        self.shown: dict[int, list[int]] = {}
+
+    def ask(
+        self, *, law: Law | None = None, offsets: tuple[int, ...] | None = None, choices: int = 1, seeded: bool = False
+    ) -> tuple[Reader, Outlet, LocalCall]:
+        message = generate_pb2.GenerateRequest(request_id="r")
+        if seeded:
+            message.sampling_params.seed = 3
+        if offsets is not None:
+            message.resume.offsets.extend(offsets)
+        request = Request("r", PROMPT, law or Law(temperature=0.0), TOKENS, parse_policy("greedy"), choices=choices)
+        outlet = Outlet(64, choices)
+        reader = Reader(request, lambda: None, 0.0, offsets or ())
+        return reader, outlet, self.cell.submit(Order(message, request, 0.0, 60.0), outlet)
+
+    async def read(self, reader: Reader, outlet: Outlet, *, at_least: int = 0) -> None:
+        """Until the end, or until so many tokens of the first answer are held."""
+        while not reader.done and not (at_least and len(self.shown.get(0, [])) >= at_least):
+            waiting = await outlet.take()
+            assert waiting is not None
+            for shown in reader.read(waiting, lambda index: None):
+                held = self.shown.setdefault(shown.index, [])
+                assert shown.offset == len(held), "neither twice nor skipped"
+                held += shown.tokens
+
+
+@pytest_asyncio.fixture
+async def make_desk() -> AsyncIterator[Callable[..., Desk]]:
+    desks: list[Desk] = []
+
+    def make(journal: Journal | None, toy: ToyCell | None = None) -> Desk:
+        desks.append(Desk(journal, toy))
+        return desks[-1]
+
+    yield make
+    for desk in desks:
+        await desk.toy.close()
+
+
+def in_memory() -> Journal:
+    return Journal(None, keep_s=60.0, metrics=Metrics())
+
+
+SAMPLED = Law(temperature=0.8, seed=99, rule=Rule.BLOCK)  # the toy target says the same under any law
+
+
+@pytest.mark.parametrize("held", [1, 2, 11, 39])
+async def test_the_rest_comes_after_the_coordinator_was_lost(make_desk: Callable[..., Desk], held: int) -> None:
+    journal = in_memory()  # what the next process reads
+    first = make_desk(journal)
+    reader, outlet, _ = first.ask(law=SAMPLED)
+    await first.read(reader, outlet, at_least=held)
+    epoch = journal.find("r").answers[0].epoch  # type: ignore[union-attr]
+    await first.toy.close()
+    second = make_desk(journal)
+    second.shown = {0: first.shown[0][:held]}  # the last words may have got lost on their way
+    reader, outlet, call = second.ask(law=SAMPLED, offsets=(held,))
+    assert all(track.sequence.epoch > epoch for track in call.tracks.values()), "no draw is used twice"
+    await second.read(reader, outlet)
+    assert second.shown[0] == EXPECTED
+    assert reader.readings[0].answered == TOKENS
+    assert second.toy.metrics.value("prefills_total", reason="new") == 0
+    await calm()
+    assert second.toy.clean()
+
+
+async def test_an_answer_that_ended_unseen_is_told_without_any_work(make_desk: Callable[..., Desk]) -> None:
+    journal = in_memory()
+    first = make_desk(journal)
+    reader, outlet, _ = first.ask()
+    await first.read(reader, outlet)
+    second = make_desk(journal)
+    second.shown = {0: EXPECTED[:TOKENS]}
+    reader, outlet, call = second.ask(offsets=(TOKENS,))
+    await second.read(reader, outlet)
+    assert not call.tracks
+    assert second.toy.verifier.prefills == 0
+    assert reader.readings[0].end is not None
+    assert reader.readings[0].end.reason.value == "length"
+
+
+async def test_of_several_answers_only_those_that_lack_something_go_on(make_desk: Callable[..., Desk]) -> None:
+    journal = in_memory()
+    first = make_desk(journal)
+    reader, outlet, call = first.ask(choices=3)
+    await first.read(reader, outlet, at_least=5)
+    call.finish(1)  # its text ended it
+    await calm(4)
+    first.shown.setdefault(1, []), first.shown.setdefault(2, [])
+    second = make_desk(journal)
+    second.shown = {index: list(first.shown[index]) for index in range(3)}
+    reader, outlet, call = second.ask(choices=3, offsets=tuple(len(second.shown[index]) for index in range(3)))
+    assert sorted(call.tracks) == [0, 2]
+    await second.read(reader, outlet)
+    assert second.shown[0] == second.shown[2] == EXPECTED
+    assert second.shown[1] == EXPECTED[: len(second.shown[1])]
+
+
+async def test_a_running_request_is_taken_over(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk(in_memory())
+    reader, outlet, _ = desk.ask()
+    await desk.read(reader, outlet, at_least=5)
+    reader, again, _ = desk.ask(offsets=(len(desk.shown[0]),))
+    await desk.read(reader, again)
+    assert desk.shown[0] == EXPECTED
+    await outlet.take()  # what it was told before
+    with pytest.raises(Cancelled):
+        await outlet.take()
+    await calm()
+    assert desk.toy.clean()
+    assert desk.toy.admission.running == 0
+
+
+@pytest.mark.parametrize(
+    ("law", "seeded"), [(Law(temperature=0.0), False), (Law(temperature=1.0, seed=3, rule=Rule.COUPLED), True)]
+)
+async def test_without_a_journal_repeatable_answers_are_computed_anew(
+    make_desk: Callable[..., Desk], law: Law, seeded: bool
+) -> None:
+    desk = make_desk(None)
+    desk.shown = {0: EXPECTED[:17]}
+    reader, outlet, _ = desk.ask(law=law, seeded=seeded, offsets=(17,))
+    await desk.read(reader, outlet)
+    assert desk.shown[0] == EXPECTED
+
+
+async def test_what_cannot_be_resumed_is_refused_by_name(make_desk: Callable[..., Desk]) -> None:
+    journal = in_memory()
+    desk = make_desk(journal)
+    with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
+        desk.ask(law=SAMPLED, offsets=(3,))
+    with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
+        desk.ask(law=Law(temperature=1.0, seed=3, rule=Rule.COUPLED), offsets=(3,))  # a seed nobody else knows
+    reader, outlet, _ = desk.ask(law=SAMPLED)
+    await desk.read(reader, outlet, at_least=3)
+    with pytest.raises(InvalidRequest, match="another request had this id"):
+        desk.ask(offsets=(1,))
+    with pytest.raises(InvalidRequest, match="request_id: a running request"):
+        desk.ask(law=SAMPLED)
+    with pytest.raises(InvalidRequest, match="less is known of it than you hold"):
+        desk.ask(law=SAMPLED, offsets=(TOKENS + 1,))
+    await desk.read(reader, outlet)
+    assert desk.shown[0] == EXPECTED, "nothing of it has harmed the one that runs"
