@@ -20,6 +20,7 @@ MAX_PENALTY = 2.0  # presence and frequency penalties are in [-this, this]
 MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
 MAX_BIASED = 1024  # ids of logit_bias
 MAX_LOGPROBS = 20  # likeliest tokens told beside each committed one
+PLACES = 64  # equal parts of [0, 1) in which the places of drafted tokens under their q are counted
 
 
 class Rule(enum.IntEnum):
@@ -155,6 +156,33 @@ class Verdict(NamedTuple):
     features_through: int
     judged: int  # drafted tokens verified: fewer than were asked for where the verifier had no pages for them
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens kept and added, where the law asks for them
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Sums over verified slots and blocks of one drafter version, see `decoding/draws.py`. They add up."""
+
+    drafter_version: str
+    slots: int = 0
+    places: tuple[int, ...] = (0,) * PLACES
+    drift: float = 0.0  # chance to be kept, less its average over q
+    variance: float = 0.0  # of that
+    blocks: int = 0
+    luck: float = 0.0  # tokens kept, less the chances, per slot of the block
+    luck_variance: float = 0.0
+
+    def __add__(self, other: Draws) -> Draws:
+        """Of the same version."""
+        return Draws(
+            self.drafter_version,
+            self.slots + other.slots,
+            tuple(map(int.__add__, self.places, other.places)),
+            self.drift + other.drift,
+            self.variance + other.variance,
+            self.blocks + other.blocks,
+            self.luck + other.luck,
+            self.luck_variance + other.luck_variance,
+        )
 
 
 class RefusalReason(enum.IntEnum):

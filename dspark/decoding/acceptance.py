@@ -20,6 +20,7 @@ from dspark.decoding.block_rule import judge_block
 from dspark.decoding.case import Case as Case
 from dspark.decoding.case import take
 from dspark.decoding.coupled_rule import first_coupled, judge_coupled
+from dspark.decoding.draws import Watch as Watch
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import residual as residual
 from dspark.decoding.sampling import LawColumns, best, distribution, draw
@@ -33,10 +34,13 @@ from dspark.types import Cursor, Law, Rule
 Verdicts = list[tuple[int, int]]  # (accepted, next token)
 
 
-def judge(logits: Tensor, cases: Sequence[Case], near_ties: Counter[int] | None = None) -> Verdicts:
+def judge(
+    logits: Tensor, cases: Sequence[Case], near_ties: Counter[int] | None = None, watch: Watch | None = None
+) -> Verdicts:
     """(accepted, next token) of every sequence of a packed pass: logits [T, V] of any float dtype.
 
-    Under the coupled rule `near_ties` counts positions, by sequence, that rounding could decide otherwise.
+    Under the coupled rule `near_ties` counts positions, by sequence, that rounding could decide otherwise; under the
+    ratio rules `watch` is told about the draws.
     Raises FloatingPointError when the logits of any case are not numbers.
     """
     if any(case.shaper is not None for case in cases):
@@ -46,7 +50,13 @@ def judge(logits: Tensor, cases: Sequence[Case], near_ties: Counter[int] | None 
     def coupled(logits: Tensor, cases: Sequence[Case]) -> Verdicts:
         return judge_coupled(logits, cases, near_ties)
 
-    by_rule = {Rule.TOKEN: judge_token, Rule.BLOCK: judge_block, Rule.COUPLED: coupled}
+    def token(logits: Tensor, cases: Sequence[Case]) -> Verdicts:
+        return judge_token(logits, cases, watch)
+
+    def block(logits: Tensor, cases: Sequence[Case]) -> Verdicts:
+        return judge_block(logits, cases, watch)
+
+    by_rule = {Rule.TOKEN: token, Rule.BLOCK: block, Rule.COUPLED: coupled}
     for index, case in enumerate(cases):
         ways.setdefault(_judge_greedy if case.law.greedy else by_rule[case.law.rule], []).append(index)
     if len(ways) == 1:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.case import Case, target_law
+from dspark.decoding.draws import Watch
 from dspark.decoding.ratio import (
     Floats,
     coins_of_emission,
@@ -89,14 +90,34 @@ def longest(made: Chances, slots: Slots, accept_u: Floats) -> tuple[list[int], l
     return kept, rejected, alive
 
 
-def judge_block(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
+def judge_block(logits: Tensor, cases: Sequence[Case], watch: Watch | None = None) -> list[tuple[int, int]]:
     """(accepted, next token) of sampled sequences: logits [T, V]."""
     slots = slots_of(cases)
-    made = chances(probabilities(logits, spots_of(cases), slots.slot, slots.ids), slots)
+    p = probabilities(logits, spots_of(cases), slots.slot, slots.ids)
+    made = chances(p, slots)
     kept, rejected, alive = longest(made, slots, coins_of_slots(cases, slots))
+    if watch is not None:
+        watch.note(cases, slots, if_drawn(p, made.alive, slots), made.alive, some_head(made, slots), made.lengths, kept)
     last = target_law(logits, list(zip(cases, kept, strict=True)))
     tokens = emit(scaled(last, alive), slots, rejected, coins_of_emission(cases, kept))
     return list(zip(kept, tokens, strict=True))
+
+
+def if_drawn(p: Floats, alive: Floats, slots: Slots) -> Floats:
+    """P_i of each entry's slot if the entry were its token: p [N], alive [S] -> [N]."""
+    before = np.where(slots.within == 1, 1.0, np.roll(alive, 1))[slots.slot]
+    capped = np.ones(len(p))
+    np.divide(before * p, slots.probs, out=capped, where=slots.probs > before * p)
+    return capped
+
+
+def some_head(made: Chances, slots: Slots) -> Floats:
+    """Chance that this slot or a later one is the longest candidate, given the whole block: [S]."""
+    tails, start = np.zeros(len(made.candidate)), 0
+    for length in slots.lengths:
+        tails[start : start + length] = 1.0 - np.cumprod(1.0 - made.candidate[start : start + length][::-1])[::-1]
+        start += length
+    return tails
 
 
 def block_rule(

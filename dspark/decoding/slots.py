@@ -50,9 +50,9 @@ class Slots:
             probs=weights / np.bincount(slot, weights, minlength=total)[slot],
         )
 
-    def of_drafted(self) -> Floats:
-        """q of the drafted tokens: [S]."""
-        own = np.where(self.ids == self.drafted[self.slot], self.probs, 0.0)
+    def of_drafted(self, values: Floats | None = None) -> Floats:
+        """q of the drafted tokens, or what `values` [N] says of them: [S]; 0 where q has no such entry."""
+        own = np.where(self.ids == self.drafted[self.slot], self.probs if values is None else values, 0.0)
         q: Floats = np.bincount(self.slot, own, minlength=len(self.drafted)).astype(np.float64)
         return q
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.case import Case, target_law
+from dspark.decoding.draws import Watch
 from dspark.decoding.ratio import (
     Floats,
     coins_of_emission,
@@ -35,11 +36,14 @@ def accept_probability(p: npt.ArrayLike, q: npt.ArrayLike) -> Floats:
     return kept
 
 
-def judge_token(logits: Tensor, cases: Sequence[Case]) -> list[tuple[int, int]]:
+def judge_token(logits: Tensor, cases: Sequence[Case], watch: Watch | None = None) -> list[tuple[int, int]]:
     """(accepted, next token) of sampled sequences: logits [T, V]."""
     slots = slots_of(cases)
-    p = probabilities(logits, spots_of(cases), np.arange(len(slots.drafted)), slots.drafted)
+    of_entries = probabilities(logits, spots_of(cases), slots.slot, slots.ids)
+    p = slots.of_drafted(of_entries)
     kept, rejected = leading_run(p, slots, coins_of_slots(cases, slots))
+    if watch is not None:
+        _note(watch, cases, slots, of_entries, p, kept)
     last = target_law(logits, list(zip(cases, kept, strict=True)))
     return list(zip(kept, emit(last, slots, rejected, coins_of_emission(cases, kept)), strict=True))
 
@@ -56,6 +60,17 @@ def token_rule(
     p = target_probs[torch.arange(len(draft_ids)), torch.tensor(draft_ids, dtype=torch.int64)].numpy()
     kept, rejected = leading_run(p, slots, np.asarray(accept_u, np.float64).reshape(len(draft_ids)))
     return kept[0], emit(target_probs[kept], slots, rejected, np.array([emit_u]))[0]
+
+
+def _note(watch: Watch, cases: Sequence[Case], slots: Slots, of_entries: Floats, p: Floats, kept: list[int]) -> None:
+    """of_entries [N] and p [S]: the target's probabilities."""
+    q = slots.of_drafted()
+    alive, start = accept_probability(p, q), 0
+    for length in slots.lengths:
+        alive[start : start + length] = np.cumprod(alive[start : start + length])
+        start += length
+    before = np.where(slots.within == 1, 1.0, np.roll(alive, 1))[slots.slot]
+    watch.note(cases, slots, before * accept_probability(of_entries, slots.probs), alive, alive, sent(slots, q), kept)
 
 
 def leading_run(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], list[int | None]]:

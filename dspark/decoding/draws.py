@@ -1,0 +1,140 @@
+"""What a ratio rule sees of the draws behind a block, beyond its verdict: whether tokens come from the q that is sent.
+
+The ratio rules are exact for tokens that were drawn from their q. Who verifies knows q and p, so three things can be
+said of every verified slot and block that hold on average if, and about only if, the drafts are honest and the coins
+are free of them:
+
+* *place*: the randomised probability integral transform of the token under its q, u = Q(before x) + U q(x), is uniform
+  on [0, 1). U comes from a secret of this process, so no drafter can know it. Tokens are ranked by their q, then by
+  id, so the order in which q arrives says nothing.
+* *drift*: alive_k, the chance that the first k tokens are kept given those k tokens, less what it is on average over
+  q at slot k. That average and its variance are sums over q's support.
+* *luck*: tokens kept, less their mean given the whole block: the rule's own coins.
+
+Every verified slot counts, also behind a rejected one: whether slot k is verified depends on earlier tokens only
+(invariant 2, no peeking). At temperature 0 and under the coupled rule there is nothing to see: no q travels or it has
+one entry, and no drafter can change the law.
+
+Symbols: S slots of all sequences, N entries of their sparse q, m sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.decoding.case import Case
+from dspark.decoding.slots import Slots
+from dspark.types import PLACES, Draws
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class _Seen(NamedTuple):
+    """Of one call of a rule."""
+
+    sequences: list[int]  # [m]
+    lengths: list[int]  # [m] slots of each
+    counts: npt.NDArray[np.bool_]  # [S] slots whose token its q can produce, and so could those before it
+    place: Ints  # [S] which of `PLACES` equal parts of [0, 1) u lies in
+    alive: Floats  # [S]
+    expected: Floats  # [S] alive on average over q at that slot
+    variance: Floats  # [S] of alive over q at that slot
+    luck: Floats  # [m] in units of the slots that count, so within [-1, 1]
+    luck_variance: Floats  # [m]
+
+
+class Watch:
+    """Gathers over the calls of one pass. `secret` keys its own noise and nothing else."""
+
+    def __init__(self, secret: int) -> None:
+        self._noise = np.random.Generator(np.random.Philox(secret))
+        self._seen: list[_Seen] = []
+
+    def note(
+        self,
+        cases: Sequence[Case],
+        slots: Slots,
+        if_drawn: Floats,  # [N] alive of an entry's slot if the entry were its token
+        alive: Floats,  # [S]
+        chance: Floats,  # [S] of the slot to be kept given the whole block
+        counting: Sequence[int],  # [m] slots of each sequence that count
+        kept: Sequence[int],  # [m]
+    ) -> None:
+        """One call of a rule. Raises nothing: it was judged already."""
+        size = len(slots.drafted)
+        if not size:
+            return
+        own = slots.of_drafted()
+        q, slot = slots.probs, slots.slot
+        before = (q > own[slot]) | ((q == own[slot]) & (slots.ids < slots.drafted[slot]))
+        below = np.bincount(slot, np.where(before, q, 0.0), minlength=size)
+        u = below + self._noise.random(size) * own
+        weighted = q * if_drawn
+        expected = np.bincount(slot, weighted, minlength=size)
+        variance = np.maximum(np.bincount(slot, weighted * if_drawn, minlength=size) - expected**2, 0.0)
+        lengths = np.array(slots.lengths, np.int64)
+        first = np.repeat(np.array(counting, np.int64), lengths)
+        counts = slots.within <= first
+        sequence = np.repeat(np.arange(len(lengths)), lengths)
+        mine = np.where(counts, chance, 0.0)
+        mean = np.bincount(sequence, mine, minlength=len(lengths))
+        square = np.bincount(sequence, (2.0 * slots.within - 1.0) * mine, minlength=len(lengths))
+        unit = np.maximum(np.array(counting, np.float64), 1.0)
+        self._seen.append(
+            _Seen(
+                [case.cursor.sequence for case in cases],
+                slots.lengths,
+                counts,
+                np.minimum((u * PLACES).astype(np.int64), PLACES - 1),
+                alive,
+                expected,
+                variance,
+                (np.array(kept, np.float64) - mean) / unit,
+                np.maximum(square - mean**2, 0.0) / unit**2,
+            )
+        )
+
+    def labels(self) -> dict[int, npt.NDArray[np.float32]]:
+        """By sequence, [slots, 2]: the chance to get to a slot, and the chance to keep it too, given the tokens before.
+
+        Exact where an outcome is one toss of a coin: a calibration learns from these. NaN for slots that do not count.
+        """
+        told: dict[int, npt.NDArray[np.float32]] = {}
+        for seen in self._seen:
+            ends = np.cumsum(seen.lengths)
+            reached = np.roll(seen.alive, 1)
+            reached[ends[:-1][ends[:-1] < len(reached)]] = 1.0
+            reached[0] = 1.0
+            both = np.stack((reached, seen.expected), axis=1)
+            both[~seen.counts] = np.nan
+            parts = np.split(both.astype(np.float32), ends[:-1])
+            told |= {sequence: part for sequence, part in zip(seen.sequences, parts, strict=True) if len(part)}
+        return told
+
+    def sums(self, versions: Mapping[int, str]) -> list[Draws]:
+        """Sums by drafter version; `versions` names that of every sequence. Forgets what it saw."""
+        made: dict[str, Draws] = {}
+        for seen in self._seen:
+            names = [versions.get(sequence, "") for sequence in seen.sequences]
+            for name in dict.fromkeys(names):
+                row = np.array([each == name for each in names])
+                slot = np.repeat(row, seen.lengths) & seen.counts
+                blocks = row & (np.array(seen.lengths) > 0)
+                if name and slot.any():
+                    made[name] = made.get(name, Draws(name)) + Draws(
+                        name,
+                        slots=int(slot.sum()),
+                        places=tuple(np.bincount(seen.place[slot], minlength=PLACES).tolist()),
+                        drift=float((seen.alive - seen.expected)[slot].sum()),
+                        variance=float(seen.variance[slot].sum()),
+                        blocks=int(blocks.sum()),
+                        luck=float(seen.luck[blocks].sum()),
+                        luck_variance=float(seen.luck_variance[blocks].sum()),
+                    )
+        self._seen = []
+        return list(made.values())
