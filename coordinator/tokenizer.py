@@ -65,22 +65,28 @@ class Tokenizer:
 
 def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None:
     """The tokenizer of a folder or of a hub id; None when the target has none or none is named."""
+    path = find_file(target, _FILE, revision)
+    return Tokenizer.load(path.parent) if path is not None else None
+
+
+def find_file(target: str | None, name: str, revision: str | None) -> Path | None:
+    """A file of a target's folder or hub id; None when there is none."""
     if not target:
         return None
     if Path(target).is_dir():
-        return Tokenizer.load(target)
+        path = Path(target) / name
+        return path if path.is_file() else None
     from huggingface_hub import hf_hub_download  # comes with `tokenizers`; most deployments name a folder
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        path = hf_hub_download(target, _FILE, revision=revision)
+        return Path(hf_hub_download(target, name, revision=revision))
     except LocalEntryNotFoundError as error:
-        raise ConfigError(f"target: {target} is no folder, and its tokenizer is not in the hub cache") from error
+        raise ConfigError(f"target: {target} is no folder, and its {name} is not in the hub cache") from error
     except EntryNotFoundError:
         return None
     except (HfHubHTTPError, ValueError, OSError) as error:
         raise ConfigError(f"target: {target}: {error}") from error
-    return Tokenizer.load(Path(path).parent)
 
 
 class TextStream:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -26,7 +27,8 @@ class Door:
 
     guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
     name: what clients call the target; empty takes its own. longest_s: longest life of a request.
-    local: only this machine can come in, and nobody asks it for a key, so web pages must not either.
+    local: only this machine can come in, and nobody asks it for a key, so web pages must not either. ssl: how the
+    listener speaks TLS.
     """
 
     desk: FrontDesk
@@ -38,6 +40,7 @@ class Door:
     template: ChatTemplate | None = None
     name: str = ""
     local: bool = True
+    ssl: dict[str, Any] = field(default_factory=dict)
 
     def model(self, terms: Terms) -> str:
         """The name clients use: the one that was given, the folder's, or the hub id."""

@@ -11,7 +11,17 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from dspark.errors import Cancelled, Denied, DsparkError, Expired, InvalidRequest, Overloaded, Unavailable, Unsupported
+from dspark.errors import (
+    Cancelled,
+    Denied,
+    DsparkError,
+    Expired,
+    Forbidden,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    Unsupported,
+)
 
 log = structlog.get_logger("dspark.http")
 
@@ -42,6 +52,8 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             message = f"{param}: {message.removeprefix(f'{error.field}: ')}"
         case UnknownModel():
             status, kind, code, param = 404, _INVALID, "model_not_found", "model"
+        case Forbidden():
+            status, kind, code = 403, _INVALID, "insufficient_permissions"
         case Denied():
             status, kind, code = 401, _INVALID, "invalid_api_key"
             headers["WWW-Authenticate"] = "Bearer"

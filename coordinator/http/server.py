@@ -20,6 +20,14 @@ IDLE_S = 75.0  # a connection may stay open between two requests
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """The process has handlers of its own."""
@@ -31,9 +39,8 @@ class HttpServer:
 
     def __init__(self, app: ASGIApp, bind: str, *, most: int, ssl: dict[str, Any] | None = None) -> None:
         self._socket = _listen(bind)
-        self.scheme = "https" if ssl else "http"
         host, port = split_endpoint(bind)[0], self._socket.getsockname()[1]
-        self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.url = f"{'https' if ssl else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         config = uvicorn.Config(
             app,
             log_config=None,  # records take the process's own path
@@ -52,10 +59,11 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Returns when it listens."""
         self._task = asyncio.create_task(self._server.serve([self._socket]))
-        async with asyncio.timeout(START_S):
-            while not self._server.started and not self._task.done():
-                await asyncio.sleep(0.005)
+        listens = asyncio.create_task(self._server.listens.wait())
+        await asyncio.wait({self._task, listens}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        listens.cancel()
         if self._task.done():
             await self._task
 

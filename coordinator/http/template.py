@@ -18,6 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from coordinator.tokenizer import find_file
 from dspark.errors import ConfigError, InvalidRequest
 
 FILE = "chat_template.jinja"
@@ -80,14 +81,11 @@ class ChatTemplate:
             ) from error
 
 
-def load_template(folder: str | Path) -> ChatTemplate | None:
-    """The template in a checkpoint's folder; None when it has none."""
-    folder = Path(folder)
-    config = _read_json(folder / CONFIG)
-    file = folder / FILE
-    source: Any = config.get("chat_template")
-    if file.is_file():
-        source = file.read_text(encoding="utf-8")
+def find_template(target: str | None, revision: str | None) -> ChatTemplate | None:
+    """The template of a folder or hub id; None when it has none."""
+    config = _read_json(_find(target, CONFIG, revision))
+    file = _find(target, FILE, revision)
+    source: Any = file.read_text(encoding="utf-8") if file else config.get("chat_template")
     if isinstance(source, list):  # several, by name
         named = {str(one.get("name")): one.get("template") for one in source if isinstance(one, dict)}
         source = named.get("default")
@@ -96,11 +94,18 @@ def load_template(folder: str | Path) -> ChatTemplate | None:
     return ChatTemplate(source, {name: text for name in _TOKENS if (text := _token(config.get(name))) is not None})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _find(target: str | None, name: str, revision: str | None) -> Path | None:
+    try:
+        return find_file(target, name, revision)
+    except ConfigError:  # not in an offline cache, where absent and not fetched look alike
+        return None
+
+
+def _read_json(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"target: {path} cannot be read: {error}") from error
     return content if isinstance(content, dict) else {}

@@ -1,0 +1,19 @@
+"""What a process that serves clients can be told about HTTP. Light: the deployment reads it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dspark.runtime.listen_config import PublicConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConfig(PublicConfig):
+    """The keys of the HTTP front."""
+
+    http: str | None = field(
+        default=None, metadata={"doc": "host:port of the OpenAI-compatible HTTP front; port 0 takes any; absent: none."}
+    )
+    served_model: str | None = field(
+        default=None, metadata={"doc": "Name HTTP clients call the target by; absent: its folder's, or the hub id."}
+    )

@@ -1,0 +1,59 @@
+"""The HTTP front of a process, as the process sees it. Loads the HTTP libraries only where a front is wanted."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from coordinator.clock import Clock
+from coordinator.frontdesk import FrontDesk
+from dspark.errors import ConfigError
+from dspark.runtime.telemetry import Metrics
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from coordinator.config import CoordinatorConfig
+    from coordinator.frontend.config import FrontendConfig
+    from coordinator.http.door import Door
+
+LIBRARIES = ("fastapi", "uvicorn", "httptools", "jinja2")
+
+
+class HttpFront(Protocol):
+    """A listening front."""
+
+    @property
+    def url(self) -> str:
+        """http://host:port"""
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new connections; running answers get `grace_s` seconds."""
+
+
+async def open_front(
+    config: CoordinatorConfig | FrontendConfig,
+    desk: FrontDesk,
+    clock: Clock,
+    metrics: Metrics,
+    *,
+    most: int,
+    more: Callable[[Door], Iterable[APIRouter]] = lambda _: (),
+) -> HttpFront | None:
+    """Opens `config.http`, if any. most: connections at one time; more hear 503. more: routes beside OpenAI's."""
+    if config.http is None:
+        return None
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install 'dspark-serving[http]'"
+        )
+    from coordinator.http.app import build_app
+    from coordinator.http.opening import make_door
+    from coordinator.http.server import HttpServer
+
+    door = make_door(config, desk, clock, metrics)
+    server = HttpServer(build_app(door, more(door)), config.http, most=most, ssl=door.ssl)
+    await server.start()
+    return server
