@@ -38,16 +38,18 @@ class FrontendHello(_message.Message):
     def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_port: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("call", "request", "waited_us", "deadline_us")
+    __slots__ = ("call", "request", "waited_us", "deadline_us", "tenant")
     CALL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     WAITED_US_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     call: int
     request: _generate_pb2.GenerateRequest
     waited_us: int
     deadline_us: int
-    def __init__(self, call: _Optional[int] = ..., request: _Optional[_Union[_generate_pb2.GenerateRequest, _Mapping]] = ..., waited_us: _Optional[int] = ..., deadline_us: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, call: _Optional[int] = ..., request: _Optional[_Union[_generate_pb2.GenerateRequest, _Mapping]] = ..., waited_us: _Optional[int] = ..., deadline_us: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("call", "index")

@@ -164,7 +164,7 @@ class Prefilled(_message.Message):
     def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class Verdicts(_message.Message):
-    __slots__ = ("cursors", "accepted", "next_tokens", "features_through", "refusals", "logprobs", "forward_ns", "tokens", "prefill_tokens", "refusal", "judged")
+    __slots__ = ("cursors", "accepted", "next_tokens", "features_through", "refusals", "logprobs", "forward_ns", "tokens", "prefill_tokens", "refusal", "judged", "labels", "draws")
     CURSORS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,8 @@ class Verdicts(_message.Message):
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     JUDGED_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
     cursors: _types_pb2.Cursors
     accepted: _containers.RepeatedScalarFieldContainer[int]
     next_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -187,7 +189,29 @@ class Verdicts(_message.Message):
     prefill_tokens: int
     refusal: _types_pb2.Refusal
     judged: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., accepted: _Optional[_Iterable[int]] = ..., next_tokens: _Optional[_Iterable[int]] = ..., features_through: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[RowRefusal, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., judged: _Optional[_Iterable[int]] = ...) -> None: ...
+    labels: bytes
+    draws: _containers.RepeatedCompositeFieldContainer[Draws]
+    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., accepted: _Optional[_Iterable[int]] = ..., next_tokens: _Optional[_Iterable[int]] = ..., features_through: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[RowRefusal, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., judged: _Optional[_Iterable[int]] = ..., labels: _Optional[bytes] = ..., draws: _Optional[_Iterable[_Union[Draws, _Mapping]]] = ...) -> None: ...
+
+class Draws(_message.Message):
+    __slots__ = ("drafter_version", "slots", "places", "drift", "variance", "blocks", "luck", "luck_variance")
+    DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    VARIANCE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LUCK_FIELD_NUMBER: _ClassVar[int]
+    LUCK_VARIANCE_FIELD_NUMBER: _ClassVar[int]
+    drafter_version: str
+    slots: int
+    places: _containers.RepeatedScalarFieldContainer[int]
+    drift: float
+    variance: float
+    blocks: int
+    luck: float
+    luck_variance: float
+    def __init__(self, drafter_version: _Optional[str] = ..., slots: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., variance: _Optional[float] = ..., blocks: _Optional[int] = ..., luck: _Optional[float] = ..., luck_variance: _Optional[float] = ...) -> None: ...
 
 class RowRefusal(_message.Message):
     __slots__ = ("row", "refusal")
