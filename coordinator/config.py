@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dspark.runtime.listen_config import PublicConfig
+
 
 @dataclass(frozen=True)
-class CoordinatorConfig:
+class CoordinatorConfig(PublicConfig):
     """One coordinator process."""
 
     target: str | None = field(default=None, metadata={"doc": "Folder or hub id whose tokenizer is used; absent: ids."})
     target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
     verify: tuple[str, ...] = field(default=(), metadata={"doc": "host:port of verifiers known from the start."})
     draft: tuple[str, ...] = field(default=(), metadata={"doc": "host:port of drafters known from the start."})
-    bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
-    metrics_port: int | None = field(
-        default=0, metadata={"doc": "Port of /metrics; 0 takes any, none is off. Beyond loopback only with `insecure`."}
-    )
-    token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
-    client_token_file: str | None = field(default=None, metadata={"doc": "File that holds the token clients need."})
-    insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
     policy: str = field(
         default="greedy", metadata={"doc": "Default policy: off, fixed:k, threshold:t, greedy or async."}
     )

@@ -18,14 +18,15 @@ from coordinator.local_cell import LocalCell, Offer
 from coordinator.membership import Membership
 from coordinator.policy import Policy, parse_policy
 from coordinator.rule import parse_rule
-from coordinator.service import GENERATION, MAX_REQUEST, GenerationService, open_to_clients
+from coordinator.service import GENERATION, MAX_REQUEST, GenerationService
 from coordinator.tokenizer import find_tokenizer
 from coordinator.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
-from dspark.runtime.identity import new_incarnation, read_token
-from dspark.runtime.security import Access, split_endpoint
-from dspark.runtime.server import GrpcServer
-from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
+from dspark.runtime.identity import new_incarnation
+from dspark.runtime.metrics_server import MetricsServer, serve_metrics
+from dspark.runtime.security import Security, split_endpoint
+from dspark.runtime.server import LEAST_PUBLIC_PING_MS, GrpcServer
+from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule
 from dspark.wire.v1 import control_pb2_grpc, frontend_pb2_grpc, generate_pb2_grpc
 
@@ -65,7 +66,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     """Serves at once; lanes open as workers are found."""
     policy, rule = check(config)
     offer = Offer(policy=policy, rule=rule)
-    token, client_token = read_token(config.token_file), read_token(config.client_token_file)
+    security = Security.of(config)
     tokenizer = find_tokenizer(config.target, config.target_revision)
     incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
     metrics.policy_info.labels(policy=str(offer.policy)).set(1)
@@ -74,21 +75,20 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         admission,
         waits=_waits(config),
         describe_s=config.describe_deadline_s,
-        token=token,
+        token=security.token,
+        tls=security.tls,
         clock=clock,
         metrics=metrics,
     )
     cell = LocalCell(admission, membership, offer)
     frontends = CellService(cell, clock, metrics)
     control = ControlService(cell, frontends, name=name, incarnation=incarnation)
-    services = open_to_clients(config.bind, config.insecure, config.client_token_file)
-    access = Access(token=token, client_token=client_token, client_services=services)
     server = GrpcServer(
         bind=config.bind,
-        access=access,
-        insecure=config.insecure,
+        security=security,
         max_concurrent_streams=config.max_running + config.max_queued + 64,  # so that excess is refused, not parked
         max_receive=MAX_REQUEST,
+        least_ping_ms=LEAST_PUBLIC_PING_MS,
     )
     desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
     generation = GenerationService(desk, clock, config.request_deadline_s, metrics)
@@ -101,7 +101,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         control.endpoint = server.endpoint(port)
         await membership.announce(_static(config))
         if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, metrics_host(config.bind, config.insecure), config.metrics_port)
+            metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
             control.metrics_port = metrics_server.port
         await server.set_serving(True)
     except BaseException:

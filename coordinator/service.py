@@ -16,7 +16,6 @@ from coordinator import replies
 from coordinator.clock import Clock
 from coordinator.frontdesk import FrontDesk
 from dspark.errors import Cancelled, Expired, InvalidRequest, PeerError
-from dspark.runtime.security import is_loopback, split_endpoint
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
@@ -83,9 +82,3 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             rule=replies.rule(terms.limits.rule),
             has_tokenizer=self._desk.tokenizer is not None,
         )
-
-
-def open_to_clients(bind: str, insecure: bool, client_token_file: str | None) -> frozenset[str]:
-    """What clients may call: beyond loopback nothing, until they have a token of their own or the operator says so."""
-    near = is_loopback(split_endpoint(bind)[0])
-    return frozenset({GENERATION}) if near or insecure or client_token_file else frozenset()

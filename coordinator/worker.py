@@ -19,6 +19,7 @@ from coordinator.ports import DrafterPort, VerifierPort
 from coordinator.session import Session
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.tls import Tls
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
 
 log = structlog.get_logger("dspark.worker")
@@ -54,6 +55,7 @@ class Worker:
         *,
         describe_s: float,
         token: str | None,
+        tls: Tls | None = None,
         metrics: Metrics,
     ) -> None:
         self.address = address
@@ -63,7 +65,7 @@ class Worker:
         self.port: DrafterPort | VerifierPort | None = None
         self._session: Session[Any] | None = None
         self._join, self._describe_s, self._token, self._metrics = join, describe_s, token, metrics
-        self._channel = open_channel(address.endpoint)
+        self._channel = open_channel(address.endpoint, tls=tls)
         self._released = asyncio.Event()
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dspark.runtime.listen_config import ListenConfig
+
 
 @dataclass(frozen=True)
-class DraftConfig:
+class DraftConfig(ListenConfig):
     """One drafter process."""
 
     drafter: str = field(default="", metadata={"doc": "Folder or hub id of the drafter."})
@@ -17,12 +19,6 @@ class DraftConfig:
     synthetic: str | None = field(default=None, metadata={"doc": "YAML file of a synthetic engine."})
     drafter_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the drafter."})
     target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
-    bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
-    metrics_port: int | None = field(
-        default=0, metadata={"doc": "Port of /metrics; 0 takes any, none is off. Beyond loopback only with `insecure`."}
-    )
-    token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
-    insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
     device: str = field(default="auto", metadata={"doc": "auto, cpu, cuda or cuda:N."})
     dtype: str = field(default="auto", metadata={"doc": "auto, float32, bfloat16 or float16."})
     threads: int = field(default=1, metadata={"doc": "Torch threads of the device thread."})

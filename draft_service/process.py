@@ -17,10 +17,11 @@ from draft_service.service import DraftService
 from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.identity import new_incarnation, read_token
-from dspark.runtime.security import Access
+from dspark.runtime.identity import new_incarnation
+from dspark.runtime.metrics_server import MetricsServer, serve_metrics
+from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
-from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
+from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import draft_pb2_grpc, features_pb2_grpc
 
 log = structlog.get_logger("dspark.draft")
@@ -65,7 +66,7 @@ class DraftProcess:
 async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
     """Loads and measures the drafter on the device thread, then serves."""
     check(config)
-    token = read_token(config.token_file)
+    security = Security.of(config)
     incarnation = new_incarnation()
     metrics = Metrics()
     device = DeviceWorker(name)
@@ -78,13 +79,13 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
             engine=engine, device=device, cohorts=cohorts, metrics=metrics, incarnation=incarnation, cost=cost
         )
         sink = FeatureSink(engine=engine, arrivals=arrivals, metrics=metrics, incarnation=incarnation)
-        server = GrpcServer(bind=config.bind, access=Access(token=token), insecure=config.insecure)
+        server = GrpcServer(bind=config.bind, security=security)
         server.add(draft_pb2_grpc.add_DraftServicer_to_server, servicer, service.NAME)
         server.add(features_pb2_grpc.add_FeaturesServicer_to_server, sink, feature_sink.NAME)
         port = await server.start()
         metrics.pages_total.set(engine.held.pages_total)
         if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, metrics_host(config.bind, config.insecure), config.metrics_port)
+            metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
             servicer.metrics_port = metrics_server.port
         await server.set_serving(True)
     except BaseException:

@@ -8,6 +8,7 @@ DsparkError
 |-- Expired                the request's time ran out                                DEADLINE_EXCEEDED
 |-- Cancelled              the client went away                                      nobody is left to tell
 |-- Denied                 credentials are missing or wrong                          UNAUTHENTICATED
+|   `-- Forbidden          who calls is known, and may not call this                 PERMISSION_DENIED
 |-- PeerError              another service broke the protocol                        INTERNAL
 |-- ConfigError            a configuration value is wrong; the process will not start
 `-- CheckpointError        a checkpoint is not what it says; the process will not start
@@ -55,6 +56,10 @@ class Cancelled(DsparkError):
 
 class Denied(DsparkError):
     """Credentials are missing or wrong."""
+
+
+class Forbidden(Denied):
+    """The caller is known, and this is not for him."""
 
 
 class PeerError(DsparkError):

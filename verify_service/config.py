@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dspark.runtime.listen_config import ListenConfig
+
 FEATURE_DTYPES = ("bfloat16", "float8_e4m3")
 
 
 @dataclass(frozen=True)
-class VerifyConfig:
+class VerifyConfig(ListenConfig):
     """One verifier process."""
 
     target: str = field(default="", metadata={"doc": "Folder or hub id of the target."})
@@ -19,12 +21,6 @@ class VerifyConfig:
         default=None, metadata={"doc": "Folder or hub id of the drafter that rows are made for; none: plain decoding."}
     )
     drafter_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the drafter."})
-    bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
-    metrics_port: int | None = field(
-        default=0, metadata={"doc": "Port of /metrics; 0 takes any, none is off. Beyond loopback only with `insecure`."}
-    )
-    token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
-    insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
     device: str = field(default="auto", metadata={"doc": "auto, cpu, cuda or cuda:N."})
     dtype: str = field(default="auto", metadata={"doc": "auto, float32, bfloat16 or float16."})
     threads: int = field(default=1, metadata={"doc": "Torch threads of the device thread."})

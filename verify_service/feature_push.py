@@ -20,6 +20,7 @@ import structlog
 
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.tls import Tls
 from dspark.wire.v1 import features_pb2, features_pb2_grpc, types_pb2
 from verify_service.interface import FeatureRun
 
@@ -46,11 +47,18 @@ class FeaturePush:
     """All drafters this verifier feeds. Lives on the event loop."""
 
     def __init__(
-        self, *, incarnation: int, projection: str, token: str | None, queue_rows: int, metrics: Metrics
+        self,
+        *,
+        incarnation: int,
+        projection: str,
+        token: str | None,
+        tls: Tls | None = None,
+        queue_rows: int,
+        metrics: Metrics,
     ) -> None:
         self._incarnation = incarnation
         self._projection = projection
-        self._token = token
+        self._token, self._tls = token, tls
         self._queue_rows = queue_rows
         self._metrics = metrics
         self._links: dict[Sink, _Link] = {}
@@ -105,7 +113,7 @@ class FeaturePush:
             for other, idle in [(s, now - each.used_at) for s, each in self._links.items()]:
                 if idle > IDLE_S:
                     self._let_go(other)
-            link = self._links[sink] = _Link(sink, self._token, self._queue_rows, self._metrics)
+            link = self._links[sink] = _Link(sink, self._token, self._tls, self._queue_rows, self._metrics)
         link.used_at = now
         return link
 
@@ -121,13 +129,13 @@ class FeaturePush:
 class _Link:
     """The two streams to one drafter."""
 
-    def __init__(self, sink: Sink, token: str | None, queue_rows: int, metrics: Metrics) -> None:
+    def __init__(self, sink: Sink, token: str | None, tls: Tls | None, queue_rows: int, metrics: Metrics) -> None:
         self.used_at = time.monotonic()
         self.broken_at: float | None = None
         self._sink = sink
         self._metadata = auth_metadata(token)
         self._metrics = metrics
-        self._channel = open_channel(sink.endpoint)
+        self._channel = open_channel(sink.endpoint, tls=tls)
         self._queue_rows = queue_rows
         self._queues = {name: _Queue() for name in ("rounds", "bulk")}
         self._tasks = [asyncio.create_task(self._stream(name, queue)) for name, queue in self._queues.items()]

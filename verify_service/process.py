@@ -10,10 +10,11 @@ import structlog
 from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.identity import new_incarnation, read_token
-from dspark.runtime.security import Access
+from dspark.runtime.identity import new_incarnation
+from dspark.runtime.metrics_server import MetricsServer, serve_metrics
+from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
-from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
+from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import verify_pb2_grpc
 from verify_service.config import FEATURE_DTYPES, VerifyConfig
 from verify_service.feature_push import FeaturePush
@@ -60,7 +61,7 @@ class VerifyProcess:
 async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProcess:
     """Loads, tests and measures the target on the device thread, then serves."""
     check(config)
-    token = read_token(config.token_file)
+    security = Security.of(config)
     incarnation = new_incarnation()
     metrics = Metrics()
     device = DeviceWorker(name)
@@ -71,19 +72,20 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProces
         push = FeaturePush(
             incarnation=incarnation,
             projection=engine.projection.fingerprint if engine.projection is not None else "",
-            token=token,
+            token=security.token,
+            tls=security.tls,
             queue_rows=config.push_queue_rows,
             metrics=metrics,
         )
         service = VerifyService(
             engine=engine, device=device, push=push, metrics=metrics, incarnation=incarnation, cost=cost
         )
-        server = GrpcServer(bind=config.bind, access=Access(token=token), insecure=config.insecure)
+        server = GrpcServer(bind=config.bind, security=security)
         server.add(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME)
         port = await server.start()
         metrics.pages_total.set(engine.held.pages_total)
         if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, metrics_host(config.bind, config.insecure), config.metrics_port)
+            metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
             service.metrics_port = metrics_server.port
         await server.set_serving(True)
     except BaseException:

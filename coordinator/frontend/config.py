@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dspark.runtime.listen_config import PublicConfig
+
 
 @dataclass(frozen=True)
-class FrontendConfig:
+class FrontendConfig(PublicConfig):
     """One front end process."""
 
     coordinator: str = field(default="", metadata={"doc": "host:port of the coordinator; required."})
     target: str | None = field(default=None, metadata={"doc": "Folder or hub id whose tokenizer is used; absent: ids."})
     target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
-    bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
-    metrics_port: int | None = field(
-        default=0, metadata={"doc": "Port of /metrics; 0 takes any, none is off. Beyond loopback only with `insecure`."}
-    )
-    token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
-    client_token_file: str | None = field(default=None, metadata={"doc": "File that holds the token clients need."})
-    insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without a token."})
     max_streams: int = field(default=4096, metadata={"doc": "Requests at one time; more are refused."})
     max_unread: int = field(default=1024, metadata={"doc": "Commits a client may leave unread before it is cut."})
     request_deadline_s: float = field(default=600.0, metadata={"doc": "Longest life of any request."})

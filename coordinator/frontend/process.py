@@ -11,13 +11,14 @@ import structlog
 from coordinator.frontdesk import FrontDesk
 from coordinator.frontend.config import FrontendConfig
 from coordinator.frontend.remote_cell import RemoteCell
-from coordinator.service import GENERATION, MAX_REQUEST, GenerationService, open_to_clients
+from coordinator.service import GENERATION, MAX_REQUEST, GenerationService
 from coordinator.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
-from dspark.runtime.identity import new_incarnation, read_token
-from dspark.runtime.security import Access, split_endpoint
-from dspark.runtime.server import GrpcServer
-from dspark.runtime.telemetry import Metrics, MetricsServer, metrics_host, serve_metrics
+from dspark.runtime.identity import new_incarnation
+from dspark.runtime.metrics_server import MetricsServer, serve_metrics
+from dspark.runtime.security import Security, split_endpoint
+from dspark.runtime.server import LEAST_PUBLIC_PING_MS, GrpcServer
+from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, generate_pb2_grpc
 
 log = structlog.get_logger("dspark.frontend")
@@ -54,16 +55,15 @@ class FrontendProcess:
 async def start(config: FrontendConfig, *, name: str = "frontend/0") -> FrontendProcess:
     """Listens at once; SERVING whenever the coordinator is attached and has somebody to serve with."""
     check(config)
-    token, client_token = read_token(config.token_file), read_token(config.client_token_file)
+    security = Security.of(config)
     tokenizer = find_tokenizer(config.target, config.target_revision)
     incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
-    services = open_to_clients(config.bind, config.insecure, config.client_token_file)
     server = GrpcServer(
         bind=config.bind,
-        access=Access(token=token, client_token=client_token, client_services=services),
-        insecure=config.insecure,
+        security=security,
         max_concurrent_streams=config.max_streams + 64,  # so that excess is refused, not parked
         max_receive=MAX_REQUEST,
+        least_ping_ms=LEAST_PUBLIC_PING_MS,
     )
     hello = frontend_pb2.FrontendHello(name=name, incarnation=incarnation, pid=os.getpid())
     changes: set[asyncio.Task[None]] = set()
@@ -78,11 +78,12 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
     cell = None
     try:
         if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, metrics_host(config.bind, config.insecure), config.metrics_port)
+            metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
             hello.metrics_port = metrics_server.port
         cell = RemoteCell(
             config.coordinator,
-            token=token,
+            token=security.token,
+            tls=security.tls,
             max_calls=config.max_streams,
             hello=lambda: hello,
             on_change=changed,

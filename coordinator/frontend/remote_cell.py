@@ -21,6 +21,7 @@ from coordinator.outlet import Sink
 from dspark.errors import DsparkError, Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.tls import Tls
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
 
 log = structlog.get_logger("dspark.frontend")
@@ -38,13 +39,14 @@ class RemoteCell:
         endpoint: str,
         *,
         token: str | None,
+        tls: Tls | None = None,
         max_calls: int,
         hello: Callable[[], frontend_pb2.FrontendHello],
         on_change: Callable[[bool], None],
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        self._endpoint, self._token, self._max_calls = endpoint, token, max_calls
+        self._endpoint, self._token, self._tls, self._max_calls = endpoint, token, tls, max_calls
         self._hello, self._on_change, self._clock, self._metrics = hello, on_change, clock, metrics
         self._closed = f"the coordinator at {endpoint} is not attached"
         self._terms: Terms | None = None
@@ -125,7 +127,7 @@ class RemoteCell:
         """From hello to the end of one stream; returns whether anything was heard."""
         heard, why = False, "the stream ended"
         link = Link(self._hello(), self._clock, self._metrics)
-        channel = open_channel(self._endpoint)
+        channel = open_channel(self._endpoint, tls=self._tls)
         try:
             stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
             async for batch in stub.Attach(link, metadata=auth_metadata(self._token)):

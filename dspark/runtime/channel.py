@@ -6,6 +6,8 @@ import json
 
 import grpc
 
+from dspark.runtime.tls import Tls
+
 MAX_MESSAGE = 256 * 1024 * 1024
 LOOKAHEAD = 4 * 1024 * 1024  # bytes of a stream that may travel unasked: a cohort's q needs no round trip for its rest
 
@@ -28,21 +30,33 @@ _OPTIONS: list[tuple[str, int | str]] = [
 ]
 
 
-def _options(service_config: dict[str, object] | None) -> list[tuple[str, int | str]]:
+def _options(service_config: dict[str, object] | None, tls: Tls | None) -> list[tuple[str, int | str]]:
     extra: list[tuple[str, int | str]] = []
+    if tls is not None and tls.server_name:
+        extra.append(("grpc.ssl_target_name_override", tls.server_name))
     if service_config is not None:
         extra.append(("grpc.service_config", json.dumps(service_config)))
     return [*_OPTIONS, *extra]
 
 
-def open_channel(endpoint: str, *, service_config: dict[str, object] | None = None) -> grpc.aio.Channel:
-    """An asyncio channel to `host:port`; belongs to the running event loop."""
-    return grpc.aio.insecure_channel(endpoint, options=_options(service_config))
+def open_channel(
+    endpoint: str, *, tls: Tls | None = None, service_config: dict[str, object] | None = None
+) -> grpc.aio.Channel:
+    """An asyncio channel to `host:port`; belongs to the running event loop. Without `tls` it is plaintext."""
+    options = _options(service_config, tls)
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=options)
+    return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=options)
 
 
-def sync_channel(endpoint: str, *, service_config: dict[str, object] | None = None) -> grpc.Channel:
-    """A blocking channel to `host:port`."""
-    return grpc.insecure_channel(endpoint, options=_options(service_config))
+def sync_channel(
+    endpoint: str, *, tls: Tls | None = None, service_config: dict[str, object] | None = None
+) -> grpc.Channel:
+    """A blocking channel to `host:port`. Without `tls` it is plaintext."""
+    options = _options(service_config, tls)
+    if tls is None:
+        return grpc.insecure_channel(endpoint, options=options)
+    return grpc.secure_channel(endpoint, tls.channel_credentials(), options=options)
 
 
 def auth_metadata(token: str | None) -> tuple[tuple[str, str], ...]:

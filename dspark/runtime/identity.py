@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dspark.errors import ConfigError
 
+LEAST_TOKEN = 16  # characters of any secret
+
 
 def new_incarnation() -> int:
     """A number no other process start has: 63 random bits, never 0."""
@@ -29,16 +31,16 @@ def state_dir() -> Path:
     return path
 
 
-def read_token(path: str | Path | None) -> str | None:
-    """The shared secret in `path`; None when no path is given."""
+def read_token(path: str | Path | None, key: str = "token_file") -> str | None:
+    """The shared secret in `path`; None when no path is given. `key` is the setting to blame."""
     if not path:
         return None
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"token_file: cannot read {path}: {error}") from error
-    if len(token) < 16:
-        raise ConfigError(f"token_file: {path} holds {len(token)} characters, at least 16 are needed")
+        raise ConfigError(f"{key}: cannot read {path}: {error}") from error
+    if len(token) < LEAST_TOKEN:
+        raise ConfigError(f"{key}: {path} holds {len(token)} characters, at least {LEAST_TOKEN} are needed")
     return token
 
 

@@ -1,19 +1,27 @@
 """Who may listen where, and who may call what.
 
-Loopback needs nothing. Anything wider needs a token, or the operator's explicit `insecure`. Every method is denied
-unless the caller's token allows it; health checks alone are free.
+Loopback needs nothing. Anything wider needs a token, certificates, or the operator's explicit `insecure`. A caller is
+who its token says; without a token, who its certificate says; else nobody. What nobody may call is in `roles.py`.
 """
 
 from __future__ import annotations
 
-import hmac
+import contextvars
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from dspark.errors import ConfigError, Denied
+import grpc
 
-_FREE = "/grpc.health.v1.Health/"
+from dspark.errors import ConfigError, Denied, Forbidden
+from dspark.runtime.identity import read_token
+from dspark.runtime.listen_config import ListenConfig
+from dspark.runtime.roles import METRICS, Role, Roles
+from dspark.runtime.tls import Tls
+from dspark.runtime.tokens import ClientTokens, same
+
+SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -34,48 +42,189 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_bind(endpoint: str, *, token: str | None, insecure: bool) -> None:
-    """Refuses an endpoint that strangers could reach without a secret."""
-    host, _ = split_endpoint(endpoint)
-    if not is_loopback(host) and not token and not insecure:
-        raise ConfigError(
-            f"bind: {endpoint} can be reached from outside this machine and no token is set; "
-            "set token_file, bind to 127.0.0.1, or say --insecure"
-        )
+@dataclass(frozen=True)
+class Caller:
+    """Who calls. roles: as what it was let in; empty where nobody was asked. tenant: its name, "" if it has none."""
+
+    roles: Roles = frozenset()
+    tenant: str = ""
+
+
+_NOBODY = Caller()
+_caller: contextvars.ContextVar[Caller] = contextvars.ContextVar("dspark_caller", default=_NOBODY)
+
+
+def current_caller() -> Caller:
+    """Who made the call that is being handled."""
+    return _caller.get()
+
+
+def set_caller(caller: Caller) -> None:
+    """For whoever lets callers in, before it hands them on; holds for the running task."""
+    _caller.set(caller)
 
 
 @dataclass(frozen=True)
 class Access:
-    """The calls a server allows.
+    """Says who a caller is and whether that is enough.
 
-    token: secret of workers and operators; it opens every method. None opens every method to everybody.
-    client_token: secret of clients; it opens `client_services` only.
-    client_services: full names of services that clients may call, e.g. "dspark.wire.v1.Generation".
+    worker, operator, monitor: secrets of these roles; None gives nobody that role by token, except that an absent
+    operator's secret is the worker's. clients: those of clients, with their tenants. certificates: whether callers have
+    shown one, whose names may say a role. open_to: roles that anybody has.
     """
 
-    token: str | None = None
-    client_token: str | None = None
-    client_services: frozenset[str] = field(default_factory=frozenset)
+    worker: str | None = None
+    operator: str | None = None
+    monitor: str | None = None
+    clients: ClientTokens | None = None
+    certificates: bool = False
+    open_to: Roles = frozenset()
 
-    def __post_init__(self) -> None:
-        if self.client_token is not None and self.token is None:
-            raise ConfigError("client_token_file: needs token_file too, or operators' calls would be open to everybody")
+    @property
+    def asks(self) -> bool:
+        """Whether anybody is asked anything; a process without secrets and certificates is open."""
+        return self.worker is not None or self.certificates
 
-    def check(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Raises Denied unless `metadata` allows the full method name ("/package.Service/Method")."""
-        if self.token is None or method.startswith(_FREE):
-            return
-        service = method.split("/")[1]
-        if service in self.client_services and self.client_token is None:
-            return
-        given = ""
-        for key, value in metadata:
-            if key == "authorization" and isinstance(value, str) and value.startswith("Bearer "):
-                given = value[len("Bearer ") :]
-        allowed = [self.token]
-        if service in self.client_services and self.client_token is not None:
-            allowed.append(self.client_token)
+    def admit(
+        self, what: str, roles: Roles | None, *, authorization: str | None = None, names: Iterable[str] = ()
+    ) -> Caller:
+        """The caller, if it has one of `roles` (None: free). `what` is what it wants, for the error.
+
+        authorization: "Bearer TOKEN". names: alternative names of a certificate that was verified.
+        Raises Denied for a caller that is nobody, Forbidden for one that is somebody else.
+        """
+        if roles is None or not self.asks:
+            return _NOBODY
+        found: Caller | None
+        if authorization is not None:
+            found = self._by_token(authorization)  # a wrong token is never made good by anything else
+            if found is None:
+                raise Denied(f"{what}: the token is not valid")
+        else:
+            found = _by_names(names) if self.certificates else None
+        if found is not None and found.roles & roles:
+            return found
+        if self.open_to & roles and authorization is None:
+            return _NOBODY
+        if found is None:
+            raise Denied(f"{what}: the call carries no valid token")
+        raise Forbidden(f"{what}: needs the role {' or '.join(sorted(roles)) or 'of nobody'}")
+
+    def _by_token(self, authorization: str) -> Caller | None:
+        kind, _, given = authorization.partition(" ")
+        if kind.lower() != "bearer":
+            return None
+        workers = frozenset({Role.WORKER}) if self.operator else frozenset({Role.WORKER, Role.OPERATOR})
         # Every candidate is compared, so the time taken says nothing about which one was close.
-        matches = [hmac.compare_digest(given.encode(), secret.encode()) for secret in allowed]
-        if not any(matches):
-            raise Denied(f"{method}: the call carries no valid token")
+        matches: list[Caller] = []
+        for secret, roles in (
+            (self.worker, workers),
+            (self.operator, frozenset({Role.OPERATOR})),
+            (self.monitor, frozenset({Role.MONITOR})),
+        ):
+            if secret is not None and same(given, secret):
+                matches.append(Caller(roles))
+        tenant = self.clients.tenant(given) if self.clients is not None else None
+        if tenant is not None:
+            matches.append(Caller(frozenset({Role.CLIENT}), tenant))
+        return matches[0] if matches else None
+
+
+def _by_names(names: Iterable[str]) -> Caller | None:
+    """Roles named by a certificate; several are possible."""
+    roles, tenant = set(), ""
+    for name in names:
+        if not name.startswith(SCHEME):
+            continue
+        role, _, who = name.removeprefix(SCHEME).partition("/")
+        if role in set(Role):
+            roles.add(Role(role))
+            tenant = who if role == Role.CLIENT else tenant
+    return Caller(frozenset(roles), tenant) if roles else None
+
+
+@dataclass(frozen=True)
+class Security:
+    """Everything one process knows about trust. token: what it shows to other processes."""
+
+    access: Access = field(default_factory=Access)
+    token: str | None = field(default=None, repr=False)
+    tls: Tls | None = None
+    ask_peers: bool = False
+    insecure: bool = False
+
+    @classmethod
+    def of(cls, config: ListenConfig) -> Security:
+        """From a process's configuration; files are read, and refused by key, at once."""
+        token = read_token(config.token_file, "token_file")
+        client_file: str | None = getattr(config, "client_token_file", None)
+        for key, path in (
+            ("operator_token_file", config.operator_token_file),
+            ("client_token_file", client_file),
+            ("metrics_token_file", config.metrics_token_file),
+        ):
+            if path and token is None and not config.tls_ca:
+                raise ConfigError(f"{key}: needs token_file too, or workers' calls would be open to everybody")
+        tls = None
+        if config.tls_cert or config.tls_key or config.tls_ca:
+            tls = Tls(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
+            tls.check(server=True)
+        ask_peers = tls is not None and tls.ca is not None and config.tls_require_client_cert
+        open_to: set[Role] = set()
+        near = is_loopback(split_endpoint(config.bind)[0])
+        if (near or config.insecure) and not ask_peers:
+            if not client_file:
+                open_to.add(Role.CLIENT)
+            if not config.metrics_token_file:
+                open_to.add(Role.MONITOR)
+        access = Access(
+            worker=token,
+            operator=read_token(config.operator_token_file, "operator_token_file"),
+            monitor=read_token(config.metrics_token_file, "metrics_token_file"),
+            clients=ClientTokens(client_file) if client_file else None,
+            certificates=ask_peers,
+            open_to=frozenset(open_to),
+        )
+        return cls(access, token, tls, ask_peers, config.insecure)
+
+    def check_bind(self, endpoint: str) -> None:
+        """Refuses an endpoint that strangers could reach without showing anything."""
+        host, _ = split_endpoint(endpoint)
+        if not is_loopback(host) and not self.access.asks and not self.insecure:
+            raise ConfigError(
+                f"bind: {endpoint} can be reached from outside this machine and callers would show nothing; "
+                "set token_file or tls_cert, tls_key and tls_ca, bind to 127.0.0.1, or say --insecure"
+            )
+
+    def metrics_host(self, bind: str) -> str:
+        """Where `/metrics` listens for a server bound to `bind`: near, unless readers are asked or it is told."""
+        host, _ = split_endpoint(bind)
+        wide = self.insecure or self.access.monitor is not None or self.ask_peers
+        return host if wide or is_loopback(host) else "127.0.0.1"
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """For gRPC listeners; None: plaintext."""
+        return self.tls.server_credentials(ask_peers=self.ask_peers) if self.tls is not None else None
+
+    def uvicorn(self) -> dict[str, Any]:
+        """The arguments of `uvicorn.Config` that make an HTTP listener speak the same TLS; empty without it."""
+        import ssl
+
+        if self.tls is None:
+            return {}
+        asked: dict[str, Any] = {}
+        if self.ask_peers:
+            asked = {"ssl_ca_certs": self.tls.ca, "ssl_cert_reqs": int(ssl.CERT_REQUIRED)}
+        return {"ssl_certfile": self.tls.cert, "ssl_keyfile": self.tls.key, **asked}
+
+    def http_caller(self, authorization: str | None, roles: Roles) -> Caller:
+        """Lets an HTTP request in by its `Authorization` header; raises Denied (401) or Forbidden (403).
+
+        Servers of HTTP do not hand certificates on: whoever shows one of the authority's and no token is a client.
+        """
+        names = (f"{SCHEME}{Role.CLIENT}/",) if self.ask_peers else ()
+        return self.access.admit("this request", roles, authorization=authorization, names=names)
+
+    def metrics_caller(self, authorization: str | None, names: Iterable[str]) -> Caller:
+        """Lets a reader of `/metrics` in."""
+        return self.access.admit("/metrics", METRICS, authorization=authorization, names=names)

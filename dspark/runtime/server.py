@@ -1,4 +1,4 @@
-"""The gRPC server every process runs: bounds, access, health, reflection, graceful stop.
+"""The gRPC server every process runs: bounds, TLS, access, health, reflection, graceful stop.
 
 The only place where an exception becomes a status.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, NoReturn
 
 import grpc
@@ -20,13 +20,15 @@ from dspark.errors import (
     Denied,
     DsparkError,
     Expired,
+    Forbidden,
     InvalidRequest,
     Overloaded,
     Unavailable,
     Unsupported,
 )
+from dspark.runtime import roles
 from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE
-from dspark.runtime.security import Access, check_bind, split_endpoint
+from dspark.runtime.security import Access, Caller, Security, set_caller, split_endpoint
 
 log = structlog.get_logger("dspark.server")
 
@@ -37,8 +39,15 @@ _STATUS: list[tuple[type[DsparkError], grpc.StatusCode]] = [
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (Expired, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (Forbidden, grpc.StatusCode.PERMISSION_DENIED),
     (Denied, grpc.StatusCode.UNAUTHENTICATED),
 ]
+
+# Call metadata: a peer learns the first bound, what is beyond the second is refused before anybody looks at it.
+METADATA_SOFT, METADATA_HARD = 8 * 1024, 16 * 1024
+# Between two pings of one peer. Processes of a cell watch each other; strangers reach public listeners only.
+LEAST_PING_MS, LEAST_PUBLIC_PING_MS = 900, 1_500
+PING_STRIKES = 10
 
 
 class GrpcServer:
@@ -48,31 +57,36 @@ class GrpcServer:
         self,
         *,
         bind: str,
-        access: Access | None = None,
-        insecure: bool = False,
+        security: Security | None = None,
         max_concurrent_streams: int = 256,
         max_receive: int = MAX_MESSAGE,
+        least_ping_ms: int = LEAST_PING_MS,
     ) -> None:
-        self._access = access or Access()
-        check_bind(bind, token=self._access.token, insecure=insecure)
+        self._security = security or Security()
+        self._security.check_bind(bind)
         self._bind = bind
         self._names: list[str] = []
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[_Guard(self._access)],
+            interceptors=[_Guard(self._security.access)],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", max_receive),
                 ("grpc.max_send_message_length", MAX_MESSAGE),
                 ("grpc.http2.lookahead_bytes", LOOKAHEAD),
+                ("grpc.max_metadata_size", METADATA_SOFT),
+                ("grpc.absolute_max_metadata_size", METADATA_HARD),
+                # Whoever connects and says nothing holds a socket no longer than this.
+                ("grpc.server_handshake_timeout_ms", 10_000),
                 # Bounds what one peer can do to the others by opening and cancelling calls.
                 ("grpc.max_concurrent_streams", max_concurrent_streams),
                 # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a word.
                 ("grpc.server.max_pending_requests", max(max_concurrent_streams, 1000)),
                 ("grpc.server.max_pending_requests_hard_limit", max(2 * max_concurrent_streams, 3000)),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-                # A starved process reads several pings at once; that must not cost its peers the connection.
-                ("grpc.http2.max_ping_strikes", 0),
+                # Peers may ask so often whether this process is there, however long it has nothing to say. Whoever
+                # asks more often is cut; not at once, as a starved process reads several pings at a time.
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", least_ping_ms),
+                ("grpc.http2.max_ping_strikes", PING_STRIKES),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", 3_000),
@@ -91,7 +105,11 @@ class GrpcServer:
         reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         await self.set_serving(False)
         try:
-            port = self._server.add_insecure_port(self._bind)
+            credentials = self._security.server_credentials()
+            if credentials is None:
+                port = self._server.add_insecure_port(self._bind)
+            else:
+                port = self._server.add_secure_port(self._bind, credentials)
         except RuntimeError as error:
             raise ConfigError(f"bind: cannot listen on {self._bind}: {error}") from error
         await self._server.start()
@@ -125,21 +143,28 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(details)
         if handler is None:
             return None
-        denied: DsparkError | None = None
-        try:
-            self._access.check(details.method, details.invocation_metadata or ())
-        except Denied as error:
-            denied = error
         method = details.method
+        wanted = roles.allowed(method)
+        authorization = _authorization(details.invocation_metadata or ())
+        # Certificates are known to the call alone; all others are let in or sent off before a request is read.
+        by_certificate = self._access.certificates and authorization is None
+        known = Caller()
+        try:
+            if not by_certificate:
+                known = self._access.admit(method, wanted, authorization=authorization)
+        except Denied as error:
+            return _refusal(method, error)
         streaming = (handler.request_streaming, handler.response_streaming)
         shape = ["stream" if flag else "unary" for flag in streaming]
         kind = "_".join(shape)
         inner = getattr(handler, kind)
 
+        def admit(context: grpc.aio.ServicerContext) -> None:
+            set_caller(self._access.admit(method, wanted, names=_names(context)) if by_certificate else known)
+
         async def answer_once(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
-                if denied is not None:
-                    raise denied
+                admit(context)
                 return await inner(request, context)
             except grpc.aio.AbortError:
                 raise
@@ -148,8 +173,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def answer_stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             try:
-                if denied is not None:
-                    raise denied
+                admit(context)
                 async with contextlib.aclosing(inner(request, context)) as responses:
                     async for response in responses:
                         yield response
@@ -164,6 +188,27 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+
+def _refusal(method: str, error: Denied) -> Any:
+    """A handler of any kind of method that reads nothing and says why."""
+
+    async def refuse(_: object, context: grpc.aio.ServicerContext) -> None:
+        await _abort(context, method, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """What the call shows; of several, nothing that counts."""
+    shown = [value for key, value in metadata if key == "authorization" and isinstance(value, str)]
+    return shown[0] if len(shown) == 1 else "" if shown else None
+
+
+def _names(context: grpc.aio.ServicerContext) -> list[str]:
+    """Alternative names of the caller's certificate, which TLS has verified."""
+    found = context.auth_context().get("x509_subject_alternative_name", ())
+    return [name.decode("utf-8", "replace") for name in found]
 
 
 async def _abort(context: grpc.aio.ServicerContext, method: str, error: Exception) -> NoReturn:

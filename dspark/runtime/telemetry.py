@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
-from dataclasses import dataclass
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
-
-from dspark.runtime.security import is_loopback, split_endpoint
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
@@ -82,6 +77,14 @@ class Metrics:
         )
         self.e2e_request_latency = self._histogram("e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
         self.request_queue_time = self._histogram("request_queue_time_seconds", "Arrival to prefill.", _SECONDS)
+        self.request_prefill_time = self._histogram(
+            "request_prefill_time_seconds", "Start of the prefill to first token.", _SECONDS
+        )
+        self.request_decode_time = self._histogram("request_decode_time_seconds", "First token to end.", _SECONDS)
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens of an answer when it ended.", _TOKENS
+        )
         self.slow_readers_cut = self._counter("slow_readers_cut", "Streams ended because the client did not read.")
         self.admission_rejections = self._counter("admission_rejections", "Requests refused, by reason.", "reason")
 
@@ -107,6 +110,14 @@ class Metrics:
         self.num_accepted_per_pos = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Drafted tokens committed, by slot.", "position"
         )
+        self.num_expected_tokens = self._counter(
+            "spec_decode_num_expected_tokens",
+            "Drafted tokens that confidences promised would be accepted; beside num_accepted_tokens: calibration.",
+        )
+        self.label_rounds = self._counter("label_rounds", "Rounds with a draft, by the requests' label.", "label")
+        self.label_draft_tokens = self._counter("label_draft_tokens", "Tokens drafted, by label.", "label")
+        self.label_accepted_tokens = self._counter("label_accepted_tokens", "Drafted tokens committed, by label.", "label")
+        self.label_generation_tokens = self._counter("label_generation_tokens", "Tokens committed, by label.", "label")
         self.draft_wasted_tokens = self._counter(
             "draft_wasted_tokens", "Drafted tokens not committed, by reason.", "reason"
         )
@@ -122,6 +133,9 @@ class Metrics:
         )
         self.draft_rpc = self._histogram("draft_rpc_seconds", "Round trip of a Draft cohort.", _SECONDS)
         self.verify_rpc = self._histogram("verify_rpc_seconds", "Round trip of a Verify cohort.", _SECONDS)
+        self.pipeline_bubble = self._histogram(
+            "pipeline_bubble_seconds", "A verifier with work waited for its next cohort, drafts included.", _SECONDS
+        )
         self.prefills = self._counter("prefills", "Prefills commanded, by reason.", "reason")
         self.num_preemptions = self._counter("num_preemptions", "Sequences taken out to free pages, to begin again.")
         self.prefix_cache_queries = self._counter(
@@ -131,9 +145,13 @@ class Metrics:
         self.resends = self._counter("resends", "Feature resends commanded, by reason.", "reason")
         self.pool_replicas = self._gauge("pool_replicas", "Known workers.", "pool", "state")
         self.worker_losses = self._counter("worker_losses", "Workers lost.", "pool")
+        self.handovers = self._counter("handovers", "Sequences that went to another verifier, by reason.", "reason")
+        self.resumed = self._counter("requests_resumed", "Requests that their clients resumed.")
+        self.journal_failed = self._gauge("journal_failed", "1 when the journal could not be written any more.")
 
         # Workers.
         self.forward_seconds = self._histogram("forward_seconds", "Device time of one pass, by kind.", _SECONDS, "kind")
+        self.draft_wait = self._histogram("draft_wait_seconds", "A cohort waited for a busy drafter.", _SECONDS)
         self.verify_batch_tokens = self._histogram("verify_batch_tokens", "Tokens in one packed pass.", _TOKENS)
         self.draft_batch_sequences = self._histogram("draft_batch_sequences", "Sequences in one draft pass.", _TOKENS)
         self.sequences = self._gauge("sequences", "Sequences with state in this process.")
@@ -162,33 +180,3 @@ class Metrics:
     def value(self, name: str, **labels: str) -> float:
         """The sample `dspark_<name>` right now, 0.0 if it was never touched."""
         return self.registry.get_sample_value(f"dspark_{name}", labels) or 0.0
-
-
-@dataclass
-class MetricsServer:
-    """Serves `/metrics` until closed."""
-
-    port: int
-    _server: WSGIServer
-    _thread: Any
-
-    def close(self) -> None:
-        """Ends it in the background: the server looks up twice a second, and an event loop must not wait for that."""
-        threading.Thread(target=self._end, name="metrics-end", daemon=True).start()
-
-    def _end(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=2)
-
-
-def metrics_host(bind: str, insecure: bool) -> str:
-    """Where `/metrics` listens for a server bound to `bind`: it asks for no token, so it stays near unless told."""
-    host, _ = split_endpoint(bind)
-    return host if insecure or is_loopback(host) else "127.0.0.1"
-
-
-def serve_metrics(metrics: Metrics, host: str, port: int) -> MetricsServer:
-    """Starts `/metrics` on host:port; port 0 takes any."""
-    server, thread = start_http_server(port, addr=host, registry=metrics.registry)
-    return MetricsServer(server.server_port, server, thread)

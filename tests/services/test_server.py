@@ -10,8 +10,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.errors import ConfigError, Expired, InvalidRequest, Overloaded, Unavailable, Unsupported
+from dspark.runtime import roles
 from dspark.runtime.channel import auth_metadata, open_channel
-from dspark.runtime.security import Access
+from dspark.runtime.roles import Role
+from dspark.runtime.security import Access, Security
 from dspark.runtime.server import GrpcServer
 
 pytestmark = pytest.mark.services
@@ -74,9 +76,15 @@ async def _call(channel: grpc.aio.Channel, kind: str, request: bytes, token: str
     return [r async for r in channel.stream_stream(f"/{NAME}/Both")(one(), metadata=metadata, timeout=5)]
 
 
+@pytest.fixture(autouse=True)
+def _workers_may_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = {f"/{NAME}/{kind}": frozenset({Role.WORKER}) for kind in ("Once", "Many", "Gather", "Both")}
+    monkeypatch.setattr(roles, "METHODS", mine)
+
+
 @pytest.fixture
 async def endpoint() -> AsyncIterator[str]:
-    server = GrpcServer(bind="127.0.0.1:0", access=Access(TOKEN))
+    server = GrpcServer(bind="127.0.0.1:0", security=Security(Access(TOKEN)))
     server.add(_register, _answer, NAME)
     port = await server.start()
     yield server.endpoint(port)
@@ -119,7 +127,7 @@ async def test_errors_become_statuses_in_one_place(
 
 
 async def test_health_is_free_and_truthful() -> None:
-    server = GrpcServer(bind="127.0.0.1:0", access=Access(TOKEN))
+    server = GrpcServer(bind="127.0.0.1:0", security=Security(Access(TOKEN)))
     server.add(_register, _answer, NAME)
     endpoint = server.endpoint(await server.start())
     async with open_channel(endpoint) as channel:
@@ -137,7 +145,7 @@ async def test_health_is_free_and_truthful() -> None:
 
 
 async def test_a_port_that_is_taken_is_an_error_and_not_shared(endpoint: str) -> None:
-    second = GrpcServer(bind=endpoint, access=Access(TOKEN))
+    second = GrpcServer(bind=endpoint, security=Security(Access(TOKEN)))
     second.add(_register, _answer, NAME)
     with pytest.raises(ConfigError, match="cannot listen"):
         await second.start()

@@ -1,0 +1,52 @@
+"""What every process that listens can be told about who gets in. Light: the deployment reads it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenConfig:
+    """Where a process listens, and to whom. Every process has these keys."""
+
+    bind: str = field(default="127.0.0.1:0", metadata={"doc": "host:port of the gRPC server; port 0 takes any."})
+    metrics_port: int | None = field(
+        default=0,
+        metadata={
+            "doc": "Port of /metrics; 0 takes any, none is off. On loopback, unless metrics_token_file, tls_ca or "
+            "insecure lets it listen where `bind` says."
+        },
+    )
+    token_file: str | None = field(default=None, metadata={"doc": "File that holds the shared worker token."})
+    operator_token_file: str | None = field(
+        default=None, metadata={"doc": "File that holds the operators' token; absent: the worker token is theirs too."}
+    )
+    metrics_token_file: str | None = field(
+        default=None, metadata={"doc": "File that holds the token that reads /metrics, and nothing else."}
+    )
+    tls_cert: str | None = field(
+        default=None, metadata={"doc": "PEM file of this process's certificate chain; every listener speaks TLS then."}
+    )
+    tls_key: str | None = field(default=None, metadata={"doc": "PEM file of its private key."})
+    tls_ca: str | None = field(
+        default=None, metadata={"doc": "PEM file of the authority: callers need a certificate of it, and so do peers."}
+    )
+    tls_server_name: str | None = field(
+        default=None, metadata={"doc": "Name expected in other processes' certificates; absent: their address."}
+    )
+    tls_require_client_cert: bool = field(
+        default=True, metadata={"doc": "With tls_ca: callers need a certificate; off, tokens alone say who calls."}
+    )
+    insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without asking who calls."})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicConfig(ListenConfig):
+    """The same for processes that clients call."""
+
+    client_token_file: str | None = field(
+        default=None,
+        metadata={
+            "doc": "File of tokens clients need, one a line: TOKEN, or TENANT TOKEN. Read again when it changes."
+        },
+    )

@@ -1,0 +1,140 @@
+"""`/metrics` over HTTP, in the exposition formats of Prometheus: the process's one listener that is not gRPC.
+
+It asks like all others do: TLS where the process has certificates, then a token or a certificate's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from dspark.errors import ConfigError, Denied, Forbidden
+from dspark.runtime.security import Security
+from dspark.runtime.telemetry import Metrics
+
+READERS = 16  # connections at one time; more are closed unanswered
+PATIENCE_S = 5.0  # for a handshake, and for a request
+
+
+@dataclass
+class MetricsServer:
+    """Serves `/metrics` until closed."""
+
+    port: int
+    _server: _Listener
+    _thread: threading.Thread
+
+    def close(self) -> None:
+        """Ends it in the background: the server looks up twice a second, and an event loop must not wait for that."""
+        threading.Thread(target=self._end, name="metrics-end", daemon=True).start()
+
+    def _end(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2)
+
+
+def serve_metrics(metrics: Metrics, security: Security, bind: str, port: int) -> MetricsServer:
+    """Starts `/metrics` on the host of `bind`, or on loopback where nobody would be asked; port 0 takes any."""
+    host = security.metrics_host(bind)
+    try:
+        listener = _Listener(host, port, metrics.registry, security)
+    except OSError as error:
+        raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
+    thread = threading.Thread(target=listener.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    return MetricsServer(listener.server_port, listener, thread)
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_port = False  # a second process must not share the port unseen
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, security: Security) -> None:
+        self.registry, self.security = registry, security
+        self._room = threading.BoundedSemaphore(READERS)
+        self._context, self._stamps = self._fresh() if security.tls is not None else (None, ())
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Page)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """On the connection's own thread: whoever dawdles over the handshake holds up nobody else."""
+        try:
+            request.settimeout(PATIENCE_S)
+            if self.security.tls is not None:
+                request = self._current().wrap_socket(request, server_side=True)
+            super().process_request_thread(request, client_address)
+        except (OSError, ssl.SSLError):
+            self.shutdown_request(request)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Readers that go away are no event."""
+
+    def _current(self) -> ssl.SSLContext:
+        assert self.security.tls is not None
+        with contextlib.suppress(OSError, ConfigError):  # files that do not fit each other: the old ones stay
+            if self.security.tls.stamps() != self._stamps:
+                self._context, self._stamps = self._fresh()
+        assert self._context is not None
+        return self._context
+
+    def _fresh(self) -> tuple[ssl.SSLContext, tuple[tuple[int, int], ...]]:
+        assert self.security.tls is not None
+        stamps = self.security.tls.stamps()
+        return self.security.tls.server_context(ask_peers=self.security.ask_peers), stamps
+
+
+class _Page(BaseHTTPRequestHandler):
+    server: _Listener
+    server_version, sys_version = "dspark", ""
+
+    def do_GET(self) -> None:
+        try:
+            self.server.security.metrics_caller(self.headers.get("Authorization"), self._names())
+        except Denied as error:
+            self._answer(403 if isinstance(error, Forbidden) else 401, b"", "text/plain")
+            return
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self._answer(404, b"", "text/plain")
+            return
+        encoder, kind = choose_encoder(self.headers.get("Accept", ""))
+        self._answer(200, encoder(self.server.registry), kind)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged: their paths are a stranger's words."""
+
+    def _answer(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _names(self) -> list[str]:
+        """Alternative names of the reader's certificate, which TLS has verified."""
+        if not isinstance(self.connection, ssl.SSLSocket):
+            return []
+        shown = self.connection.getpeercert() or {}
+        return [str(name[1]) for name in shown.get("subjectAltName", ())]  # type: ignore[misc]
