@@ -6,6 +6,7 @@ It never waits for more to come, and every cohort gets its own answer. Lives on 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +26,7 @@ class Drafted:
     forward_ns: int
 
 
-_Asked = tuple[list[DraftItem], asyncio.Future[Drafted]]
+_Asked = tuple[list[DraftItem], asyncio.Future[Drafted], float]  # the clock when its rows were there
 
 
 class Cohorts:
@@ -37,6 +38,8 @@ class Cohorts:
         self._arrivals = arrivals
         self._metrics = metrics
         self._waiting: list[_Asked] = []
+        self.wait_s = 0.0  # cohorts waited for a busy device, all together
+        self.waits = 0  # cohorts that came to the device
         self._busy = False  # whether a pass is on the device
         self._closed = False
 
@@ -46,7 +49,7 @@ class Cohorts:
         if self._closed:
             raise Unavailable("the drafter is shutting down")
         future: asyncio.Future[Drafted] = asyncio.get_running_loop().create_future()
-        self._waiting.append((items, future))
+        self._waiting.append((items, future, time.monotonic()))
         if not self._busy:
             self._begin()
         return await future
@@ -59,17 +62,22 @@ class Cohorts:
 
     def _begin(self) -> None:
         """A pass over everybody who waits. Straight from here to the device: a task between them would cost time."""
-        taken = [(items, future) for items, future in self._waiting if not future.cancelled()]
+        taken = [asked for asked in self._waiting if not asked[1].cancelled()]
         self._waiting = []
         if not taken:
             return
-        merged = [item for items, _ in taken for item in items]
+        merged = [item for items, _, _ in taken for item in items]
         try:
             job = self._device.submit(self._engine.timed_draft, merged, urgent=True)
         except (Overloaded, Unavailable) as error:
             self._tell(taken, error)
             return
         self._busy = True
+        now = time.monotonic()
+        for _, _, came in taken:
+            self.wait_s += now - came
+            self._metrics.draft_wait.observe(now - came)
+        self.waits += len(taken)
         job.add_done_callback(partial(self._ended, taken, len(merged)))
 
     def _ended(self, taken: list[_Asked], sequences: int, job: asyncio.Future[tuple[list[Block], int]]) -> None:
@@ -82,7 +90,7 @@ class Cohorts:
             return
         blocks, forward_ns = job.result()
         at = 0
-        for items, future in taken:
+        for items, future, _ in taken:
             if not future.done():
                 future.set_result(Drafted(blocks[at : at + len(items)], forward_ns))
             at += len(items)
@@ -91,6 +99,6 @@ class Cohorts:
 
     @staticmethod
     def _tell(asked: list[_Asked], error: BaseException) -> None:
-        for _, future in asked:
+        for _, future, _ in asked:
             if not future.done():
                 future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))

@@ -66,7 +66,9 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             device=str(engine.device),
             dtype=engine.dtype,
             cost=codec.write_cost(cost.tokens, cost.contexts, cost.seconds, cost.source) if cost else None,
-            load=codec.write_load(engine.held, self._device.queued),
+            load=codec.write_load(
+                engine.held, self._device.queued, self._device.busy_s, self._cohorts.wait_s, self._cohorts.waits
+            ),
             calibrated=engine.calibrated,
             has_confidence=shape.has_confidence,
             page_size=engine.config.page_size,

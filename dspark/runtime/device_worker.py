@@ -10,6 +10,7 @@ import heapq
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ class DeviceWorker:
         self._jobs: list[tuple[int, int, Any]] = []
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._closed = False
+        self.busy_s = 0.0  # worked so far; written by the device thread alone
         self._thread = threading.Thread(target=self._work, name=f"device-{name}", daemon=True)
         self._thread.start()
 
@@ -78,10 +80,12 @@ class DeviceWorker:
             loop, future, function, args = job
             if future.cancelled():
                 continue
+            began = time.monotonic()
             try:
                 result, error = function(*args), None
             except BaseException as caught:  # handed to the caller, whatever it is
                 result, error = None, caught
+            self.busy_s += time.monotonic() - began
             try:
                 loop.call_soon_threadsafe(_settle, future, result, error)
             except RuntimeError:  # the caller's loop has closed; nobody waits any more

@@ -140,10 +140,16 @@ def read_refusal(message: types_pb2.Refusal) -> Refusal:
     return Refusal(reason, message.message, message.committed_len)
 
 
-def write_load(held: Held, queued: int) -> types_pb2.Load:
-    """What a worker holds, and how many jobs wait for its device."""
+def write_load(held: Held, queued: int, busy_s: float = 0.0, wait_s: float = 0.0, waits: int = 0) -> types_pb2.Load:
+    """What a worker holds, how many jobs wait for its device, and how long it worked and cohorts waited so far."""
     return types_pb2.Load(
-        sequences=held.sequences, pages_held=held.pages_held, pages_total=held.pages_total, queued=queued
+        sequences=held.sequences,
+        pages_held=held.pages_held,
+        pages_total=held.pages_total,
+        queued=queued,
+        busy_s=busy_s,
+        wait_s=wait_s,
+        waits=waits,
     )
 
 

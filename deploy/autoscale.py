@@ -1,0 +1,162 @@
+"""How large each pool should be. Pure: readings and a clock in, sizes out; knows nothing of Ray, gRPC or processes.
+
+Each pool follows its own signal. Drafters: the share of the time they compute, and how long cohorts wait for them.
+Verifiers: pages in use, the wait for admission, and the promised latencies.
+
+What keeps it calm: a pool grows when it was too small for `up_after_s` without a break; it shrinks when it was too
+large for `down_after_s`, to the largest size that sufficed in that time, and only if what is left would stand below
+`headroom` of the target (so that shrinking never asks for growing); after every change it rests for `cool_down_s`;
+while replicas are still starting or leaving nothing is decided.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from deploy.autoscale_config import AutoscaleConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the last seconds were like.
+
+    streams: answers in work that may use drafts, and those that wait. drafter_busy: computing share of the drafters
+    that serve, on average, in [0, 1]; None when there is none. draft_wait_s: mean wait of a cohort for a busy drafter.
+    pages: share of all verifiers' pages in use. queued: requests that wait now. queue_s, ttft_s, itl_s: 95th
+    percentiles; None when nothing ended in that time.
+    """
+
+    streams: int
+    drafter_busy: float | None = None
+    draft_wait_s: float = 0.0
+    pages: float = 0.0
+    queued: int = 0
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """at_least: replicas needed now. enough: how many would do with headroom. why: in a few words, for the log."""
+
+    at_least: int
+    enough: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one pool remembers between looks. Times are those of the caller's clock."""
+
+    short_since: float | None = None
+    spare_since: float | None = None
+    spare_down_to: int = 0  # largest size that sufficed since then
+    rests_until: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    up_after_s: float
+    down_after_s: float
+    zero_after_s: float
+    cool_down_s: float
+
+
+def drafters_needed(reading: Reading, size: int, config: AutoscaleConfig) -> Need:
+    """By the work the drafters do: `size * drafter_busy` of them are busy all the time."""
+    if not reading.streams:
+        return Need(0, 0, "no streams")
+    if size == 0 or reading.drafter_busy is None:
+        return Need(1, max(size, 1), "streams without a drafter")
+    work = size * reading.drafter_busy
+    at_least = max(1, _replicas(work, config.drafter_busy))
+    why = f"drafters are {reading.drafter_busy:.0%} busy"
+    if at_least <= size and reading.draft_wait_s * 1e3 > config.draft_wait_ms:
+        at_least, why = size + 1, f"cohorts wait {reading.draft_wait_s * 1e3:.1f} ms for a drafter"
+    calm = reading.draft_wait_s * 1e3 <= config.headroom * config.draft_wait_ms
+    enough = max(1, _replicas(work, config.headroom * config.drafter_busy)) if calm else size
+    return Need(at_least, max(enough, at_least), why)
+
+
+def verifiers_needed(reading: Reading, size: int, config: AutoscaleConfig) -> Need:
+    """By the first of: pages, the line before the door, the promised latencies."""
+    at_least, why = max(1, _replicas(size * reading.pages, config.verifier_pages)), f"{reading.pages:.0%} of the pages"
+    enough = max(1, _replicas(size * reading.pages, config.headroom * config.verifier_pages))
+    limits = (
+        ("wait for admission", reading.queue_s, config.queue_s),
+        ("time to first token", reading.ttft_s, config.slo_ttft_ms / 1e3),
+        ("time per token", reading.itl_s, config.slo_itl_ms / 1e3),
+    )
+    for what, seconds, limit in limits:
+        if seconds is None or not limit:
+            continue
+        if seconds > limit and (reading.streams or reading.queued):
+            at_least, why = max(at_least, size + 1), f"{what} {seconds * 1e3:.0f} ms, at most {limit * 1e3:.0f}"
+        # Fewer verifiers share the same work, so what is left answers about so much later.
+        enough = max(enough, min(size, math.ceil(size * seconds / (config.headroom * limit))))
+    if reading.queued:
+        enough = max(enough, size)
+    return Need(at_least, max(enough, at_least), why)
+
+
+def step(
+    memory: Memory, size: int, need: Need, least: int, most: int, patience: Patience, now: float
+) -> tuple[Memory, int]:
+    """One look at a settled pool of `size`. Returns what to remember and the size to have."""
+    need = Need(min(max(need.at_least, least), most), min(max(need.enough, least), most), need.why)
+    if need.at_least > size:
+        since = memory.short_since if memory.short_since is not None else now
+        memory = replace(memory, short_since=since, spare_since=None)
+        awakened = size == 0  # somebody waits for the first one
+        if awakened or size < least or (now - since >= patience.up_after_s and now >= memory.rests_until):
+            return Memory(rests_until=now + patience.cool_down_s), need.at_least
+        return memory, size
+    if need.enough < size:
+        since = memory.spare_since if memory.spare_since is not None else now
+        down_to = need.enough if memory.spare_since is None else max(memory.spare_down_to, need.enough)
+        memory = replace(memory, short_since=None, spare_since=since, spare_down_to=down_to)
+        rested, waited = now >= memory.rests_until, now - since
+        if rested and down_to == 0 and waited >= max(patience.zero_after_s, patience.down_after_s):
+            return Memory(rests_until=now + patience.cool_down_s), 0
+        left = min(max(down_to, 1), most)  # the last one goes later than the others
+        if size > most or (rested and left < size and waited >= patience.down_after_s):
+            return replace(memory, spare_since=since, rests_until=now + patience.cool_down_s), left
+        return memory, size
+    return replace(memory, short_since=None, spare_since=None), size
+
+
+class Autoscaler:
+    """Both pools, look by look."""
+
+    def __init__(self, config: AutoscaleConfig) -> None:
+        self.config = config
+        self.why = {"verify": "", "draft": ""}  # what the last look saw
+        self._verifiers = Memory()
+        self._drafters = Memory()
+        self._patience = Patience(config.up_after_s, config.down_after_s, config.zero_after_s, config.cool_down_s)
+
+    def look(self, reading: Reading, verifiers: int, drafters: int, now: float) -> tuple[int, int]:
+        """(verifiers, drafters) to have, for pools that are settled at the given sizes."""
+        config, patience = self.config, self._patience
+        need = verifiers_needed(reading, verifiers, config)
+        self.why["verify"] = need.why
+        self._verifiers, wanted_verifiers = step(
+            self._verifiers, verifiers, need, config.min_verifiers, config.max_verifiers, patience, now
+        )
+        need = drafters_needed(reading, drafters, config)
+        self.why["draft"] = need.why
+        self._drafters, wanted_drafters = step(
+            self._drafters, drafters, need, config.min_drafters, config.max_drafters, patience, now
+        )
+        return wanted_verifiers, wanted_drafters
+
+    def rest(self, now: float) -> None:
+        """Somebody else changed the pools: what was seen before says nothing about them."""
+        self._verifiers = self._drafters = Memory(rests_until=now + self.config.cool_down_s)
+
+
+def _replicas(work: float, target: float) -> int:
+    """Fewest replicas that share so much work at no more than `target` each; float noise does not make one more."""
+    return math.ceil(work / target - 1e-9)

@@ -1,0 +1,133 @@
+"""From what the coordinator says of the cell to what the autoscaler and people want to know. Pure.
+
+Counters are cumulative, so every number here is a difference of two looks: rates, shares, percentiles of a window. A
+process that was replaced in between begins anew and is left out until it was seen twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deploy.autoscale import Reading
+from dspark.wire.v1 import control_pb2
+
+TTFT = "dspark_time_to_first_token_seconds"
+ITL = "dspark_inter_token_latency_seconds"
+QUEUE = "dspark_request_queue_time_seconds"
+DRAFT_RPC = "dspark_draft_rpc_seconds"
+VERIFY_RPC = "dspark_verify_rpc_seconds"
+
+
+@dataclass(frozen=True)
+class Look:
+    """One status of the cell and when it was taken (any monotonic clock, seconds)."""
+
+    at: float
+    status: control_pb2.GetStatusReply
+
+    def workers(self, role: control_pb2.Role) -> list[control_pb2.ProcessStatus]:
+        return [process for process in self.status.processes if process.role == role]
+
+
+@dataclass
+class Window:
+    """The looks of the last `seconds`, and what happened between the oldest and the newest."""
+
+    seconds: float
+    _looks: deque[Look] = field(default_factory=deque)
+
+    def add(self, look: Look) -> None:
+        """Appends the newest look; forgets what is older than the window, but always keeps two."""
+        self._looks.append(look)
+        while len(self._looks) > 2 and self._looks[1].at <= look.at - self.seconds:
+            self._looks.popleft()
+
+    @property
+    def newest(self) -> Look:
+        return self._looks[-1]
+
+    @property
+    def span_s(self) -> float:
+        return self._looks[-1].at - self._looks[0].at
+
+    def total(self, name: str) -> float:
+        """Growth of a counter of the coordinator; all of it when the coordinator is new."""
+        now = self._looks[-1].status.totals.get(name, 0.0)
+        grown = now - self._looks[0].status.totals.get(name, 0.0)
+        return grown if grown >= 0 else now
+
+    def rate(self, name: str) -> float:
+        """Per second."""
+        return self.total(name) / self.span_s if self.span_s > 0 else 0.0
+
+    def percentile(self, name: str, share: float) -> float | None:
+        """Of a latency, seconds; None when nothing was observed in the window."""
+        newest, oldest = (_distribution(look.status, name) for look in (self._looks[-1], self._looks[0]))
+        if newest is None:
+            return None
+        counts = list(newest.counts)
+        if oldest is not None and list(oldest.bounds) == list(newest.bounds):
+            grown = [now - before for now, before in zip(newest.counts, oldest.counts, strict=True)]
+            counts = grown if min(grown, default=0) >= 0 else counts
+        return percentile(newest.bounds, counts, share)
+
+    def busy(self, role: control_pb2.Role) -> dict[str, float]:
+        """Share of the time each worker's device worked, by name."""
+        return {
+            now.name: min(max((now.busy_s - before.busy_s) / self.span_s, 0.0), 1.0)
+            for now, before in self._pairs(role)
+            if self.span_s > 0
+        }
+
+    def draft_wait_s(self) -> float:
+        """Mean wait of a cohort for a busy drafter."""
+        pairs = self._pairs(control_pb2.ROLE_DRAFT)
+        waits = sum(now.waits - before.waits for now, before in pairs)
+        return sum(now.wait_s - before.wait_s for now, before in pairs) / waits if waits > 0 else 0.0
+
+    def reading(self) -> Reading:
+        """What the autoscaler decides by."""
+        status = self.newest.status
+        verifiers = [each for each in self.newest.workers(control_pb2.ROLE_VERIFY) if each.state == "serving"]
+        total = sum(each.pages_total for each in verifiers)
+        busy = self.busy(control_pb2.ROLE_DRAFT)
+        return Reading(
+            streams=sum(lane.running + lane.waiting for lane in status.lanes) + status.queued,
+            drafter_busy=sum(busy.values()) / len(busy) if busy else None,
+            draft_wait_s=self.draft_wait_s(),
+            pages=sum(each.pages_held for each in verifiers) / total if total else 0.0,
+            queued=status.queued,
+            queue_s=self.percentile(QUEUE, 0.95),
+            ttft_s=self.percentile(TTFT, 0.95),
+            itl_s=self.percentile(ITL, 0.95),
+        )
+
+    def _pairs(self, role: control_pb2.Role) -> list[tuple[control_pb2.ProcessStatus, control_pb2.ProcessStatus]]:
+        """(now, before) of the workers that serve and were there, as the same process, in the oldest look."""
+        before = {(each.name, each.incarnation): each for each in self._looks[0].workers(role)}
+        pairs = []
+        for now in self._looks[-1].workers(role):
+            earlier = before.get((now.name, now.incarnation))
+            # A worker too busy to say what it holds says 0 for everything: that is no reading.
+            if now.state == "serving" and earlier is not None and now.pid and earlier.pid:
+                pairs.append((now, earlier))
+        return pairs
+
+
+def percentile(bounds: Sequence[float], counts: Sequence[float], share: float) -> float | None:
+    """Linear inside the bucket, as Prometheus does; beyond the last bound, that bound. None without observations."""
+    total = sum(counts)
+    if total <= 0:
+        return None
+    wanted, seen, lower = share * total, 0.0, 0.0
+    for bound, count in zip(bounds, counts, strict=False):
+        if count > 0 and seen + count >= wanted:
+            return lower + (bound - lower) * (wanted - seen) / count
+        seen, lower = seen + count, bound
+    return bounds[-1] if bounds else None
+
+
+def _distribution(status: control_pb2.GetStatusReply, name: str) -> control_pb2.Distribution | None:
+    return next((each for each in status.distributions if each.name == name), None)

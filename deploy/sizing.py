@@ -1,0 +1,129 @@
+"""How many drafters a verifier wants, from measured costs: the first guess, before utilisation says better. Pure.
+
+With V verifiers of R running sequences each and D drafters, a cycle of a verifier is one draft and one verification.
+A drafter has V R / D sequences to draft for in each cycle and merges them into passes as they come; so it computes
+about T_d(V R / D) of a cycle of T_v(R (1 + l)) + T_d(V R / D) + hop seconds, l being the drafted tokens that a
+sequence has verified per round. The fewest D for which that share is at most `busy` is the hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.readings import DRAFT_RPC, Window
+from dspark.wire.v1 import control_pb2, types_pb2
+
+MOST_DRAFTERS = 256
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by [tokens or sequences, context], linear in between and beyond the last points."""
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    @staticmethod
+    def of(curve: types_pb2.CostCurve) -> Curve | None:
+        """None when nothing was measured."""
+        if not curve.seconds:
+            return None
+        width = max(len(curve.contexts), 1)
+        rows = [tuple(curve.seconds[start : start + width]) for start in range(0, len(curve.seconds), width)]
+        return Curve(tuple(curve.tokens), tuple(curve.contexts) or (0,), tuple(rows))
+
+    def at(self, row: float, context: float) -> float:
+        """Never below the cheapest measured pass."""
+        column = [_line(self.contexts, values, context) for values in self.seconds]
+        return max(_line(self.rows, column, row), min(column))
+
+
+@dataclass(frozen=True)
+class Hint:
+    """drafters: as many as these verifiers want. busy: what each of them would be. Times in seconds of one cycle."""
+
+    verifiers: int
+    streams: int
+    drafters: int
+    busy: float
+    draft_s: float
+    verify_s: float
+    hop_s: float
+
+    def sentence(self) -> str:
+        """For people."""
+        return (
+            f"{self.streams} streams on {self.verifiers} verifier{'s' * (self.verifiers > 1)} want {self.drafters} "
+            f"drafter{'s' * (self.drafters != 1)}: a cycle is {1e3 * self.draft_s:.1f} ms drafting, "
+            f"{1e3 * self.verify_s:.1f} ms verifying, {1e3 * self.hop_s:.1f} ms on the way; "
+            f"a drafter computes {self.busy:.0%} of it"
+        )
+
+
+def hint(
+    draft: Curve,
+    verify: Curve,
+    *,
+    verifiers: int,
+    streams: int,
+    verified: float,
+    context: float,
+    hop_s: float = 0.0,
+    busy: float = 0.7,
+) -> Hint:
+    """For `streams` running sequences over all verifiers, `verified` drafted tokens each per round, at a context."""
+    each = streams / max(verifiers, 1)
+    verify_s = verify.at(each * (1 + verified), context)
+    for drafters in range(1, MOST_DRAFTERS + 1):
+        draft_s = draft.at(max(streams / drafters, 1.0), context)
+        share = draft_s / (draft_s + verify_s + hop_s)
+        if share <= busy or streams / drafters <= 1:
+            break
+    return Hint(verifiers, streams, drafters, share, draft_s, verify_s, hop_s)
+
+
+def hint_of(window: Window, *, streams: int | None = None, busy: float = 0.7, context: float = 256.0) -> Hint | None:
+    """From a running cell: its curves, its hops, what its rounds verify. None without drafters or curves."""
+    status = window.newest.status
+    lane = next((lane for lane in status.lanes if lane.draft_cost.seconds and lane.verify_cost.seconds), None)
+    if lane is None:
+        return None
+    draft, verify = Curve.of(lane.draft_cost), Curve.of(lane.verify_cost)
+    assert draft is not None
+    assert verify is not None
+    rounds = status.totals.get("dspark_rounds_total", 0.0)
+    verified = status.totals.get("dspark_spec_decode_num_verified_tokens_total", 0.0) / rounds if rounds else 2.0
+    running = sum(lane.running + lane.waiting for lane in status.lanes)
+    count = streams if streams is not None else max(running, 1)
+    first = hint(
+        draft, verify, verifiers=len(status.lanes), streams=count, verified=verified, context=context, busy=busy
+    )
+    hop_s = max(_mean(status, DRAFT_RPC) - first.draft_s - window.draft_wait_s(), 0.0) if rounds else 0.0
+    return hint(
+        draft,
+        verify,
+        verifiers=len(status.lanes),
+        streams=count,
+        verified=verified,
+        context=context,
+        hop_s=min(hop_s, 0.01),
+        busy=busy,
+    )
+
+
+def _mean(status: control_pb2.GetStatusReply, name: str) -> float:
+    for each in status.distributions:
+        if each.name == name and sum(each.counts):
+            return each.sum / sum(each.counts)
+    return 0.0
+
+
+def _line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Linear interpolation; beyond the last point along the last segment, before the first at the first value."""
+    if len(xs) == 1 or x <= xs[0]:
+        return ys[0]
+    right = next((index for index, each in enumerate(xs) if each >= x), len(xs) - 1)
+    left = right - 1
+    return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])

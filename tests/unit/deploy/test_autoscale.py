@@ -1,0 +1,167 @@
+"""Pools that follow the load, in simulated time: they reach the size the work asks for and stay there."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from deploy.autoscale import Autoscaler, Memory, Need, Patience, Reading, drafters_needed, step, verifiers_needed
+from deploy.autoscale_config import AutoscaleConfig
+from dspark.errors import ConfigError
+
+CONFIG = AutoscaleConfig(enabled=True, min_drafters=0, max_drafters=6, min_verifiers=1, max_verifiers=4)
+CALM = Patience(up_after_s=6, down_after_s=60, zero_after_s=300, cool_down_s=20)
+
+History = list[tuple[float, int, int]]
+
+
+def _simulate(
+    reading: Callable[[float, int, int], Reading],
+    seconds: float,
+    *,
+    start: tuple[int, int] = (1, 1),
+    config: AutoscaleConfig = CONFIG,
+    boot_s: float = 8.0,
+) -> History:
+    """(time, verifiers, drafters) at every change; a change takes `boot_s`, in which nobody looks."""
+    scaler, sizes, settled_at = Autoscaler(config), start, 0.0
+    history = [(0.0, *start)]
+    for tick in range(int(seconds / config.look_s)):
+        now = tick * config.look_s
+        if now < settled_at:
+            continue
+        wanted = scaler.look(reading(now, *sizes), *sizes, now)
+        if wanted != sizes:
+            sizes, settled_at = wanted, now + boot_s
+            history.append((now, *sizes))
+    return history
+
+
+def _work(streams: int, work: float, **more: float) -> Callable[[float, int, int], Reading]:
+    """Drafters share `work` replica-seconds per second; beyond 1 each, cohorts wait."""
+
+    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+        busy = min(1.0, work / drafters) if drafters else None
+        waits = 0.0 if not drafters or work / drafters < 0.95 else 0.05
+        return Reading(streams=streams, drafter_busy=busy, draft_wait_s=waits, **more)  # type: ignore[arg-type]
+
+    return reading
+
+
+@pytest.mark.parametrize("work", [0.2, 0.69, 0.9, 1.5, 2.6, 4.0])
+@pytest.mark.parametrize("start", [1, 6])
+def test_drafters_reach_what_their_work_asks_for_and_stay(work: float, start: int) -> None:
+    history = _simulate(_work(16, work), 1200, start=(1, start))
+    sizes = [drafters for _, _, drafters in history]
+    wanted = math.ceil(work / CONFIG.drafter_busy)
+    assert wanted <= sizes[-1] <= wanted + 1, "at most one more than the target asks for, where headroom keeps it"
+    assert sizes == sorted(sizes, reverse=start == 6), "one direction: no flapping"
+    assert history[-1][0] < 400, "settled early and silent after"
+
+
+def test_noise_around_the_target_does_not_flap() -> None:
+    noise = random.Random(7)
+
+    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+        busy = min(1.0, max(0.0, (1.4 + noise.gauss(0, 0.25)) / drafters))
+        return Reading(streams=16, drafter_busy=busy)
+
+    history = _simulate(reading, 3600, start=(1, 2))
+    assert len(history) <= 3, history
+
+
+def test_a_load_that_swings_faster_than_patience_moves_nothing_down() -> None:
+    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+        high = int(now / 20) % 2 == 0
+        return Reading(streams=16, drafter_busy=min(1.0, (2.0 if high else 0.3) / drafters))
+
+    sizes = [drafters for _, _, drafters in _simulate(reading, 1800)]
+    assert sizes == sorted(sizes)
+
+
+def test_an_idle_cell_gives_its_drafters_back_and_the_first_stream_brings_one() -> None:
+    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+        streams = 0 if now < 1000 else 4
+        return Reading(streams=streams, drafter_busy=0.0 if drafters else None)
+
+    history = _simulate(reading, 1200, start=(1, 3))
+    assert [drafters for _, _, drafters in history] == [3, 1, 0, 1]
+    assert 60 <= history[1][0] < 70
+    assert 300 <= history[2][0] < 420
+    assert history[3][0] == 1000, "who waits for the first drafter waits for nothing else"
+
+
+def test_a_floor_keeps_drafters_in_an_idle_cell() -> None:
+    history = _simulate(
+        lambda now, v, d: Reading(streams=0, drafter_busy=0.0),
+        1200,
+        start=(1, 4),
+        config=replace(CONFIG, min_drafters=2),
+    )
+    assert history[-1][2] == 2
+
+
+def test_verifiers_follow_pages() -> None:
+    history = _simulate(lambda now, v, d: Reading(streams=8, drafter_busy=0.5, pages=min(1.0, 1.7 / v)), 900)
+    assert [verifiers for _, verifiers, _ in history][-1] == math.ceil(1.7 / CONFIG.verifier_pages)
+
+
+@pytest.mark.parametrize("field", ["ttft_s", "itl_s", "queue_s"])
+def test_verifiers_follow_promises(field: str) -> None:
+    config = replace(CONFIG, slo_ttft_ms=500, slo_itl_ms=50, queue_s=0.5)
+    limit = {"ttft_s": 0.5, "itl_s": 0.05, "queue_s": 0.5}[field]
+
+    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+        return Reading(streams=32, drafter_busy=0.5, **{field: 2.5 * limit / verifiers})  # type: ignore[arg-type]
+
+    history = _simulate(reading, 1800, config=config)
+    assert history[-1][1] == 3
+    assert [verifiers for _, verifiers, _ in history] == [1, 2, 3]
+    need = verifiers_needed(reading(0, 1, 1), 1, config)
+    assert need.at_least == 2
+    assert "at most" in need.why
+
+
+def test_a_line_before_the_door_keeps_verifiers() -> None:
+    need = verifiers_needed(Reading(streams=9, queued=5), 3, CONFIG)
+    assert need == Need(1, 3, need.why)
+
+
+def test_shrinking_never_asks_for_growing_again() -> None:
+    for size in range(1, 7):
+        for percent in range(101):
+            need = drafters_needed(Reading(streams=4, drafter_busy=percent / 100), size, CONFIG)
+            if need.enough < size:
+                left = Reading(streams=4, drafter_busy=min(1.0, size * percent / 100 / need.enough))
+                again = drafters_needed(left, need.enough, CONFIG)
+                assert again.at_least <= need.enough
+
+
+def test_bounds_hold_whatever_is_asked_and_mend_what_is_outside() -> None:
+    assert step(Memory(), 1, Need(50, 50, ""), 1, 4, CALM, 0.0)[1] == 1, "not at the first look"
+    memory, size = step(Memory(), 1, Need(50, 50, ""), 1, 4, CALM, 0.0)
+    assert step(memory, size, Need(50, 50, ""), 1, 4, CALM, 7.0)[1] == 4
+    assert step(Memory(), 9, Need(1, 9, ""), 1, 4, CALM, 0.0)[1] == 4, "above the bound: at once"
+    assert step(Memory(), 1, Need(0, 0, ""), 2, 4, CALM, 0.0)[1] == 2, "below the bound: at once"
+
+
+def test_a_pool_rests_after_a_change() -> None:
+    memory, size = step(Memory(short_since=0.0), 1, Need(2, 2, ""), 1, 4, CALM, 10.0)
+    assert size == 2
+    memory, size = step(memory, 2, Need(3, 3, ""), 1, 4, CALM, 11.0)
+    memory, size = step(memory, 2, Need(3, 3, ""), 1, 4, CALM, 20.0)
+    assert size == 2, "patience is over, the rest is not"
+    assert step(memory, 2, Need(3, 3, ""), 1, 4, CALM, 30.0)[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("min_verifiers", 0), ("max_drafters", -1), ("drafter_busy", 0.0), ("headroom", 1.5), ("look_s", 0.0)],
+)
+def test_settings_that_cannot_work_are_named(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"autoscale.{key}|autoscale.min_drafters"):
+        AutoscaleConfig(**{key: value})  # type: ignore[arg-type]
