@@ -1,0 +1,89 @@
+"""The live page and what it asks for: `/`, its files, an answer with every round explained, the cell, the load."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from coordinator.admission import Admission
+from coordinator.http import live_answer
+from coordinator.http.door import Door
+from coordinator.http.live_cell import CellFeed
+from coordinator.http.live_load import Load
+from coordinator.http.live_page import INDEX, Page
+from coordinator.http.sse import EventStream
+from coordinator.membership import Membership
+from coordinator.policy import parse_policy
+
+
+class LoadWish(BaseModel):
+    """Background streams, and how they are sped up."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    streams: Annotated[int, Field(ge=0, le=1024)]
+    policy: Annotated[str, Field(max_length=40)] = ""
+    rule: Literal["", "token", "block", "coupled"] = ""
+
+
+def live_routes(door: Door, membership: Membership, admission: Admission, streams: int) -> APIRouter:
+    """The page and its files say nothing of the cell and ask for no key; all else does.
+
+    streams: background streams at one time, at most.
+    """
+    page, router = Page(), APIRouter(include_in_schema=False)
+    load = Load(door, [each["prompt"] for each in page.read_json("examples.json")], streams)
+    feed = CellFeed(membership, admission, load, door.clock)
+    guarded = [Depends(from_this_page), Depends(door.guard)]
+
+    @router.get("/")
+    async def index(request: Request) -> Response:
+        return page.send(INDEX, request)
+
+    @router.get("/live/page/{name}")
+    async def file(name: str, request: Request) -> Response:
+        return page.send(name, request)
+
+    @router.get("/live/cell", dependencies=guarded)
+    async def cell() -> dict[str, Any]:
+        """What does not change from frame to frame."""
+        terms = door.desk.cell.terms()
+        return {
+            "model": door.model(terms),
+            "drafter": terms.drafter.rstrip("/").rsplit("/", 1)[-1],
+            "drafters": [facts.name for facts in membership.drafters],
+            "block_size": terms.block_size,
+            "context_length": terms.limits.context_length,
+            "policy": str(terms.limits.policy),
+            "rule": terms.limits.rule.name.lower(),
+            "text": door.desk.tokenizer is not None,
+            "most_streams": load.most,
+            "most_tokens": live_answer.MAX_TOKENS,
+        }
+
+    @router.get("/live/events", dependencies=guarded)
+    async def events() -> EventStream:
+        return feed.stream()
+
+    @router.post("/live/generate", dependencies=guarded)
+    async def generate(wish: live_answer.Wish) -> EventStream:
+        return live_answer.stream(door, membership.explain, wish)
+
+    @router.post("/live/load", dependencies=guarded)
+    async def set_load(wish: LoadWish) -> dict[str, int]:
+        if wish.policy:
+            parse_policy(wish.policy, field="policy")
+        feed.set_load(wish.streams, wish.policy, wish.rule)
+        return {"streams": load.streams, "most": load.most}
+
+    return router
+
+
+async def from_this_page(request: Request) -> None:
+    """Browsers say which site a request comes from; another site's pages must not drive this cell."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise HTTPException(403, "requests from other sites are not answered here")

@@ -1,0 +1,99 @@
+"""An answer for the live page: every token with its origin, every round with its explanation."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from coordinator import replies
+from coordinator.answering import Answering
+from coordinator.explain import Explain
+from coordinator.http.door import Door
+from coordinator.http.live_words import Speaker
+from coordinator.http.sse import EventStream, event
+from dspark.client.request import Sampling, write_request
+from dspark.errors import Cancelled
+
+MAX_PROMPT = 20_000  # characters
+MAX_TOKENS = 1024
+
+
+class Wish(BaseModel):
+    """What the page asks for. Values are judged where every request's are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 256
+    temperature: Annotated[float, Field(strict=False)] = 0.0
+    policy: Annotated[str, Field(max_length=40)] = ""
+    rule: Literal["", "token", "block", "coupled"] = ""
+    seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+
+
+def stream(door: Door, explain: Explain, wish: Wish) -> EventStream:
+    """Events of one answer: `begin`, `first`, `round` again and again, `end`."""
+    running: list[Answering] = []
+
+    async def events() -> AsyncGenerator[bytes]:
+        options = Sampling(
+            max_tokens=wish.max_tokens,
+            temperature=wish.temperature,
+            policy=wish.policy,
+            rule=wish.rule,
+            seed=wish.seed,
+            request_id=f"live-{secrets.token_hex(8)}",
+        )
+        with explain.request(options.request_id) as watch:
+            answering = await Answering.begin(
+                door.desk, write_request(wish.prompt, options), door.longest_s, door.clock, door.metrics
+            )
+            running.append(answering)
+            try:
+                request = answering.request
+                speaker = Speaker(request.prompt, door.desk.tokenizer)
+                yield event(
+                    {
+                        "type": "begin",
+                        "id": request.id,
+                        "prompt_tokens": len(request.prompt),
+                        "policy": str(request.policy),
+                        "rule": request.law.rule.name.lower(),
+                    }
+                )
+                while not answering.done:
+                    await answering.parts()
+                    parts = watch.parts()
+                    for piece, _ in answering.pieces:
+                        yield event(speaker.say(piece, parts))
+                        parts = []
+                yield event({"type": "end", **ending(answering)})
+            finally:
+                answering.leave()
+
+    def gone() -> None:
+        for answering in running:
+            answering.cut(Cancelled("the client went away"))
+
+    return EventStream(events(), gone)
+
+
+def ending(answering: Answering) -> dict[str, object]:
+    """How the answer ended, in numbers."""
+    message = replies.complete(answering.reader).complete
+    stats, timings = message.speculation, message.timings
+    end = answering.reader.readings[0].end
+    return {
+        "reason": end.reason.value if end is not None else "unknown",
+        "tokens": message.usage.completion_tokens,
+        "rounds": stats.rounds,
+        "drafted": stats.draft_tokens,
+        "verified": stats.verified_tokens,
+        "accepted": stats.accepted_tokens,
+        "tau": round(stats.mean_acceptance_length, 3),
+        "first_ms": round(timings.ttft_ms, 2),
+        "total_ms": round(timings.total_ms, 2),
+    }

@@ -1,0 +1,163 @@
+"""The cell as the live page sees it: four frames a second, made once for all who watch, and not at all for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+from coordinator.admission import Admission
+from coordinator.clock import Clock
+from coordinator.explain import Settled
+from coordinator.explaining import Sums, curve, sums_of
+from coordinator.http.live_load import Load
+from coordinator.http.sse import EventStream, event
+from coordinator.lane import Lane
+from coordinator.membership import Membership
+from coordinator.worker import Role, Worker
+from dspark.errors import Overloaded
+
+FRAME_S = 0.25
+LINGER_S = 5.0  # background streams outlast the last watcher by this: a page may be loaded again
+MAX_WATCHERS = 64
+
+
+class CellFeed:
+    """Frames of the cell, for as long as somebody watches."""
+
+    def __init__(self, membership: Membership, admission: Admission, load: Load, clock: Clock) -> None:
+        self._membership, self._admission, self._load, self._clock = membership, admission, load, clock
+        self._watchers = 0
+        self._frame = b""
+        self._next = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def stream(self) -> EventStream:
+        """Events of type `cell` until the watcher leaves."""
+        left = asyncio.Event()
+
+        async def events() -> AsyncGenerator[bytes]:
+            self._enter()
+            try:
+                yield event({"type": "hello", "frame_s": FRAME_S})
+                while not left.is_set() and not self._admission.draining:
+                    await self._next.wait()
+                    yield self._frame
+            finally:
+                self._watchers -= 1
+
+        return EventStream(events(), left.set)
+
+    def set_load(self, streams: int, policy: str, rule: str) -> None:
+        """Background streams from now on; they end a while after the last watcher has left."""
+        self._wake()
+        self._load.set(streams, policy, rule)
+
+    def _enter(self) -> None:
+        if self._watchers >= MAX_WATCHERS:
+            raise Overloaded(f"{MAX_WATCHERS} pages watch already", retry_after_s=5.0)
+        self._watchers += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Ends when nobody has watched for a while, or the coordinator stops."""
+        try:
+            with self._membership.explain.cell() as watch:
+                seen = self._clock.time()
+                while not self._admission.draining and self._clock.time() - seen <= LINGER_S:
+                    await asyncio.sleep(FRAME_S)
+                    if self._watchers:
+                        seen = self._clock.time()
+                        self._show(event(self._cell(watch.rounds())))
+        finally:
+            self._load.close()
+            self._show(event({"type": "bye"}))
+
+    def _show(self, frame: bytes) -> None:
+        self._frame = frame
+        shown, self._next = self._next, asyncio.Event()
+        shown.set()
+
+    def _cell(self, rounds: list[Settled]) -> dict[str, Any]:
+        by_lane: dict[str, list[Settled]] = {}
+        for each in rounds:
+            by_lane.setdefault(each.lane, []).append(each)
+        lanes = self._membership.lanes
+        drafting = Counter(track.drafter.facts.name for lane in lanes for track in lane.tracks if track.drafter)
+        verifying = {lane.verifier.facts.name: len(lane) for lane in lanes}
+        return {
+            "type": "cell",
+            "at": round(self._clock.time(), 3),
+            "running": self._admission.running,
+            "queued": self._admission.queued,
+            "load": {"streams": self._load.streams, "most": self._load.most},
+            "lanes": [self._lane(lane, by_lane.get(lane.verifier.facts.name, [])) for lane in lanes],
+            "workers": [
+                _worker(worker, (verifying if worker.address.role is Role.VERIFY else drafting))
+                for worker in self._membership.workers
+            ],
+        }
+
+    def _lane(self, lane: Lane, rounds: list[Settled]) -> dict[str, Any]:
+        waiting = self._admission.waiting_for(lane)
+        costed = next((found for each in reversed(rounds) if (found := curve(each)) is not None), None)
+        return {
+            "name": lane.verifier.facts.name,
+            "drafters": [drafter.facts.name for drafter in lane.drafters],
+            "running": len(lane) - waiting,
+            "prefilling": waiting,
+            "cohorts": lane.depth,
+            "curve": lane.cost.verify is not None,
+            **_recent([sums_of(each) for each in rounds]),
+            "rates": None
+            if costed is None
+            else {"points": [(slots, round(rate, 1)) for slots, rate in costed[0]], "chosen": costed[1]},
+        }
+
+
+def _recent(rounds: list[Sums]) -> dict[str, Any]:
+    """Sums over a frame's rounds; means are the page's."""
+    turns = sum(each.sequences for each in rounds)
+    late = Counter(name for each in rounds for name in each.late)
+    return {
+        "rounds": len(rounds),
+        "turns": turns,
+        "drafted": sum(each.drafted for each in rounds),
+        "verified": sum(each.verified for each in rounds),
+        "committed": sum(each.committed for each in rounds),
+        "tokens": sum(each.tokens for each in rounds),
+        "plain": sum(each.plain for each in rounds),
+        "budget": next((each.budget for each in reversed(rounds) if each.budget is not None), None),
+        "late": dict(late),
+        "ms": {
+            name: round(1e3 * _mean(values), 3)
+            for name, values in (
+                ("round", [each.round_s for each in rounds]),
+                ("draft", [each.draft_s for each in rounds]),
+                ("draft_pass", [each.draft_pass_s for each in rounds]),
+                ("verify", [each.verify_s for each in rounds]),
+                ("verify_pass", [each.verify_pass_s for each in rounds]),
+            )
+        },
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known) if known else 0.0
+
+
+def _worker(worker: Worker, holding: dict[str, int] | Counter[str]) -> dict[str, Any]:
+    address = worker.address
+    return {
+        "role": address.role.value,
+        "name": address.name,
+        "state": worker.state,
+        "detail": worker.detail,
+        "sequences": holding.get(address.name, 0),
+    }

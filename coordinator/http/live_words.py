@@ -1,0 +1,116 @@
+"""What the live page is told, as JSON: rounds of its own answer, with text. The numbers are `explaining`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from coordinator.answer import Piece
+from coordinator.explain import Part
+from coordinator.explaining import Origin, Sums, curve, origins, told
+from coordinator.tokenizer import TextStream, Tokenizer
+
+DIGITS = 4  # of shares and tokens; microseconds of spans
+
+
+class Speaker:
+    """One answer, piece by piece."""
+
+    def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._stream: TextStream | None = tokenizer.stream(prompt, skip_special=True) if tokenizer else None
+        self._offset = 0
+        self._parts: dict[int, Part] = {}
+
+    def say(self, piece: Piece, parts: Sequence[Part]) -> dict[str, Any]:
+        """The event of a piece. `parts`: what was explained since the last one."""
+        self._parts.update((part.offset, part) for part in parts)
+        round = piece.round
+        came = (
+            (Origin.PLAIN,) * len(piece.tokens)
+            if round is None
+            else origins(round.accepted, round.verified, len(piece.tokens))
+        )
+        part = self._parts.pop(self._offset, None)
+        said = {
+            "type": "round" if round is not None else "first",
+            "offset": self._offset,
+            "tokens": [
+                {"id": token, "text": text, "origin": origin.value}
+                for token, text, origin in zip(piece.tokens, self._texts(piece), came, strict=True)
+            ],
+            "told": self._told(part) if part is not None and round is not None else None,
+        }
+        self._offset += len(piece.tokens)
+        return said
+
+    def _texts(self, piece: Piece) -> list[str]:
+        """A character that takes several tokens stands with the last of them."""
+        if self._stream is None:
+            return [f" {token}" for token in piece.tokens]
+        texts = [self._stream.push(token) for token in piece.tokens]
+        if piece.end is not None and texts:
+            texts[-1] += self._stream.flush()
+        return texts
+
+    def _alone(self, token: int) -> str:
+        return f" {token}" if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
+
+    def _told(self, part: Part) -> dict[str, Any]:
+        found = told(part)
+        curved = curve(part.round)
+        return {
+            "lane": found.lane,
+            "round": found.round,
+            "policy": found.policy,
+            "drafter": found.drafter,
+            "empty_because": found.empty_because,
+            "asked": found.asked,
+            "prefix": found.prefix,
+            "accepted": found.accepted,
+            "why": found.why.value,
+            "price": None if found.price is None else round(found.price, DIGITS),
+            "slots": [
+                {
+                    "id": slot.token,
+                    "text": self._alone(slot.token),
+                    "confidence": round(slot.confidence, DIGITS),
+                    "survival": round(slot.survival, DIGITS),
+                    "gain": round(slot.gain, DIGITS),
+                    "fate": slot.fate.value,
+                }
+                for slot in found.slots
+            ],
+            "cohort": cohort(found.cohort),
+            "rates": None if curved is None else {"points": _rounded(curved[0]), "chosen": curved[1]},
+        }
+
+
+def cohort(sums: Sums) -> dict[str, Any]:
+    """Spans in milliseconds."""
+    return {
+        "sequences": sums.sequences,
+        "drafted": sums.drafted,
+        "verified": sums.verified,
+        "tokens": sums.tokens,
+        "committed": sums.committed,
+        "budget": sums.budget,
+        "plain": sums.plain,
+        "probe": sums.probe,
+        "late": list(sums.late),
+        "ms": {
+            "round": _ms(sums.round_s),
+            "draft": _ms(sums.draft_s),
+            "draft_pass": _ms(sums.draft_pass_s),
+            "verify": _ms(sums.verify_s),
+            "verify_pass": _ms(sums.verify_pass_s),
+        },
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
+
+
+def _rounded(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    return [(slots, round(rate, 1)) for slots, rate in points]
