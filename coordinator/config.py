@@ -44,3 +44,7 @@ class CoordinatorConfig(PublicConfig):
     describe_deadline_s: float = field(default=2.0, metadata={"doc": "Longest wait for a worker to say what it is."})
     verifier_wait_s: float = field(default=20.0, metadata={"doc": "How long requests wait for another verifier."})
     max_handovers: int = field(default=4, metadata={"doc": "Verifiers a request may lose before it fails."})
+    live_page: bool = field(default=True, metadata={"doc": "Serve the live page at / of the HTTP front."})
+    live_streams: int = field(
+        default=16, metadata={"doc": "Background streams the live page may add at most; 0 takes its slider away."}
+    )
