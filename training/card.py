@@ -15,7 +15,7 @@ LICENCES = "Weights: Apache-2.0, as the project. The text trained on ships with 
 
 
 def commands(facts: Mapping[str, Mapping[str, Any]]) -> str:
-    target, drafter = facts["target"]["steps"], facts["drafter"]["steps"]
+    target, drafter = facts["target"]["steps"], facts["drafter"]["step"]
     return f"""```
 python -m training corpus        --workdir DIR
 python -m training tokenizer     --workdir DIR
@@ -79,7 +79,7 @@ but were never seen.
 
 
 def drafter_card(facts: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> str:
-    run, recipe, report = facts["drafter"], facts["drafter"]["recipe"], facts["evaluation"]
+    run, recipe, report = facts["drafter"], facts["drafter"]["settings"], facts["evaluation"]
     lines = []
     cold, warm = ((part["datasets"] | {"mean": part["mean"]}) for part in (report["T=0"], report["T=1"]))
     for domain in (*DOMAINS, "mean"):
@@ -109,21 +109,21 @@ distinct-4 is the share of different runs of four tokens in the generated text.
 
 {facts["continuations"]["tokens"] / 1e6:.2f} M tokens that the target wrote after training prompts of all
 three domains, at temperatures 0, 0.3, 0.7 and 1, and a fifth as much plain training text.
-{run["steps"]:,} steps of {recipe["anchors"]:,} blocks; losses
-0.1 cross-entropy, 0.9 L1, 1.0 confidence, slots decaying by {recipe["loss_decay"]:.1f};
-seed {recipe["seed"]}; {run["seconds"] / 60:.0f} minutes
+{run["step"]:,} steps of at most {recipe["batch"] * recipe["anchors"]:,} blocks; losses
+0.1 cross-entropy, 0.9 L1, 1.0 confidence; seed {recipe["seed"]}; {run["seconds"] / 60:.0f} minutes
 on two shared CPU cores, after {facts["continuations"]["minutes"]:.0f} minutes of generation.
 
 {commands(facts)}
 
 ## Calibration
 
-`calibration.json` holds one temperature per slot for every acceptance rule, fitted left to right on every second prompt
-of `training/held-out/calibrate`. Calibration error of "all slots up to here accepted" on the other prompts, the worst
-slot and the mean over slots; greedy requests are matched alike under every rule:
+`calibration.json` holds a temperature and an offset per slot for every acceptance rule, fitted left to right on every
+second prompt of `training/held-out/calibrate` (greedy ones also on `calibrate-greedy`). Calibration error of "all slots
+up to here accepted" on the other prompts, the worst slot and the mean over slots; greedy requests are matched alike
+under every rule:
 
-| rule | rounds | worst before | worst after | mean before | mean after |
-| --- | ---: | ---: | ---: | ---: | ---: |
+| rule | rounds | worst before | worst after | mean before | mean after | mean, temperatures alone |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
 {errors}
 
 {LICENCES}
@@ -135,7 +135,7 @@ def calibration_rows(report: Mapping[str, Any]) -> str:
     return "\n".join(
         f"| {'any, greedy' if fit['bucket'] == 'greedy' else fit['rule']} | {fit['rounds_measured']:,} | "
         f"{max(fit['before']['ece']):.1%} | {max(fit['after']['ece']):.1%} | "
-        f"{fit['mean_ece_before']:.1%} | {fit['mean_ece_after']:.1%} |"
+        f"{fit['mean_ece_before']:.1%} | {fit['mean_ece_after']:.1%} | {fit['mean_ece_temperatures_alone']:.1%} |"
         for fit in report["fits"]
     )
 

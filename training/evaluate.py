@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.model.calibration import IDENTITY, Bucket, RuleName, load_calibration
+from dspark.model.calibration import IDENTITY, Bucket, Fit, RuleName, load_calibration
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
 from dspark.types import Rule
@@ -68,7 +68,7 @@ def evaluate(
         task = progress.add_task("evaluate", total=len(temperatures) * sum(map(len, sets.values())), note="")
         for temperature in temperatures:
             bucket: Bucket = "greedy" if temperature == 0 else "sampled"
-            scales = None if calibration is IDENTITY else calibration.temperatures(bucket, rule)
+            fit = calibration.fit(bucket, rule)
             rows_of: dict[str, Any] = {}
             for name, questions_of in sets.items():
                 texts: list[Text] = []
@@ -92,7 +92,7 @@ def evaluate(
                 ):
                     texts.append(text)
                     progress.advance(task)
-                rows_of[name] = _measured(texts, size, new_tokens, scales, thresholds)
+                rows_of[name] = _measured(texts, size, new_tokens, fit, thresholds)
                 progress.update(task, note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}")
             by_temperature[f"T={temperature:g}"] = _summary(rows_of)
     report = {
@@ -118,19 +118,19 @@ def evaluate(
 
 
 def _measured(
-    texts: Sequence[Text], size: int, new_tokens: int, scales: Any, thresholds: Sequence[float]
+    texts: Sequence[Text], size: int, new_tokens: int, fit: Fit | None, thresholds: Sequence[float]
 ) -> dict[str, Any]:
     """One data set at one temperature."""
     if not texts:
         raise ConfigError("data: the target ends every answer of a data set at once; there is no round to measure")
-    by_text = metrics.played(texts, size, new_tokens, metrics.whole(size), scales)
+    by_text = metrics.played(texts, size, new_tokens, metrics.whole(size), fit)
     row = metrics.figures([made for rounds in by_text for made in rounds], size)
     row["tau_95"] = metrics.interval(by_text)
     row["texts"], row["distinct_4"] = len(texts), metrics.distinct(texts, new_tokens)
     row["domain"] = texts[0].answer.question.domain
-    row["confidence"] = metrics.confidence(texts, size, new_tokens, scales)
+    row["confidence"] = metrics.confidence(texts, size, new_tokens, fit)
     if row["confidence"] is not None and thresholds:
-        row["sweep"] = metrics.sweep(texts, size, new_tokens, thresholds, scales)
+        row["sweep"] = metrics.sweep(texts, size, new_tokens, thresholds, fit)
     return row
 
 

@@ -52,11 +52,19 @@ class Source:
         self._keep, self._named = keep, named
         self._drawn: dict[tuple[str, bool, float], list[Answer]] = {}
 
-    def half(self, half: int, rule: RuleName, temperatures: Sequence[float], told: Callable[[int], None]) -> Rounds:
-        """Of every second prompt, from the `half`-th on, at all temperatures; `told` counts prompts done."""
+    def half(
+        self,
+        half: int,
+        rule: RuleName,
+        temperatures: Sequence[float],
+        names: Sequence[str],  # of the prompts
+        told: Callable[[int], None],  # counts prompts done
+    ) -> Rounds:
+        """Of every second prompt, from the `half`-th on, at all temperatures."""
         parts = []
         for temperature in temperatures:
-            for name, every in self._asked.items():
+            for name in names:
+                every = self._asked[name]
                 # Prompts of like length side by side: a row that is longer is fed token by token.
                 its = sorted(every[half::2], key=lambda question: len(question.ids))
                 for first in range(0, len(its), PIECE):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dspark.model.calibration import Fit
 from training import reliability
 from training.judged import Text, whole_blocks
 from training.reliability import Floats
@@ -70,21 +71,19 @@ def above(threshold: float) -> PrefixRule:
     return lengths
 
 
-def played(
-    texts: Sequence[Text], size: int, new_tokens: int, rule: PrefixRule, temperatures: Any
-) -> list[list[Played]]:
-    """Rounds of every text under a prefix rule; confidence is calibrated by `temperatures` [k] or not (None)."""
+def played(texts: Sequence[Text], size: int, new_tokens: int, rule: PrefixRule, fit: Fit | None) -> list[list[Played]]:
+    """Rounds of every text under a prefix rule; confidence is calibrated by `fit`, or not."""
     made = []
     for text in texts:
         if text.confidence is None:
             told = np.ones((text.answer.anchors, size))
         else:
-            told = reliability.sigmoid(text.confidence if temperatures is None else text.confidence / temperatures)
+            told = reliability.sigmoid(text.confidence if fit is None else fit.logits(text.confidence))
         made.append(text.play(rule(told), new_tokens))
     return made
 
 
-def confidence(texts: Sequence[Text], size: int, new_tokens: int, temperatures: Any) -> dict[str, Any] | None:
+def confidence(texts: Sequence[Text], size: int, new_tokens: int, fit: Fit | None) -> dict[str, Any] | None:
     """How good the confidence is, raw and calibrated, by slot; None for a drafter without the head."""
     if not texts or texts[0].confidence is None:
         return None
@@ -92,8 +91,8 @@ def confidence(texts: Sequence[Text], size: int, new_tokens: int, temperatures: 
     if not len(accepted):
         return None
     report = {"raw": reliability.by_slot(reliability.survival(logits), accepted)}
-    if temperatures is not None:
-        report["calibrated"] = reliability.by_slot(reliability.survival(logits, temperatures), accepted)
+    if fit is not None:
+        report["calibrated"] = reliability.by_slot(reliability.survival(logits, fit), accepted)
     return {"rounds": len(accepted), **report}
 
 
@@ -110,12 +109,12 @@ def distinct(texts: Sequence[Text], new_tokens: int) -> float:
 
 
 def sweep(
-    texts: Sequence[Text], size: int, new_tokens: int, thresholds: Sequence[float], temperatures: Any
+    texts: Sequence[Text], size: int, new_tokens: int, thresholds: Sequence[float], fit: Fit | None
 ) -> list[dict[str, float]]:
     """tau and verified tokens at every threshold; the same texts and drafts throughout."""
     points = []
     for threshold in thresholds:
-        rounds = [r for one in played(texts, size, new_tokens, above(threshold), temperatures) for r in one]
+        rounds = [r for one in played(texts, size, new_tokens, above(threshold), fit) for r in one]
         all_of = figures(rounds, size)
         points.append(
             {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from dspark.model.calibration import Fit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -21,9 +23,9 @@ def sigmoid(z: Floats) -> Floats:
     return chances
 
 
-def survival(logits: Floats, temperatures: Sequence[float] | None = None) -> Floats:
-    """Confidence logits [n, k] -> predicted chance that slots 1..k are all accepted [n, k]; no temperatures: all 1."""
-    scaled = logits if temperatures is None else logits / np.asarray(temperatures)
+def survival(logits: Floats, fit: Fit | None = None) -> Floats:
+    """Raw confidence logits [n, k] -> predicted chance that slots 1..k are all accepted [n, k]; None: as they are."""
+    scaled = logits if fit is None else fit.logits(logits)
     products: Floats = np.cumprod(sigmoid(scaled), axis=-1, dtype=np.float64)
     return products
 

@@ -8,16 +8,15 @@ import json
 import platform
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3ForCausalLM
 
 from training import (
     assistant,
     calibrate,
+    calibration_report,
     card,
     continuations,
     corpus,
@@ -46,10 +45,6 @@ def note(workdir: Path, **facts: Any) -> None:
     path = workdir / "facts.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps(known | facts, indent=2) + "\n", encoding="utf-8")
-
-
-def load_target(folder: Path, dtype: torch.dtype) -> Qwen3ForCausalLM:
-    return Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype).eval().requires_grad_(False)
 
 
 def make_corpus(chosen: argparse.Namespace) -> None:
@@ -121,22 +116,21 @@ def write_continuations(chosen: argparse.Namespace) -> None:
 
 
 def train_drafter(chosen: argparse.Namespace) -> None:
-    recipe = drafter.Recipe(seed=chosen.seed, steps=chosen.steps, minutes=chosen.minutes, block_size=chosen.block)
-    recipe = replace(recipe, loss_decay=max(recipe.loss_decay, recipe.loss_decay * chosen.block / 7))
-    if chosen.start is not None:  # what is known already is not to be thrown over
-        recipe = replace(
-            recipe,
-            start=str(chosen.start),
-            matrix_rate=recipe.matrix_rate / 2,
-            vector_rate=recipe.vector_rate / 2,
-        )
-    frozen = load_target(chosen.workdir / "variety" / "model", torch.bfloat16)
     shards = continuations.read(chosen.workdir / "continuations")
     streams = tokens.load(chosen.workdir / "tokens.safetensors")
     # One shard in five is plain training text, if not told otherwise.
     plain = len(shards) // 4 if chosen.plain is None else chosen.plain
     shards += continuations.corpus_shards(streams, shards=plain, rows=192, length=300, seed=chosen.seed)
-    release(drafter.train(frozen, shards, recipe, chosen.workdir / "drafter"), chosen.models / DRAFTER_NAME)
+    settings = drafter.settings_of(
+        chosen.workdir / "variety" / "model",
+        chosen.workdir / "samples.safetensors",
+        chosen.workdir / "drafter",
+        seed=chosen.seed,
+        steps=chosen.steps,
+        block=chosen.block,
+        start=chosen.start,
+    )
+    release(drafter.train(shards, settings), chosen.models / DRAFTER_NAME)
 
 
 def fit_calibration(chosen: argparse.Namespace) -> None:
@@ -146,11 +140,12 @@ def fit_calibration(chosen: argparse.Namespace) -> None:
         folder,
         held_out.files("calibrate"),
         seed=chosen.seed,
+        also_greedy=held_out.files("calibrate-greedy"),
         plots=folder,
         keep=chosen.workdir / "rounds",
     )
     note(chosen.workdir, calibration=report)
-    print(calibrate.table(report))
+    print(calibration_report.table(report))
 
 
 def run_evaluation(chosen: argparse.Namespace) -> None:

@@ -12,10 +12,10 @@ from dspark.errors import DsparkError
 
 RULES = ("token", "block", "coupled")
 
-CALIBRATE = """Fits the temperatures of the confidence head by sequential temperature scaling, on rounds replayed on the
-target's own answers to held-out prompts: one per slot, for every acceptance rule, greedy and sampled requests apart,
-on drafts cut to their likeliest entries. Every second prompt is fitted on, the others measure. The result is the
-drafter's calibration.json, which drafters read when they start."""
+CALIBRATE = """Fits what the logits of the confidence head are divided by and moved by, slot by slot from left to right,
+on rounds replayed on the target's own answers to held-out prompts: for every acceptance rule, greedy and sampled
+requests apart, on drafts cut to their likeliest entries. Every second prompt is fitted on, the others measure. The
+result is the drafter's calibration.json, which drafters read when they start."""
 EVALUATE = """Measures accepted length by data set and domain: the first user turn of every row is asked, blocks are
 verified whole. FILE is JSONL of {"turns": [text or token ids, ...], "domain": ..., "id": ...}. A drafter with a
 confidence head also gets its calibration error, its ranking, and a sweep of thresholds below which a block is cut."""
@@ -31,6 +31,10 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--temperatures", type=numbers, default=[0.7, 1.0], metavar="T,T", help="of sampled requests (0.7,1)"
     )
+    fit.add_argument(
+        "--also-greedy", type=Path, nargs="+", default=[], metavar="FILE", help="more prompts for greedy requests only"
+    )
+    fit.add_argument("--no-offsets", action="store_true", help="fit temperatures alone, as published")
     fit.add_argument("--out", type=Path, metavar="DIR", help="where calibration.json goes (the drafter's folder)")
     fit.add_argument("--plots", type=Path, metavar="DIR", help="reliability diagrams before and after, PNG")
     fit.add_argument(
@@ -65,14 +69,14 @@ def _pair(parser: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from training import calibrate
+    from training import calibrate, calibration_report
     from training.metrics import plain
 
     report = calibrate.calibrate(
-        *_given(args), args.data, rules=args.rules, temperatures=args.temperatures, out=args.out, plots=args.plots,
-        keep=args.keep, **_shared(args),
+        *_given(args), args.data, rules=args.rules, temperatures=args.temperatures, offsets=not args.no_offsets,
+        also_greedy=args.also_greedy, out=args.out, plots=args.plots, keep=args.keep, **_shared(args),
     )  # fmt: skip
-    print(json.dumps(plain(report)) if args.json else calibrate.table(report))
+    print(json.dumps(plain(report)) if args.json else calibration_report.table(report))
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Per-slot temperatures that turn confidence logits into probabilities one can multiply.
+"""What turns confidence logits into probabilities one can multiply, slot by slot.
 
-c_k = sigmoid(z_k / T_k), so that the running product over a block matches how often its first
-k slots are really accepted. The temperatures belong to one (drafter, target), to the acceptance
+c_k = sigmoid(z_k / T_k + b_k), so that the running product over a block matches how often its first
+k slots are really accepted. Temperatures and offsets belong to one (drafter, target), to the acceptance
 rule and to how the request samples, hence two buckets per rule. They live in `calibration.json`
 beside the weights; without that file the raw sigmoid is used. Plain numbers, no torch.
 """
@@ -21,24 +21,43 @@ import numpy.typing as npt
 from dspark.errors import CheckpointError
 
 FILE_NAME = "calibration.json"
-VERSION = 2
+VERSION = 3
 _ONE_RULE = 1  # the version that held a single rule
+_TEMPERATURES = 2  # the one that held no offsets
 Bucket = Literal["greedy", "sampled"]
 RuleName = Literal["block", "token", "coupled"]
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 RULES: tuple[RuleName, ...] = get_args(RuleName)
-Buckets = Mapping[Bucket, tuple[float, ...]]
+Wide = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Of every slot of a block. Increasing in the logit: no slot's ranking changes."""
+
+    temperatures: tuple[float, ...]
+    offsets: tuple[float, ...] = ()  # none: all 0
+
+    def logits(self, raw: npt.ArrayLike) -> Wide:
+        """raw [..., k'] of slots 1..k' -> the logits of their chances [..., k']."""
+        wide = np.asarray(raw, dtype=np.float64)
+        slots = wide.shape[-1]
+        scaled: Wide = wide / np.asarray(self.temperatures[:slots])
+        return scaled + np.asarray(self.offsets[:slots]) if self.offsets else scaled
+
+
+Buckets = Mapping[Bucket, Fit]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Temperatures by acceptance rule; a bucket that is absent is the identity."""
+    """Fits by acceptance rule; a bucket that is absent is the identity."""
 
     top_k_cut: int | None = None  # draft truncation the fit was made with, None if unknown
     rules: Mapping[RuleName, Buckets] = field(default_factory=dict)
 
-    def temperatures(self, bucket: Bucket, rule: RuleName) -> tuple[float, ...] | None:
-        """Those of the rule; of a rule that was not fitted, those of the first that was: nearer than none."""
+    def fit(self, bucket: Bucket, rule: RuleName) -> Fit | None:
+        """That of the rule; of a rule that was not fitted, that of the first that was: nearer than none."""
         for name in (rule, *RULES):
             if name in self.rules:
                 return self.rules[name].get(bucket)
@@ -46,10 +65,8 @@ class Calibration:
 
     def apply(self, logits: npt.ArrayLike, bucket: Bucket, rule: RuleName = "block") -> npt.NDArray[np.float32]:
         """logits [..., k'] of slots 1..k' -> probabilities [..., k'] fp32."""
-        wide = np.asarray(logits, dtype=np.float64)
-        temperatures = self.temperatures(bucket, rule)
-        if temperatures is not None:
-            wide = wide / np.asarray(temperatures[: wide.shape[-1]])
+        fit = self.fit(bucket, rule)
+        wide = np.asarray(logits, dtype=np.float64) if fit is None else fit.logits(logits)
         # tanh form: no overflow at either end.
         return (0.5 * (1.0 + np.tanh(0.5 * wide))).astype(np.float32)
 
@@ -75,7 +92,7 @@ def parse_calibration(raw: Any, *, block_size: int) -> Calibration:
     if not isinstance(raw, dict):
         raise CheckpointError(f"expected a JSON object, found {raw!r}")
     version = raw.get("version")
-    if type(version) is not int or version not in (_ONE_RULE, VERSION):
+    if type(version) is not int or version not in (_ONE_RULE, _TEMPERATURES, VERSION):
         raise CheckpointError(f"version: expected {VERSION}, found {version!r}")
     cut = raw.get("top_k_cut")
     if cut is not None and (type(cut) is not int or cut < 1):
@@ -83,13 +100,13 @@ def parse_calibration(raw: Any, *, block_size: int) -> Calibration:
     if version == _ONE_RULE:
         if (rule := raw.get("rule")) not in RULES:
             raise CheckpointError(f"rule: expected one of {', '.join(RULES)}, found {rule!r}")
-        return Calibration(cut, {rule: _buckets("buckets", raw.get("buckets"), block_size)})
+        return Calibration(cut, {rule: _buckets("buckets", raw.get("buckets"), version, block_size)})
     rules = raw.get("rules")
     if not isinstance(rules, dict):
         raise CheckpointError(f"rules: expected an object, found {rules!r}")
     if strange := sorted(rules.keys() - set(RULES)):
         raise CheckpointError(f"rules.{strange[0]}: expected one of {', '.join(RULES)}")
-    return Calibration(cut, {r: _buckets(f"rules.{r}", rules[r], block_size) for r in RULES if r in rules})
+    return Calibration(cut, {r: _buckets(f"rules.{r}", rules[r], version, block_size) for r in RULES if r in rules})
 
 
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
@@ -98,26 +115,43 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
         "version": VERSION,
         "top_k_cut": calibration.top_k_cut,
         "rules": {
-            rule: {name: list(values) for name, values in buckets.items()}
+            rule: {
+                name: {"temperatures": list(fit.temperatures)} | ({"offsets": list(fit.offsets)} if fit.offsets else {})
+                for name, fit in buckets.items()
+            }
             for rule, buckets in calibration.rules.items()
         },
     }
 
 
-def _buckets(place: str, value: object, block_size: int) -> Buckets:
+def _buckets(place: str, value: object, version: int, block_size: int) -> Buckets:
     if not isinstance(value, dict):
         raise CheckpointError(f"{place}: expected an object, found {value!r}")
     if strange := sorted(value.keys() - set(BUCKETS)):
         raise CheckpointError(f"{place}.{strange[0]}: expected one of {', '.join(BUCKETS)}")
-    return {name: _temperatures(f"{place}.{name}", value[name], block_size) for name in BUCKETS if name in value}
+    return {name: _fit(f"{place}.{name}", value[name], version, block_size) for name in BUCKETS if name in value}
 
 
-def _temperatures(name: str, value: object, block_size: int) -> tuple[float, ...]:
+def _fit(place: str, value: object, version: int, block_size: int) -> Fit:
+    if version < VERSION:
+        return Fit(_numbers(place, value, block_size, above=0.0))
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{place}: expected an object, found {value!r}")
+    if strange := sorted(value.keys() - {"temperatures", "offsets"}):
+        raise CheckpointError(f"{place}.{strange[0]}: expected temperatures or offsets")
+    temperatures = _numbers(f"{place}.temperatures", value.get("temperatures"), block_size, above=0.0)
+    if "offsets" not in value:
+        return Fit(temperatures)
+    return Fit(temperatures, _numbers(f"{place}.offsets", value["offsets"], block_size))
+
+
+def _numbers(name: str, value: object, block_size: int, above: float = -math.inf) -> tuple[float, ...]:
     if not isinstance(value, list) or len(value) != block_size:
         size = len(value) if isinstance(value, list) else value
-        raise CheckpointError(f"{name}: expected {block_size} temperatures, found {size!r}")
+        raise CheckpointError(f"{name}: expected {block_size} numbers, found {size!r}")
     for slot, number in enumerate(value):
         right = isinstance(number, int | float) and type(number) is not bool
-        if not right or not math.isfinite(number) or number <= 0:
-            raise CheckpointError(f"{name}[{slot}]: expected a positive number, found {number!r}")
+        if not right or not math.isfinite(number) or number <= above:
+            kind = "finite" if above < 0 else "positive"
+            raise CheckpointError(f"{name}[{slot}]: expected a {kind} number, found {number!r}")
     return tuple(float(number) for number in value)

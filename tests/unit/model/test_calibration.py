@@ -1,4 +1,4 @@
-"""Slot temperatures: applied as sigmoid(z / T), read by schema."""
+"""The fit of each slot: applied as sigmoid(z / T + b), read by schema."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from dspark.model.calibration import (
     IDENTITY,
     RULES,
     Calibration,
+    Fit,
     calibration_to_json,
     load_calibration,
     parse_calibration,
 )
 
-TOKEN: dict[str, Any] = {"greedy": [1.0, 2.0, 0.5], "sampled": [1.5, 1.5, 1.5]}
-RAW: dict[str, Any] = {"version": 2, "top_k_cut": 64, "rules": {"token": TOKEN, "block": {"sampled": [3.0] * 3}}}
-ONE_RULE: dict[str, Any] = {"version": 1, "rule": "token", "top_k_cut": 64, "buckets": TOKEN}
+GREEDY, SAMPLED = {"temperatures": [1.0, 2.0, 0.5], "offsets": [0.0, -1.0, 2.0]}, {"temperatures": [1.5, 1.5, 1.5]}
+THREES = {"temperatures": [3.0] * 3}
+TOKEN: dict[str, Any] = {"greedy": GREEDY, "sampled": SAMPLED}
+RAW: dict[str, Any] = {"version": 3, "top_k_cut": 64, "rules": {"token": TOKEN, "block": {"sampled": THREES}}}
+BARE: dict[str, Any] = {"greedy": [1.0, 2.0, 0.5], "sampled": [1.5, 1.5, 1.5]}
+ONE_RULE: dict[str, Any] = {"version": 1, "rule": "token", "top_k_cut": 64, "buckets": BARE}
+NO_OFFSETS: dict[str, Any] = {"version": 2, "top_k_cut": 64, "rules": {"token": BARE}}
 
 
-def test_each_slot_has_its_own_temperature() -> None:
+def test_each_slot_has_its_own_temperature_and_offset() -> None:
     calibration = parse_calibration(RAW, block_size=3)
     logits = np.array([[0.5, -2.0, 3.0]])
-    expected = 1 / (1 + np.exp(-logits / np.array([1.0, 2.0, 0.5])))
+    expected = 1 / (1 + np.exp(-(logits / np.array([1.0, 2.0, 0.5]) + np.array([0.0, -1.0, 2.0]))))
     found = calibration.apply(logits, "greedy", "token")
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-7)
@@ -35,7 +40,7 @@ def test_each_slot_has_its_own_temperature() -> None:
 
 
 def test_a_bucket_that_was_never_fitted_is_the_raw_sigmoid() -> None:
-    only_greedy = parse_calibration(RAW | {"rules": {"block": {"greedy": [9.0] * 3}}}, block_size=3)
+    only_greedy = parse_calibration(RAW | {"rules": {"block": {"greedy": THREES}}}, block_size=3)
     logits = [0.0, 1.0, -1.0]
     np.testing.assert_allclose(only_greedy.apply(logits, "sampled"), IDENTITY.apply(logits, "sampled"))
     np.testing.assert_allclose(IDENTITY.apply([0.0], "greedy"), [0.5])
@@ -43,10 +48,10 @@ def test_a_bucket_that_was_never_fitted_is_the_raw_sigmoid() -> None:
 
 def test_each_rule_has_its_own_and_one_that_was_not_fitted_borrows() -> None:
     calibration = parse_calibration(RAW, block_size=3)
-    assert calibration.temperatures("sampled", "token") == (1.5, 1.5, 1.5)
-    assert calibration.temperatures("sampled", "block") == (3.0, 3.0, 3.0)
-    assert calibration.temperatures("sampled", "coupled") == (3.0, 3.0, 3.0)
-    assert calibration.temperatures("greedy", "block") is None
+    assert calibration.fit("sampled", "token") == Fit((1.5, 1.5, 1.5))
+    assert calibration.fit("sampled", "block") == Fit((3.0, 3.0, 3.0))
+    assert calibration.fit("sampled", "coupled") == Fit((3.0, 3.0, 3.0))
+    assert calibration.fit("greedy", "block") is None
     logits = [2.0, 2.0, 2.0]
     assert (calibration.apply(logits, "sampled", "token") > calibration.apply(logits, "sampled", "block")).all()
 
@@ -54,7 +59,11 @@ def test_each_rule_has_its_own_and_one_that_was_not_fitted_borrows() -> None:
 def test_a_file_of_one_rule_serves_all_rules() -> None:
     old = parse_calibration(ONE_RULE, block_size=3)
     for rule in RULES:
-        assert old.temperatures("greedy", rule) == (1.0, 2.0, 0.5)
+        assert old.fit("greedy", rule) == Fit((1.0, 2.0, 0.5))
+
+
+def test_a_file_without_offsets_has_none() -> None:
+    assert parse_calibration(NO_OFFSETS, block_size=3).fit("sampled", "token") == Fit((1.5, 1.5, 1.5))
 
 
 def test_extreme_logits_stay_inside_zero_and_one() -> None:
@@ -67,15 +76,20 @@ def test_no_file_means_the_identity(tmp_path: Path) -> None:
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    wanted = Calibration(16, {"block": {"sampled": (1.0, 2.0)}, "token": {"greedy": (0.5, 1.0)}})
+    wanted = Calibration(16, {"block": {"sampled": Fit((1.0, 2.0), (0.5, -0.5))}, "token": {"greedy": Fit((0.5, 1.0))}})
     (tmp_path / "calibration.json").write_text(json.dumps(calibration_to_json(wanted)))
     assert load_calibration(tmp_path, block_size=2) == wanted
+
+
+def _greedy(temperatures: list[Any], offsets: list[Any] | None = None) -> dict[str, Any]:
+    fit = {"temperatures": temperatures} | ({} if offsets is None else {"offsets": offsets})
+    return {"rules": {"block": {"greedy": fit}}}
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"version": 3}, "version: expected 2, found 3"),
+        ({"version": 4}, "version: expected 3, found 4"),
         ({"version": True}, "version"),
         (ONE_RULE | {"rule": "tree"}, "rule"),
         (ONE_RULE | {"buckets": {"warm": [1.0] * 3}}, r"buckets\.warm"),
@@ -84,10 +98,19 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ({"rules": {"tree": {}}}, r"rules\.tree: expected one of block, token, coupled"),
         ({"rules": {"block": []}}, r"rules\.block: expected an object"),
         ({"rules": {"block": {"warm": [1.0] * 3}}}, r"rules\.block\.warm"),
-        ({"rules": {"block": {"greedy": [1.0]}}}, r"rules\.block\.greedy: expected 3 temperatures, found 1"),
-        ({"rules": {"block": {"greedy": [1.0, 0.0, 1.0]}}}, r"rules\.block\.greedy\[1\]"),
-        ({"rules": {"block": {"greedy": [1.0, 1.0, float("nan")]}}}, r"rules\.block\.greedy\[2\]"),
-        ({"rules": {"block": {"sampled": [1.0, "1", 1.0]}}}, r"rules\.block\.sampled\[1\]"),
+        ({"rules": {"block": {"greedy": [1.0] * 3}}}, r"rules\.block\.greedy: expected an object"),
+        (
+            {"rules": {"block": {"greedy": {"bias": [1.0] * 3}}}},
+            r"rules\.block\.greedy\.bias: expected temperatures or",
+        ),
+        ({"rules": {"block": {"greedy": {}}}}, r"rules\.block\.greedy\.temperatures: expected 3 numbers, found None"),
+        (_greedy([1.0]), r"rules\.block\.greedy\.temperatures: expected 3 numbers, found 1"),
+        (_greedy([1.0, 0.0, 1.0]), r"rules\.block\.greedy\.temperatures\[1\]: expected a positive number, found 0"),
+        (_greedy([1.0, 1.0, float("nan")]), r"rules\.block\.greedy\.temperatures\[2\]"),
+        (_greedy([1.0, "1", 1.0]), r"rules\.block\.greedy\.temperatures\[1\]"),
+        (_greedy([1.0] * 3, [0.0]), r"rules\.block\.greedy\.offsets: expected 3 numbers, found 1"),
+        (_greedy([1.0] * 3, [0.0, float("inf"), 0.0]), r"rules\.block\.greedy\.offsets\[1\]: expected a finite number"),
+        (NO_OFFSETS | {"rules": {"block": {"greedy": [0.0] * 3}}}, r"rules\.block\.greedy\[0\]"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:

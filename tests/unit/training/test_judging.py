@@ -88,7 +88,7 @@ def test_evaluate_writes_what_it_prints(
 def test_calibrate_writes_what_drafters_read_and_goes_on_where_it_was(
     golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    def run(seed: int = 0) -> dict[str, object]:
+    def run(seed: int = 0, *, offsets: bool = True) -> dict[str, object]:
         return calibrate(
             golden_target,
             golden_drafter,
@@ -97,6 +97,7 @@ def test_calibrate_writes_what_drafters_read_and_goes_on_where_it_was(
             temperatures=(1.0,),
             out=tmp_path / "drafter",
             plots=tmp_path / "plots",
+            offsets=offsets,
             keep=tmp_path / "kept",
             seed=seed,
             bar=False,
@@ -114,6 +115,9 @@ def test_calibrate_writes_what_drafters_read_and_goes_on_where_it_was(
     times = [path.stat().st_mtime_ns for path in kept]
     assert run()["fits"] == report["fits"] or str(run()["fits"]) == str(report["fits"])  # NaN is not equal to itself
     assert [path.stat().st_mtime_ns for path in kept] == times
+    assert made.rules["token"]["sampled"].offsets
+    run(offsets=False)
+    assert not load_calibration(tmp_path / "drafter", block_size=7).rules["token"]["sampled"].offsets
     run(seed=1)  # rounds of another seed are drawn anew
     assert [path.stat().st_mtime_ns for path in kept] != times
     assert len(list((tmp_path / "plots").glob("*.png"))) == 4

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dspark.model.calibration import Fit
 from training import metrics
 from training.asked import Answer, Question
 from training.judged import Text, whole_blocks
@@ -60,11 +61,13 @@ def test_the_sweep_replays_the_same_blocks_with_shorter_prefixes() -> None:
     assert points[1]["verified"] == pytest.approx((3 + 2) / 2)
 
 
-def test_temperatures_move_where_a_threshold_cuts() -> None:
+def test_calibration_moves_where_a_threshold_cuts() -> None:
     one = text([2, 0, 0], [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
-    raw, scaled = (metrics.sweep([one], 2, 3, [0.7], t)[0] for t in (None, np.array([1.0, 4.0])))
-    assert raw["verified"] == 3.0
-    assert scaled["verified"] == 2.0  # sigmoid(1/4) < 0.7
+    fits = (None, Fit((1.0, 4.0)), Fit((1.0, 1.0), (-1.0, 0.0)))
+    raw, scaled, moved = (metrics.sweep([one], 2, 3, [0.7], fit)[0]["verified"] for fit in fits)
+    assert raw == 3.0
+    assert scaled == 2.0  # sigmoid(1/4) < 0.7
+    assert moved == 1.0  # sigmoid(1 - 1) < 0.7
 
 
 def test_rounds_that_ended_their_text_are_no_samples() -> None:

@@ -6,9 +6,11 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
+from dspark.model.families import as_block
+from dspark.model.fresh import fresh_drafter
 from dspark.types import Rule
-from training import drafter as drafting
 from training import lockstep, rounds, target
 
 RECIPE = target.Recipe(hidden=64, layers=4, heads=1, kv_heads=1, mlp=64, context=64)
@@ -22,6 +24,33 @@ def model() -> Qwen3ForCausalLM:
     for p in made.parameters():
         torch.nn.init.normal_(p, std=0.2)
     return made.requires_grad_(False)
+
+
+def drafter_of(model: Qwen3ForCausalLM, block: int) -> BlockDrafter:
+    """One layer that reads two of the target's four."""
+    shape = model.config
+    config = DrafterConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=1,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_theta=shape.rope_parameters["rope_theta"],
+        max_position_embeddings=shape.max_position_embeddings,
+        block_size=block,
+        mask_token_id=2,
+        target_layer_ids=(1, 2),
+        num_target_layers=shape.num_hidden_layers,
+        markov_rank=4,
+        markov_head_type="vanilla",
+        enable_confidence_head=True,
+        confidence_head_with_markov=True,
+    )
+    ends = {"embedding": model.model.embed_tokens.weight, "lm_head": model.lm_head.weight}
+    return as_block(fresh_drafter(config, **ends, generator=torch.Generator().manual_seed(0))).eval()
 
 
 def continued(model: Qwen3ForCausalLM, prompts: list[list[int]], total: int, temperature: float) -> torch.Tensor:
@@ -46,7 +75,7 @@ def test_lockstep_rows_of_different_lengths_equal_a_plain_pass(model: Qwen3ForCa
 
 
 def test_acceptance_of_the_first_slot_is_one_minus_total_variation(model: Qwen3ForCausalLM) -> None:
-    drafter = drafting.build(model, drafting.Recipe(layers=1, taps=2, block_size=3, markov_rank=4)).eval()
+    drafter = drafter_of(model, block=3)
     for p in drafter.parameters():
         torch.nn.init.normal_(p, std=0.3)
     drafter.requires_grad_(False)
@@ -83,7 +112,7 @@ def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None
 
 
 def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausalLM) -> None:
-    drafter = drafting.build(model, drafting.Recipe(layers=1, taps=2, block_size=3, markov_rank=4)).eval()
+    drafter = drafter_of(model, block=3)
     drafter.requires_grad_(False)
     ids = continued(model, [[5, 6, 7, 8]], 40, 0.0)
     anchors = torch.arange(4, 36)
@@ -115,7 +144,7 @@ def test_survival_of_two_slots_is_what_the_rule_says(rule: Rule) -> None:
     """By enumeration: Pr[both kept] is the sum over drafts of q1 q2 P_2, with P of the rule; texts weighted by p."""
     vocabulary = 6
     model = target.build(RECIPE, vocabulary).eval().requires_grad_(False)
-    drafter = drafting.build(model, drafting.Recipe(layers=1, taps=2, block_size=2, markov_rank=4)).eval()
+    drafter = drafter_of(model, block=2)
     torch.manual_seed(3)
     for p in (*model.parameters(), *drafter.parameters()):
         torch.nn.init.normal_(p.data, std=0.35)
@@ -173,7 +202,7 @@ def laws_of_a_block(
 
 def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     """A drafter that is the target itself agrees everywhere; another one where both races have one winner."""
-    drafter = drafting.build(model, drafting.Recipe(layers=1, taps=2, block_size=3, markov_rank=4)).eval()
+    drafter = drafter_of(model, block=3)
     drafter.requires_grad_(False)
     vocabulary, total, seed = model.config.vocab_size, 24, 7
 

@@ -1,10 +1,13 @@
-"""Sequential temperature scaling repairs scores that are wrong by a temperature."""
+"""Sequential scaling repairs scores that are wrong by a temperature, or by an offset."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from dspark.model.calibration import Fit
 from training.reliability import brier, by_slot, calibration_error, conditional_ranking, ranking, sigmoid, survival
-from training.sts import fit
+from training.sts import temperatures, with_offsets
 
 
 def overconfident(n: int = 20_000) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
@@ -15,32 +18,59 @@ def overconfident(n: int = 20_000) -> tuple[np.ndarray, np.ndarray]:  # type: ig
     return 2.0 * true, accepted
 
 
-def test_scaling_finds_the_temperature_and_lowers_the_error() -> None:
+@pytest.mark.parametrize("fitted", [temperatures, with_offsets])
+def test_scaling_finds_the_temperature_and_lowers_the_error(fitted: Callable[..., Fit]) -> None:
     logits, accepted = overconfident()
-    found = fit(logits, accepted)
+    found = fitted(logits, accepted)
     before = by_slot(survival(logits), accepted)
     after = by_slot(survival(logits, found), accepted)
-    assert all(1.4 < temperature < 2.5 for temperature in found)
+    assert all(1.4 < temperature < 2.5 for temperature in found.temperatures)
     assert all(now < was / 2 for was, now in zip(before["ece"], after["ece"], strict=True))
     assert max(after["ece"]) < 0.02
     assert all(now < was for was, now in zip(before["brier"], after["brier"], strict=True))
 
 
-def test_right_scores_are_left_alone() -> None:
+@pytest.mark.parametrize("fitted", [temperatures, with_offsets])
+def test_right_scores_are_left_alone(fitted: Callable[..., Fit]) -> None:
     logits, accepted = overconfident()
-    assert all(0.9 < temperature < 1.1 for temperature in fit(logits / 2.0, accepted))
+    found = fitted(logits / 2.0, accepted)
+    assert all(0.9 < temperature < 1.1 for temperature in found.temperatures)
+    assert all(abs(offset) < 0.1 for offset in found.offsets)
 
 
-def test_a_temperature_moves_no_score_past_another() -> None:
+def test_an_offset_repairs_what_no_temperature_can() -> None:
+    rng = np.random.default_rng(1)
+    true = rng.normal(0.0, 1.0, (20_000, 3))
+    accepted = np.cumprod(rng.random(true.shape) < sigmoid(true), axis=1).sum(axis=1)
+    told = (true - np.array([0.8, -0.5, 0.3])) * 1.5  # true = told / 1.5 + offset
+    scaled, moved = (by_slot(survival(told, fit(told, accepted)), accepted) for fit in (temperatures, with_offsets))
+    np.testing.assert_allclose(with_offsets(told, accepted).offsets, [0.8, -0.5, 0.3], atol=0.12)
+    assert max(moved["ece"]) < 0.02 < 0.05 < max(scaled["ece"])
+
+
+def test_slots_that_were_never_reached_stay_as_they_are() -> None:
+    logits = np.random.default_rng(2).normal(0.0, 1.0, (500, 3))
+    found = with_offsets(logits, np.zeros(500, np.int64))
+    assert found.offsets[0] < -1.0
+    assert all(np.isfinite(found.temperatures))
+    assert all(np.isfinite(found.offsets))
+
+
+def test_few_rounds_move_little() -> None:
+    found = with_offsets(np.zeros((3, 2)), np.array([0, 0, 0]))
+    assert abs(found.offsets[0]) < 0.2
+
+
+def test_a_fit_moves_no_score_past_another() -> None:
     logits, accepted = overconfident(3_000)
-    assert conditional_ranking(logits, accepted) == conditional_ranking(
-        logits / np.array(fit(logits, accepted)), accepted
-    )
+    for fitted in (temperatures, with_offsets):
+        moved = fitted(logits, accepted).logits(logits)
+        assert conditional_ranking(logits, accepted) == conditional_ranking(moved, accepted)
 
 
 def test_survival_never_increases_along_a_block() -> None:
     logits, accepted = overconfident(500)
-    assert (np.diff(survival(logits, fit(logits, accepted)), axis=1) <= 0).all()
+    assert (np.diff(survival(logits, with_offsets(logits, accepted)), axis=1) <= 0).all()
 
 
 def test_a_right_prediction_has_no_error() -> None:
