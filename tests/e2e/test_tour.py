@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,13 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def tour() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tour", ROOT / "examples" / "tour.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["tour"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def tour(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program, found as `python examples/tour.py` finds it."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return importlib.import_module("tour")
 
 
 def checked(page: Path) -> None:
@@ -37,12 +34,12 @@ def test_the_rendered_page_is_whole() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_hasty_tour(tmp_path: Path) -> None:
-    checked(tour().run(tmp_path, tokens=16, rows=1, steps=3))
+def test_a_hasty_tour(tour: ModuleType, tmp_path: Path) -> None:
+    checked(tour.run(tmp_path, tokens=16, rows=1, steps=3))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.timeout(900)
-def test_the_whole_tour(tmp_path: Path) -> None:
-    checked(tour().run(tmp_path))
+def test_the_whole_tour(tour: ModuleType, tmp_path: Path) -> None:
+    checked(tour.run(tmp_path))

@@ -1,0 +1,107 @@
+"""The demo pair, and the few things that every step of the tour does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from dspark import plots
+from dspark.model.anchored import entries_at
+from dspark.model.calibration import Calibration, load_calibration
+from dspark.model.checkpoint import LoadedTarget, load_drafter, load_target
+from dspark.model.drafter import BlockDrafter
+from dspark.model.families import as_block
+from dspark.model.target import TargetTaps
+
+MODELS = Path(__file__).parents[2] / "models"
+DRAFTER, ASSISTANT, TARGET = MODELS / "demo-dspark", MODELS / "demo-assistant", MODELS / "demo-target"
+PROMPT = "Worksheet on greatest common divisors\n\nProblem 1: Find the greatest common divisor of 84 and 36."
+
+
+@dataclass(slots=True)
+class Tour:
+    """The pair, and how far to go."""
+
+    target: LoadedTarget
+    drafter: BlockDrafter
+    calibration: Calibration
+    tokenizer: Any
+    folder: Path  # of the plots
+    tokens: int  # of an answer
+    rows: int  # prompts of a domain
+    steps: int  # of the training
+
+    @property
+    def slots(self) -> int:
+        return self.drafter.config.block_size
+
+    def text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids)))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Every token by itself, fit for a table."""
+        return [repr(self.tokenizer.decode([i]))[1:-1].replace("|", "\\|") for i in ids]
+
+    def logits(self, ids: Sequence[int], rows: int) -> Tensor:
+        """The target's logits after each of the last `rows` tokens, [rows, V]."""
+        found = self.target.model(input_ids=torch.tensor([list(ids)]), logits_to_keep=rows, use_cache=False)
+        logits: Tensor = found.logits[0]
+        return logits
+
+    def plain(self) -> tuple[list[int], list[int]]:
+        """PROMPT and the target's answer to it, one token for every pass."""
+        prompt = list(self.tokenizer.encode(PROMPT))
+        ids = list(prompt)
+        for _ in range(self.tokens):
+            ids.append(int(self.logits(ids, 1)[0].argmax()))
+        return prompt, ids[len(prompt) :]
+
+    def propose(self, ids: Sequence[int]) -> Any:
+        """One block after the last token of `ids`, the anchor, which the target has not read yet."""
+        past = torch.tensor(list(ids[:-1]))
+        with TargetTaps(self.target.model, self.drafter.target_layer_ids) as taps:
+            self.target.model(input_ids=past[None], use_cache=False)
+            features = taps.collect()[0]
+        at = torch.tensor([len(past)])
+        entries, _ = entries_at(self.drafter, features=features, token_ids=past, anchors=at)
+        anchor = torch.tensor([ids[-1]])
+        return self.drafter.propose(anchor_ids=anchor, anchor_positions=at, context=entries, slots=self.slots)
+
+    def draft(self, ids: Sequence[int], pick: Callable[[Tensor], int]) -> list[float]:
+        """A block for the reference loop: tokens through `pick`, slot by slot; returns calibrated confidences."""
+        proposal, previous = self.propose(ids), [ids[-1]]
+        for _ in range(self.slots):
+            previous.append(pick(proposal.step(torch.tensor(previous[-1:]))[0]))
+        raw = proposal.confidence_logits(torch.tensor([previous[:-1]]))[0]
+        return [float(c) for c in self.calibration.apply(raw, "greedy")]
+
+    def save(self, figure: Any, name: str, *, from_zero: bool = True) -> str:
+        """Writes a picture; returns what shows it on the page."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        plots.write(figure, self.folder / f"{name}.png", from_zero=from_zero)
+        return f"![{name}]({self.folder.name}/{name}.png)"
+
+
+def agreeing(draft: Sequence[int], truth: Sequence[int]) -> int:
+    """How many tokens of a draft are right from its first one on."""
+    return next((k for k in range(len(truth)) if draft[k] != truth[k]), len(truth))
+
+
+def load(folder: Path, *, tokens: int, rows: int, steps: int) -> Tour:
+    drafter = as_block(load_drafter(DRAFTER)).requires_grad_(False)
+    return Tour(
+        target=load_target(TARGET),
+        drafter=drafter,
+        calibration=load_calibration(DRAFTER, block_size=drafter.config.block_size),
+        tokenizer=AutoTokenizer.from_pretrained(TARGET, local_files_only=True),
+        folder=folder,
+        tokens=tokens,
+        rows=rows,
+        steps=steps,
+    )
