@@ -6,9 +6,9 @@ Eagle3 judges it as published, where position i+s is supervised and a token foll
     Eagle3   L = sum_s 0.8^s sum_i m_{i+s} sum_v -p_t(v) log p_d(v) / (B T)
     MTP      L = sum_s 0.8^s sum_i m_{i+2+s} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
 
-p_t is the target's law after token i+1+s, ce that of the true token. Eagle3 divides by the padded micro-batch, so every
-sequence weighs the same. MTP is trained on one step and with a_l1 = 0 unless told otherwise (DeepSeek-V3). Logits exist
-only where they are judged, a slice at a time.
+p_t is the target's law after token i+1+s, ce that of the true token. Eagle3 divides by the padded micro-batch; `by_row`
+by each row's own length, so that every sequence weighs the same whatever it shares a batch with. MTP is trained on one
+step and with a_l1 = 0 unless told otherwise (DeepSeek-V3). Logits exist only where they are judged, a slice at a time.
 
 Symbols: B rows, T tokens, s steps, H hidden, V vocabulary, m taps.
 """
@@ -54,6 +54,7 @@ def chain_loss(
     target_head: Tensor,  # [V, H] the target's output head
     steps: int | None = None,  # the whole block for Eagle3, one for MTP
     lengths: Tensor | None = None,  # [B], where rows are padded
+    by_row: bool = False,  # Eagle3: every row divided by its own length, and the denominator counts rows
     weights: LossWeights = HARD,  # of MTP's terms
 ) -> LeanLoss:
     """Sums over every index and step that counts; divide `objective` by the (global) denominator."""
@@ -62,15 +63,24 @@ def chain_loss(
     steps = steps or (config.block_size if eagle else 1)
     index = torch.arange(length, device=input_ids.device)
     objective, l1_sum = (torch.zeros((), device=input_ids.device) for _ in range(2))
+    share = torch.ones(batch, device=input_ids.device)
+    if by_row:
+        share = share / (length if lengths is None else lengths)
     accepted, masks = [], []
     for step, states in enumerate(drafter.forward_steps(features=features, input_ids=input_ids, steps=steps)):
         mask = (step_mask if eagle else label_mask)(loss_mask, step, lengths=lengths)
         weight = config.step_loss_decay**step
         rows = states[mask]
         wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their law predicts the token
+        scale = share.unsqueeze(-1).expand(mask.shape)[mask]
         if eagle:
             total, l1 = soft_cross_entropy(
-                rows, drafter.lm_head.weight, wanted=wanted, target_head=target_head, cap=config.logit_softcap
+                rows,
+                drafter.lm_head.weight,
+                wanted=wanted,
+                target_head=target_head,
+                scale=scale,
+                cap=config.logit_softcap,
             )
         else:
             total, _, l1 = lean_terms(
@@ -79,15 +89,16 @@ def chain_loss(
                 wanted=wanted,
                 target_head=target_head,
                 target_ids=input_ids[:, (index + 2 + step).clamp(max=length - 1)][mask],
-                scale=torch.ones(len(rows), device=rows.device),
+                scale=scale,
                 weights=weights,
                 softcap=config.logit_softcap,
             )
-        objective, l1_sum = objective + weight * total, l1_sum + weight * l1.sum()
+        objective, l1_sum = objective + weight * total, l1_sum + weight * torch.dot(scale, l1)
         masks.append(mask)
         accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, (1 - 0.5 * l1).clamp(0, 1)))
     judged = torch.stack(masks, dim=-1)
-    count = torch.tensor(batch * length, device=judged.device) if eagle else judged.sum()
+    rows_of = torch.tensor(batch if by_row else batch * length, device=judged.device)
+    count = rows_of if eagle else judged.sum()
     sums = chain_sums(
         ce=objective, l1=l1_sum, denominator=count.float(), accepted=torch.stack(accepted, dim=-1), masks=judged
     )

@@ -92,30 +92,18 @@ def _blocks(
 
 
 def _chains(drafter: ChainDrafter, batch: Batch, target_head: Tensor) -> LeanLoss:
-    """Conversations of one length at a time, so that nothing is padded: Eagle3's loss divides by the length, and every
-    conversation weighs the same whatever it shares a piece with."""
-    by_length: dict[int, list[slice]] = {}
-    for span in batch.spans:
-        by_length.setdefault(span.stop - span.start, []).append(span)
-    found = []
-    for length, spans in by_length.items():
-        loss = chain_loss(
-            drafter,
-            features=torch.stack([batch.features[span] for span in spans]),
-            input_ids=torch.stack([batch.ids[span] for span in spans]),
-            loss_mask=torch.stack([batch.supervised[span].long() for span in spans]),
-            last_hidden=torch.stack([batch.last_hidden[span] for span in spans]),
-            target_head=target_head,
-        )
-        found.append(_per_token(loss, length) if isinstance(drafter, Eagle3Drafter) else loss)
-    return LeanLoss(sum_tensors([loss.objective for loss in found]), add_sums([loss.sums for loss in found]))
-
-
-def _per_token(loss: LeanLoss, length: int) -> LeanLoss:
-    """Divided by the length; what is left of the denominator is the number of conversations."""
-    sums = loss.sums
-    divided = {name: getattr(sums, name) / length for name in ("ce", "l1", "denominator")}
-    return LeanLoss(loss.objective / length, sums._replace(**divided))
+    """Conversations side by side, padded behind their ends. Eagle3's loss divides each by its length, so that it weighs
+    the same whatever it shares a piece with."""
+    return chain_loss(
+        drafter,
+        features=padded(batch.features, batch),
+        input_ids=padded(batch.ids, batch),
+        loss_mask=padded(batch.supervised.long(), batch),
+        last_hidden=padded(batch.last_hidden, batch),
+        target_head=target_head,
+        lengths=torch.tensor([span.stop - span.start for span in batch.spans], device=batch.ids.device),
+        by_row=isinstance(drafter, Eagle3Drafter),
+    )
 
 
 def add_sums(parts: Sequence[LossSums]) -> LossSums:

@@ -1,12 +1,13 @@
 """What a run leaves behind for people: a CSV of its losses, a curve, and a progress bar."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from dspark import plots
 from training.disk import write_whole
 
 
@@ -56,44 +57,16 @@ class Log:
         return {key: [float(row[key]) for row in rows] for key in (rows[0] if rows else {})}
 
 
-def draw_losses(log: Log, path: Path) -> None:
-    """Loss and expected accepted length against the step, training and held-out, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def draw(log: Log, panes: Mapping[str, Sequence[str]], path: Path) -> None:
+    """The columns of every pane, by its name, against the step; those a log does not have are left out."""
     values = log.read()
-    figure, panes = pyplot.subplots(1, 2, figsize=(11, 4))
-    for pane, name in zip(panes, ("loss", "tau"), strict=True):
-        for column, style in ((name, {"linewidth": 0.8}), (f"held_out_{name}", {"marker": "."})):
+    figure, axes = plots.panels(len(panes), (5.5, 4))
+    for pane, (name, columns) in zip(axes, panes.items(), strict=True):
+        for column in columns:
             shown = [(x, y) for x, y in zip(values["step"], values.get(column, ()), strict=False) if y == y]
-            if shown:
-                pane.plot(*zip(*shown, strict=True), label=column.replace("_", "-"), **style)
+            if shown:  # a figure that is there now and then is marked where it is
+                marker = "" if len(shown) == len(values["step"]) else "."
+                pane.plot(*zip(*shown, strict=True), label=column.replace("_", "-"), linewidth=0.8, marker=marker)
         pane.set_xlabel("step")
         pane.set_ylabel(name)
-        pane.grid(alpha=0.3)
-        pane.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def draw_curves(log: Log, columns: list[str], path: Path, ylabel: str) -> None:
-    """The named columns against the step, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    values = log.read()
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for column in columns:
-        axes.plot(values["step"], values[column], label=column)
-    axes.set_xlabel("step")
-    axes.set_ylabel(ylabel)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    plots.write(figure, path, from_zero=False)

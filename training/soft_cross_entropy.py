@@ -22,7 +22,7 @@ SLICE_ROWS = 128  # [128, V] in fp32 stays in the second-level cache for small v
 class Judged(NamedTuple):
     """What became of R rows."""
 
-    total: Tensor  # [] sum of sum_v -p_t(v) log p_d(v) over the rows, with gradient
+    total: Tensor  # [] sum of scale sum_v -p_t(v) log p_d(v) over the rows, with gradient
     l1: Tensor  # [R] |p_d - p_t|_1 in [0, 2], without gradient
 
 
@@ -32,16 +32,18 @@ def soft_cross_entropy(
     *,
     wanted: Tensor,  # [R, H] of the target, final-normed
     target_head: Tensor,  # [V, H]
+    scale: Tensor | None = None,  # [R] weight of each row; none: 1
     cap: float | None = None,
 ) -> Judged:
     """Gradients flow to `hidden` alone."""
-    return Judged(*_Sliced.apply(hidden, head, wanted, target_head, cap))  # type: ignore[no-untyped-call]
+    scale = torch.ones(len(hidden), device=hidden.device) if scale is None else scale
+    return Judged(*_Sliced.apply(hidden, head, wanted, target_head, scale, cap))  # type: ignore[no-untyped-call]
 
 
 class _Sliced(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, wanted: Tensor, target_head: Tensor, cap: float | None
+        ctx: Any, hidden: Tensor, head: Tensor, wanted: Tensor, target_head: Tensor, scale: Tensor, cap: float | None
     ) -> tuple[Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
@@ -55,9 +57,10 @@ class _Sliced(torch.autograd.Function):
                 law = torch.softmax(softcapped((wanted[part] @ target_head.t()).float(), cap), dim=-1)
                 logits = softcapped((rows[part] @ table.t()).float(), cap)
                 logged = torch.log_softmax(logits, dim=-1)
-                total -= torch.linalg.vecdot(law, logged).sum()
+                total -= torch.dot(scale[part], torch.linalg.vecdot(law, logged))
                 change = logged.exp() - law  # d loss / d logits
                 l1[part] = change.abs().sum(dim=-1)
+                change *= scale[part].unsqueeze(-1)
                 if cap is not None:
                     change *= 1 - (logits / cap).square()
                 gradient[part] = change.to(dtype) @ table
@@ -69,4 +72,4 @@ class _Sliced(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return (gradient * outputs[0]).to(ctx.dtype), None, None, None, None
+        return (gradient * outputs[0]).to(ctx.dtype), None, None, None, None, None

@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from training import checkpoint, record, tokens
 from training.corpus import DOMAINS
+from training.optimisers import muon_and_adamw, set_rates
 from training.schedule import rate, steps_within
 from training.tokenizer import END_OF_TEXT_ID, PAD_ID
 
@@ -77,18 +78,7 @@ def build(recipe: Recipe, vocabulary: int) -> Qwen3ForCausalLM:
 def optimizers_of(model: Qwen3ForCausalLM, recipe: Recipe) -> dict[str, Optimizer]:
     """Muon for the matrices of the layers, AdamW for embeddings and norms."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    inside = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in inside]
-    return {
-        "muon": Muon(matrices, lr=recipe.matrix_rate, momentum=0.95, weight_decay=0.02),
-        "adamw": AdamW(rest, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    }
-
-
-def set_rates(optimizers: Mapping[str, Optimizer], peaks: Mapping[str, float], share: float) -> None:
-    for label, optimizer in optimizers.items():
-        for group in optimizer.param_groups:
-            group["lr"] = peaks[label] * share
+    return muon_and_adamw(model.parameters(), matrices, matrix_rate=recipe.matrix_rate, vector_rate=recipe.vector_rate)
 
 
 def head_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -183,7 +173,7 @@ def train(streams: Mapping[str, tokens.Ids], tokenizer: PreTrainedTokenizerFast,
                 state = {"step": step + 1, "steps": steps, "seconds": before + now - start, "recipe": asdict(recipe)}
                 checkpoint.save(folder, "state", model, optimizers, state)
                 saved = now
-    record.draw_curves(log, list(DOMAINS), folder / "loss.png", "held-out loss")
+    record.draw(log, {"held-out loss": DOMAINS}, folder / "loss.png")
     return export(model, tokenizer, folder / "model")
 
 

@@ -23,12 +23,13 @@ from training.batches import numbers_of
 from training.disk import write_whole
 from training.loss import LossSums, figures
 from training.objective import own_weights
-from training.optimisers import make_optimisers, set_rates
+from training.optimisers import make_optimisers, set_step
 from training.run import Run, open_run
 from training.settings import Settings, check_same_run
 from training.world import World
 
 STATE, LOG, CURVE, MODEL = "state", "log.csv", "loss.png", "drafter"
+CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}
 HELD_OUT_KEY = 0x7E57  # anchors of held-out conversations are the same at every evaluation
 
 OnStep = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the figures of the step
@@ -54,7 +55,7 @@ def train_drafter(settings: Settings, *, world: World | None = None, on_step: On
         log.keep_until(done)
     start = saved = time.perf_counter()
     for step in range(done, plan.steps):
-        set_rates(optimisers, settings, step, plan.steps)
+        set_step(optimisers, settings, step, plan.steps)
         shown = learn(run, optimisers, step)
         last = step + 1 == plan.steps
         seconds = before + time.perf_counter() - start
@@ -75,6 +76,17 @@ def train_drafter(settings: Settings, *, world: World | None = None, on_step: On
         _finish(run, out)
     world.wait()
     return out / MODEL
+
+
+def train_with_bar(settings: Settings) -> Path:
+    """`train_drafter` in this process, with a progress bar."""
+    with record.progress() as bar:
+        task = bar.add_task(f"train {settings.family}", total=None, note="")
+
+        def tell(done: int, steps: int, shown: Mapping[str, float]) -> None:
+            bar.update(task, completed=done, total=steps, note=f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}")
+
+        return train_drafter(settings, on_step=tell)
 
 
 def learn(run: Run, optimisers: Mapping[str, torch.optim.Optimizer], step: int) -> dict[str, float]:
@@ -140,4 +152,4 @@ def _finish(run: Run, out: Path) -> None:
     dtype = torch.bfloat16 if run.mixed else torch.float32
     save_drafter(run.drafter, out / MODEL, dtype=dtype)
     write_whole(out / "settings.json", json.dumps(run.settings.to_json(), indent=2) + "\n")
-    record.draw_losses(record.Log(out / LOG), out / CURVE)
+    record.draw(record.Log(out / LOG), CURVES, out / CURVE)

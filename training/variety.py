@@ -19,9 +19,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from training import checkpoint, record, tokens
 from training.continuations import Shard
 from training.corpus import DOMAINS
+from training.optimisers import set_rates
 from training.schedule import rate
 from training.target import Recipe as TargetRecipe
-from training.target import build, export, head_loss, held_out_losses, loss_of, optimizers_of, set_rates
+from training.target import build, export, head_loss, held_out_losses, loss_of, optimizers_of
 
 RUN = 4
 

@@ -152,24 +152,9 @@ def ask(endpoint: str | None, token: str | None, target: str, asking: Any, promp
     return asyncio.run(run())
 
 
-def train_with_bar(settings: Any) -> Path:
-    """Trains in this process."""
-    from training.record import progress
-    from training.trainer import train_drafter
-
-    with progress() as bar:
-        task = bar.add_task(f"train {settings.family}", total=None, note="")
-        return train_drafter(
-            settings,
-            on_step=lambda done, steps, shown: bar.update(
-                task, completed=done, total=steps, note=f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}"
-            ),
-        )
-
-
 def _train(settings: Any) -> dict[str, Any]:
     from training.record import Log
-    from training.trainer import LOG
+    from training.trainer import LOG, train_with_bar
 
     folder = train_with_bar(settings)
     log = Log(Path(settings.out) / LOG).read()

@@ -12,7 +12,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="training.lab", description="One small target, every family of drafter.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="make the runs that are missing")
-    timing = commands.add_parser("time", help="measure the draft time of the finished runs")
+    timing = commands.add_parser("time", help="measure the draft time of every shape in the plan")
     report = commands.add_parser("report", help="write tables, plots and raw figures from the finished runs")
     commands.add_parser("list", help="print the names of the plan's runs")
     for command in (run, timing, report):

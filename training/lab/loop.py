@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from training import checkpoint, record
 from training.lab.muon import Muon
+from training.optimisers import muon_and_adamw, set_rates
 from training.schedule import rate
-from training.target import set_rates
 
 Figures = dict[str, float]
 # Of matrices, those that are read by token rather than multiplied through, and a head of a single row.
@@ -52,12 +52,7 @@ def optimizers_of(model: nn.Module, pace: Pace) -> dict[str, Optimizer]:
     tables |= {id(p) for name, p in model.named_parameters() if name in TABLES}
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim == 2 and id(p) not in tables]
-    inside = {id(p) for p in matrices}
-    rest = [p for p in trained if id(p) not in inside]
-    return {
-        "muon": Muon(matrices, lr=pace.matrix_rate, momentum=0.95, weight_decay=0.02),
-        "adamw": AdamW(rest, lr=pace.vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    }
+    return muon_and_adamw(trained, matrices, matrix_rate=pace.matrix_rate, vector_rate=pace.vector_rate, muon=Muon)
 
 
 def train(

@@ -1,4 +1,4 @@
-"""Draft time of a block, of every finished family and depth, as a service would draft it.
+"""Draft time of a block, of every shape in the plan, as a service would draft it. Weights are random and do not matter.
 
 Context entries are there, the block is walked slot by slot with greedy picks. Median of many blocks, in turns over the
 drafters, so that a slow moment of the machine does not fall on one of them alone.
@@ -8,16 +8,17 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dspark.model.checkpoint import load_drafter
 from dspark.model.family import Drafter, Entries
-from training.lab import results
-from training.lab.plan import Run
-from training.lab.run import result_path
+from training.lab.drafters import build
+from training.lab.plan import Run, plan
+from training.lab.target import SHAPE, Shape
+from training.lab.target import build as build_target
 
 CONTEXT = 128  # entries
 TURNS, BLOCKS_A_TURN = 12, 5
@@ -49,13 +50,14 @@ def block_seconds(drafter: Drafter, streams: int) -> float:
     return time.perf_counter() - start
 
 
-def measure(folder: Path) -> dict[str, dict[str, float]]:
-    """Kind -> milliseconds of a block alone and of 16 side by side; also written below `folder`."""
+def measure(folder: Path, runs: Sequence[Run] | None = None, shape: Shape = SHAPE) -> dict[str, dict[str, float]]:
+    """Kind -> milliseconds of a block alone and of 16 side by side; also written below `folder`. The plan's runs."""
+    target = build_target(shape, layers=shape.layers, seed=0)
     drafters = {}
-    for kind, same in results.read(folder).items():
-        if same[0]["run"]["stretch"] == 1:
-            drafters[kind] = load_drafter(result_path(folder, Run(**same[0]["run"])).parent / "drafter").eval()
-            drafters[kind].serve()
+    for run in plan() if runs is None else runs:
+        if run.kind not in drafters and run.stretch == 1:
+            drafters[run.kind] = build(run, target).eval()
+            drafters[run.kind].serve()
     seconds: dict[str, dict[int, list[float]]] = {kind: {1: [], 16: []} for kind in drafters}
     for turn in range(TURNS + 1):
         for kind, drafter in drafters.items():
@@ -69,6 +71,7 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
     }
     machine = {"cores": os.cpu_count(), "cpu": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
     written = {"machine": machine, "milliseconds": times}
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE_NAME).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     return times
 

@@ -69,28 +69,35 @@ def test_the_loss_is_the_formula_and_so_are_its_gradients(kind: Kind, model_type
         torch.testing.assert_close(found[name], wanted_grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize(("kind", "model_type"), CHAINS)
-def test_padding_adds_nothing(kind: Kind, model_type: ModelType) -> None:
+def test_padding_adds_nothing(kind: Kind, model_type: ModelType, by_row: bool) -> None:
+    if by_row and kind == "mtp":
+        pytest.skip("divided by the tokens that count")
     drafter = family_drafter(kind, model_type).train()
     assert isinstance(drafter, ChainDrafter)
     case, lengths = _case(drafter) | {"loss_mask": torch.ones(BATCH, LENGTH)}, (LENGTH, 11, 9)
     case["loss_mask"][1, :4] = 0
     features = torch.randn(BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8))
-    whole = chain_loss(drafter, features=features, lengths=torch.tensor(lengths), steps=3, **case)
+    whole = chain_loss(drafter, features=features, lengths=torch.tensor(lengths), steps=3, by_row=by_row, **case)
+    grad = torch.autograd.grad(whole.objective, drafter.layer.self_attn.q_proj.weight)[0]
     head = case.pop("target_head")
     alone = [
         chain_loss(
             drafter,
             features=features[row, None, :length],
             steps=3,
+            by_row=by_row,
             target_head=head,
             **{name: rows[row, None, :length] for name, rows in case.items()},
         )
         for row, length in enumerate(lengths)
     ]
     torch.testing.assert_close(whole.objective, sum(loss.objective for loss in alone), rtol=1e-5, atol=1e-6)
+    own = torch.autograd.grad(sum(loss.objective for loss in alone), drafter.layer.self_attn.q_proj.weight)[0]
+    torch.testing.assert_close(grad, own, rtol=1e-4, atol=1e-6)
     assert whole.sums.slots.tolist() == sum(loss.sums.slots for loss in alone).tolist()  # type: ignore[union-attr]
-    if kind == "mtp":  # Eagle3 divides by the padded size
+    if kind == "mtp" or by_row:  # else Eagle3 divides by the padded size
         assert whole.sums.denominator == sum(loss.sums.denominator for loss in alone)
 
 
