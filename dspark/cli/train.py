@@ -5,6 +5,7 @@ regenerate   the target's own answers, through a running cell
 encode       conversations -> samples (token ids)
 cache        the target's hidden states of all samples, on disk
 drafter      training, by one worker or several
+vocabulary   the tokens a smaller head needs
 all          everything, for one target
 """
 
@@ -87,6 +88,12 @@ def build_parser() -> argparse.ArgumentParser:
     drafter.add_argument("--address", metavar="HOST:PORT", help="Ray cluster of the workers (one of its own)")
     drafter.set_defaults(stage=_drafter)
 
+    vocabulary = stages.add_parser("vocabulary", parents=[shared], help="the tokens the target writes most")
+    vocabulary.add_argument("samples", type=Path, metavar="FILE", help="what `encode` wrote")
+    vocabulary.add_argument("--tokens", type=int, required=True, metavar="N", help="how many a head may keep")
+    vocabulary.add_argument("--out", type=Path, required=True, metavar="FILE", help="for `checkpoint convert`")
+    vocabulary.set_defaults(stage=_vocabulary)
+
     train_all.add_stage(stages, shared)
     return parser
 
@@ -124,9 +131,15 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
     return size | {"shards": len(plan.shards), "folder": str(args.out)}
 
 
+def _vocabulary(args: argparse.Namespace) -> dict[str, Any]:
+    from training.vocabulary import most_written
+
+    return most_written(args.samples, args.tokens, args.out)
+
+
 def _drafter(args: argparse.Namespace) -> dict[str, Any]:
     from training.record import Log
-    from training.trainer import LOG
+    from training.trainer import LOG, train_with_bar
 
     settings = settings_of(args)
     if args.workers > 1:
@@ -137,7 +150,7 @@ def _drafter(args: argparse.Namespace) -> dict[str, Any]:
 
         folder = train_with_workers(settings, workers=args.workers, gpus=args.gpus, address=args.address, say=say)
     else:
-        folder = train_all.train_with_bar(settings)
+        folder = train_with_bar(settings)
     log = Log(Path(settings.out) / LOG).read()
     return {"drafter": str(folder)} | {name: values[-1] for name, values in log.items() if values[-1] == values[-1]}
 

@@ -1,0 +1,36 @@
+"""Which tokens a drafter's head needs: the ones the target writes most.
+
+Embedding and head of a drafter are the target's, frozen, so a head is cut after training: `dspark checkpoint convert
+--keep-tokens` takes the file written here. What the head cannot say is never drafted; answers stay the target's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dspark.errors import ConfigError
+from training.disk import write_whole
+from training.samples import Samples
+
+
+def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:
+    """Writes the ids, ascending, of the `count` tokens the target wrote most often; returns how much they cover.
+
+    ConfigError where the samples hold fewer different ones.
+    """
+    read = Samples(samples)
+    written = torch.zeros(read.largest_id + 1, dtype=torch.int64)
+    for number in range(len(read)):
+        sample = read[number]
+        written += torch.bincount(sample.ids[sample.supervised], minlength=len(written))
+    different = int((written > 0).sum())
+    if not 0 < count <= different:
+        raise ConfigError(f"tokens: {count} is not from 1 to {different}, the different tokens that {samples} holds")
+    kept = torch.argsort(written, descending=True, stable=True)[:count].sort().values
+    write_whole(path, json.dumps(kept.tolist()) + "\n")
+    share = float(written[kept].sum() / written.sum())
+    return {"tokens": count, "of": different, "share_of_text": round(share, 6), "file": str(path)}
