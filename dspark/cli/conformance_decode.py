@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dspark.cli.conformance_known import problem_with
 from dspark.cli.conformance_model import copies_differ, target_at
 from dspark.errors import CheckpointError
 from dspark.model.calibration import IDENTITY
@@ -93,7 +94,7 @@ def decode_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) ->
     if target is None:
         raise CheckpointError("no target beside the drafter fits it")
     cases: list[dict[str, Any]] = json.loads(file.read_bytes())
-    if (problem := copies_differ(drafter, target)) is not None:
+    if problem := copies_differ(drafter, target) or problem_with(file, target.folder):
         return [problem] * len(cases)
     runs = [_run_of(number, case) for number, case in enumerate(cases)]
     room = sum(run.end for run in runs) + len(runs) * 4 * drafter.config.block_size + 1024
