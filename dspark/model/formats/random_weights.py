@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from dspark.errors import ConfigError
 from dspark.model.config import CONFIG_NAME
 from dspark.model.formats.shape_configs import target_config_of
 from dspark.model.formats.shapes import Shapes, TargetShape
@@ -22,8 +24,14 @@ _ALIGNMENT = 8  # of a header
 
 
 def write_random(folder: Path, config: Mapping[str, Any], shapes: Shapes, *, seed: int = 0) -> int:
-    """`config.json` and a bfloat16 `model.safetensors`; returns the bytes of the latter. Norms are 1, biases 0."""
+    """`config.json` and a bfloat16 `model.safetensors`; returns the bytes of the latter. Norms are 1, biases 0.
+
+    ConfigError before anything is written where the disk has no room for it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    needed, free = file_size(shapes), shutil.disk_usage(folder).free
+    if needed > free:
+        raise ConfigError(f"{folder}: {needed:,} bytes are needed, {free:,} are free")
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.empty(_PIECE).normal_(0.0, SPREAD, generator=generator).bfloat16().view(torch.int16).numpy().tobytes()
