@@ -48,6 +48,7 @@ class DrafterClient:
         token: str | None,
         metrics: Metrics,
         on_lost: Callable[[str], None],
+        on_draining: Callable[[float], None] = lambda finish_within_s: None,
     ) -> None:
         self.facts = facts
         self._metrics = metrics
@@ -56,7 +57,14 @@ class DrafterClient:
         def stream(commands: AsyncIterator[draft_pb2.DraftCommand]) -> Any:
             return stub.Session(commands, metadata=auth_metadata(token))
 
-        self.session = Session(stream, name=facts.name, incarnation=facts.incarnation, metrics=metrics, on_lost=on_lost)
+        self.session = Session(
+            stream,
+            name=facts.name,
+            incarnation=facts.incarnation,
+            metrics=metrics,
+            on_lost=on_lost,
+            on_news=lambda event: _news(event, on_draining),
+        )
 
     def open(self, cursor: Cursor, reserve_tokens: int, law: Law) -> Future[Declined | None]:
         message = draft_pb2.Open(
@@ -122,6 +130,7 @@ class VerifierClient:
         token: str | None,
         metrics: Metrics,
         on_lost: Callable[[str], None],
+        on_draining: Callable[[float], None] = lambda finish_within_s: None,
     ) -> None:
         self.facts = facts
         stub = verify_pb2_grpc.VerifyStub(channel)  # type: ignore[no-untyped-call]
@@ -129,7 +138,14 @@ class VerifierClient:
         def stream(commands: AsyncIterator[verify_pb2.VerifyCommand]) -> Any:
             return stub.Session(commands, metadata=auth_metadata(token))
 
-        self.session = Session(stream, name=facts.name, incarnation=facts.incarnation, metrics=metrics, on_lost=on_lost)
+        self.session = Session(
+            stream,
+            name=facts.name,
+            incarnation=facts.incarnation,
+            metrics=metrics,
+            on_lost=on_lost,
+            on_news=lambda event: _news(event, on_draining),
+        )
 
     def prefill(self, order: PrefillOrder) -> Future[Prefilled | Declined]:
         message = verify_pb2.Prefill(
@@ -164,7 +180,8 @@ class VerifierClient:
                 for cursor, outcome in zip(cursors, cohorts.read_verdicts(verdicts, cursors), strict=True)
             )
             ridden = verdicts.prefill_tokens
-            return Judged(outcomes, verdicts.forward_ns / 1e9, verdicts.tokens + ridden, ridden)
+            labels, draws = cohorts.read_labels(verdicts), cohorts.read_draws(verdicts.draws)
+            return Judged(outcomes, verdicts.forward_ns / 1e9, verdicts.tokens + ridden, ridden, labels, draws)
 
         return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, verify=fields), read)
 
@@ -287,6 +304,12 @@ def _part(event: Any, name: str) -> Any:
     if event.WhichOneof("event") != name:
         raise PeerError(f"event: {event.WhichOneof('event')} in answer to a command that wants {name}")
     return getattr(event, name)
+
+
+def _news(event: Any, on_draining: Callable[[float], None]) -> None:
+    """An event that answers no command."""
+    if event.WhichOneof("event") == "draining":
+        on_draining(event.draining.finish_within_ms / 1000)
 
 
 def _ignore(_: Any) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 
 from coordinator.budget import Budget
 from coordinator.evidence import Evidence
+from coordinator.monitor import Monitor
 from coordinator.planning import Cohort, Plan
 from coordinator.policy import Kind
 from coordinator.ports import Judged
-from coordinator.prefix_scheduler import Ints
+from coordinator.prefix_scheduler import Floats, Ints
 from coordinator.refit import Refit
 from coordinator.rounds import Blocks, Turn
 from coordinator.step_cost import StepCost
@@ -23,8 +24,8 @@ REFIT_EVERY = 4  # judged rounds, one of which is looked at for calibration: the
 class Learning:
     """Of one lane."""
 
-    def __init__(self, cost: StepCost, evidence: Evidence, budget: Budget) -> None:
-        self._cost, self._evidence, self._budget = cost, evidence, budget
+    def __init__(self, cost: StepCost, evidence: Evidence, budget: Budget, monitor: Monitor | None = None) -> None:
+        self._cost, self._evidence, self._budget, self._monitor = cost, evidence, budget, monitor
         self.refit = Refit(every=REFIT_EVERY)
         self.verify_s = 0.0  # device seconds of the last step
         self.extra_tokens = 0.0  # of the last step, besides its cohort: prefills
@@ -42,6 +43,8 @@ class Learning:
         rest_s: float | None,
     ) -> None:
         """`rest_s`: seconds of the round that were neither drafting nor verifying; None when it overlapped another."""
+        if self._monitor is not None:
+            self._monitor.observe(judged.draws)
         accepted, verified = _outcomes(turns, judged)
         self.verify_s = judged.forward_s
         if rest_s is not None:
@@ -56,7 +59,10 @@ class Learning:
             # Those whose round ended their answer too: it did for what was accepted, and leaving them out for it
             # would make every other round look worse than rounds are.
             kept = [turn for turn, count in zip(turns, known.tolist(), strict=True) if count]
-            self.refit.observe(kept, Blocks.of(kept).confidence, verified[known], accepted[known])
+            confidence = Blocks.of(kept).confidence
+            labels = _labels(judged, confidence.shape[1])
+            told = None if labels is None else labels[known]
+            self.refit.observe(kept, confidence, verified[known], accepted[known], told)
         row = np.fromiter((turn.track.row for turn in turns), np.int64, len(turns))  # -1 once a sequence has ended
         counts = known & (row >= 0)
         alive = blocks.alive()
@@ -73,6 +79,18 @@ class Learning:
         if asynchronous.any():
             worth = self._evidence.trust(row[asynchronous]) * cohort.weight[asynchronous]
             self._budget.remember(alive[asynchronous] * worth[:, None])
+
+
+def _labels(judged: Judged, width: int) -> Floats | None:
+    """[n, width, 2] the chances to get to a slot and to keep it too; NaN where nothing is known. None: nowhere."""
+    if judged.labels is None:
+        return None
+    slots = np.fromiter((each.judged if isinstance(each, Verdict) else 0 for each in judged.verdicts), np.int64)
+    if int(slots.sum()) != len(judged.labels) or int(slots.max(initial=0)) > width:
+        return None
+    grid = np.full((len(slots), width, 2), np.nan)
+    grid[np.arange(width) < slots[:, None]] = judged.labels
+    return grid
 
 
 def _outcomes(turns: Sequence[Turn], judged: Judged) -> tuple[Ints, Ints]:

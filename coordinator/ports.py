@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from coordinator.cost_curve import CostCurve
 from dspark.errors import Unavailable
-from dspark.types import Block, Cursor, Law, RefusalReason, SparseQ, TokenLogprobs, Verdict
+from dspark.types import Block, Cursor, Draws, Law, RefusalReason, SparseQ, TokenLogprobs, Verdict
 
 
 class Lost(Unavailable):
@@ -133,6 +136,9 @@ class Judged:
     forward_s: float
     tokens: int  # in the packed pass
     prefill_tokens: int = 0  # of them those of prompts that rode along
+    # [slots of all verdicts, 2] the chance to get to a slot and to keep it too; NaN where only outcomes are known
+    labels: npt.NDArray[np.float32] | None = None
+    draws: tuple[Draws, ...] = ()  # what the rule saw of the drafted tokens, by drafter version
 
 
 class DrafterPort(Protocol):

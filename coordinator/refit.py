@@ -4,8 +4,9 @@ A drafter's confidence was calibrated at its birth, on held-out text. Where user
 what the rounds of a lane show can correct it. Most slots are never verified, though, so nobody knows what would have
 become of them: their outcome is censored, and those that were verified are the promising ones. What is left whole is
 the conditional part of the likelihood, as with survival times: a slot counts iff the slots before it were accepted and
-it was verified itself. Whether it was depends on nothing at or after it (invariant 2, no peeking) but on its own
-confidence, which is what is conditioned on; so its chance, given that it counts, is the very chance that is fitted.
+it was verified itself, or with the chance that they are where the verifier tells chances. Whether it was depends on
+nothing at or after it (invariant 2, no peeking) but on its own confidence, which is what is conditioned on; so its
+chance, given that it counts, is the very chance that is fitted.
 
 One temperature multiplies all logits of a slot, so slots keep their order. It moves only as far as the rounds carry it,
 and is settled between rounds. Rules and buckets differ and are fitted apart, as are versions of a drafter. A confidence
@@ -48,8 +49,12 @@ class Outcomes:
         self.accepted: Floats = np.zeros((slots, len(_LOGITS)))
         self.sums: Floats = np.zeros((slots, len(_LOGITS)))  # of logits: a bin stands where they lie, not in its middle
 
-    def add(self, confidence: Floats, prefixes: Ints, accepted: Ints) -> None:
-        """confidence [n, k], NaN beyond a block; slots verified and accepted [n]."""
+    def add(self, confidence: Floats, prefixes: Ints, accepted: Ints, labels: Floats | None = None) -> None:
+        """confidence [n, k], NaN beyond a block; slots verified and accepted [n].
+
+        labels [n, k, 2]: where the verifier knew them, the chances to get to a slot and to keep it too. They have the
+        mean of the outcomes without the noise of the coins, and count for every verified slot.
+        """
         width = confidence.shape[1]
         if width > len(self.seen):
             more = ((0, width - len(self.seen)), (0, 0))
@@ -57,16 +62,20 @@ class Outcomes:
         slots = np.arange(width)
         with np.errstate(divide="ignore", invalid="ignore"):
             logits = np.log(confidence / (1.0 - confidence))
-        counts = (slots < prefixes[:, None]) & (slots <= accepted[:, None]) & np.isfinite(logits)
+        reached: Floats = (slots <= accepted[:, None]).astype(np.float64)
+        kept: Floats = (slots < accepted[:, None]).astype(np.float64)
+        if labels is not None:
+            known = ~np.isnan(labels[..., 0])
+            reached, kept = np.where(known, labels[..., 0], reached), np.where(known, labels[..., 1], kept)
+        counts = (slots < prefixes[:, None]) & (reached > 0.0) & np.isfinite(logits)
         step = _LOGITS[1] - _LOGITS[0]
         counted = np.clip(logits[counts], _LOGITS[0], _LOGITS[-1])
         place = np.rint((counted - _LOGITS[0]) / step).astype(np.int64)
         place += np.tile(slots, (len(confidence), 1))[counts] * len(_LOGITS)
-        kept = (slots < accepted[:, None])[counts]
-        size = self.seen.size
-        self.seen += np.bincount(place, minlength=size).reshape(self.seen.shape)
-        self.accepted += np.bincount(place, kept, minlength=size).reshape(self.seen.shape)
-        self.sums += np.bincount(place, counted, minlength=size).reshape(self.seen.shape)
+        size, weight = self.seen.size, reached[counts]
+        self.seen += np.bincount(place, weight, minlength=size).reshape(self.seen.shape)
+        self.accepted += np.bincount(place, kept[counts], minlength=size).reshape(self.seen.shape)
+        self.sums += np.bincount(place, weight * counted, minlength=size).reshape(self.seen.shape)
         self.blocks += len(confidence)
 
     def steps(self, temperatures: Floats | None = None) -> Floats:
@@ -115,8 +124,15 @@ class Refit:
         self._turn = (self._turn + 1) % self._every
         return self._turn == 0
 
-    def observe(self, turns: Sequence[Turn], confidence: Floats, prefixes: Ints, accepted: Ints) -> None:
-        """A judged round: confidence [n, k] as the drafters gave it, slots verified and accepted [n].
+    def observe(
+        self,
+        turns: Sequence[Turn],
+        confidence: Floats,
+        prefixes: Ints,
+        accepted: Ints,
+        labels: Floats | None = None,
+    ) -> None:
+        """A judged round: confidence [n, k] as the drafters gave it, slots verified and accepted [n], `Outcomes.add`.
 
         What was corrected is not asked for: rounds may be under way while a fit changes the temperatures.
         """
@@ -129,7 +145,7 @@ class Refit:
                 if len(self._outcomes) >= KEYS:
                     continue
                 outcomes = self._outcomes[key] = Outcomes(confidence.shape[1])
-            outcomes.add(confidence[its], prefixes[its], accepted[its])
+            outcomes.add(confidence[its], prefixes[its], accepted[its], None if labels is None else labels[its])
             if outcomes.blocks >= ENOUGH:
                 self._fit(key, outcomes)
 

@@ -28,6 +28,7 @@ from coordinator.explain import Explain, Settled
 from coordinator.feeding import Feeding
 from coordinator.foresight import Foresight, columns_of
 from coordinator.learning import Learning
+from coordinator.monitor import Monitor
 from coordinator.pipelining import Pipelining
 from coordinator.planning import Cohort, Plan, Planner
 from coordinator.policy import Kind
@@ -68,6 +69,7 @@ class RoundLoop:
         clock: Clock,
         metrics: Metrics,
         explain: Explain | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         self.cost = StepCost(verifier.facts.cost)
         self.evidence = Evidence()
@@ -82,7 +84,7 @@ class RoundLoop:
         self._planner = Planner(self.cost, self.evidence, explore=pace.explore, bypass=pace.bypass)
         self._foresight = Foresight(tracks, feeding, drafting, self._planner, self.cost, self._hidden_s)
         self._budget = Budget()
-        self._learning = Learning(self.cost, self.evidence, self._budget)
+        self._learning = Learning(self.cost, self.evidence, self._budget, monitor)
         self._wake: dict[int, asyncio.Future[None]] = {}
         self._second: asyncio.Task[None] | None = None
         self._in_verification = 0

@@ -12,6 +12,7 @@ from verify_service.feature_push import Sink
 from verify_service.sequences import VerifyItem, invalid
 
 MAX_ENDPOINT = 256
+MAX_VERSION = 256
 
 
 def read_cohort(message: verify_pb2.VerifyCohort) -> tuple[list[VerifyItem], list[Sink | None]]:
@@ -29,8 +30,12 @@ def read_cohort(message: verify_pb2.VerifyCohort) -> tuple[list[VerifyItem], lis
         raise PeerError(f"source: {max(source)} of {len(message.sources)} sources")
     wants = [False, *(each.HasField("sink") for each in message.sources)]
     known = [None, *(read_sink(each.sink) for each in message.sources)]
+    versions = ["", *(each.drafter_version for each in message.sources)]
+    if max(map(len, versions)) > MAX_VERSION:
+        raise PeerError(f"sources.drafter_version: more than {MAX_VERSION} characters")
     drafts = cohorts.parts(ids, ends)
-    items = list(map(VerifyItem, cursors, anchors, drafts, qs, [wants[each] for each in source]))
+    wanting, drafters = [wants[each] for each in source], [versions[each] for each in source]
+    items = list(map(VerifyItem, cursors, anchors, drafts, qs, wanting, drafters))
     return items, [known[each] for each in source]
 
 

@@ -6,12 +6,15 @@ Every method runs on the thread that owns the device; properties may be read fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from dspark.pages import Held
-from dspark.types import Cursor, Law, Refusal, TokenLogprobs, Verdict
+from dspark.types import Cursor, Draws, Law, Refusal, TokenLogprobs, Verdict
 from dspark.wire.v1 import types_pb2
 from verify_service.config import VerifyConfig
 from verify_service.sequences import VerifyItem
@@ -69,6 +72,10 @@ class Judged:
     prefill_tokens: int = 0  # of prompts that rode along
     progress: Sequence[Progress] = ()  # what came of them
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
+    # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too; and what the rule
+    # saw of the drafted tokens. See `dspark/decoding/draws.py`.
+    labels: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    draws: Sequence[Draws] = ()
 
 
 class TargetFacts(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dspark.decoding.acceptance import Case, judge
+from dspark.decoding.acceptance import Case, Watch, judge
 from dspark.decoding.logprobs import token_logprobs
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.errors import DsparkError
@@ -36,11 +36,14 @@ def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[TokenLogpr
 
 
 def judge_each(
-    logits: Tensor, cases: list[Case], near_ties: Counter[int] | None = None
+    logits: Tensor, cases: list[Case], near_ties: Counter[int] | None = None, watch: Watch | None = None
 ) -> list[tuple[int, int] | Refusal]:
-    """The rule on all cases at once, or one by one when some cannot be judged. Counts near-ties by sequence."""
+    """The rule on all cases at once, or one by one when some cannot be judged.
+
+    Counts near-ties by sequence, and tells `watch` of the draws, unless it has to go one by one.
+    """
     try:
-        return list(judge(logits, cases, near_ties))
+        return list(judge(logits, cases, near_ties, watch))
     except (FloatingPointError, DsparkError):
         decided: list[tuple[int, int] | Refusal] = []
         for case in cases:

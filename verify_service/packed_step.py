@@ -5,6 +5,7 @@ Everybody in it has been checked and has pages. Invariant 3, q sent is q sampled
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.decoding.acceptance import Case
+from dspark.decoding.acceptance import Case, Watch
+from dspark.decoding.draws import Labels
 from dspark.model.context import Projection
-from dspark.types import Refusal, Verdict
+from dspark.types import Draws, Refusal, Verdict
 from verify_service.feature_store import ROW_DTYPE, FeatureRows
 from verify_service.forced import Forced
 from verify_service.holdings import Holdings
@@ -58,11 +60,20 @@ class PackedStep:
     ) -> None:
         self._runner, self._holdings, self._projection, self._forced = runner, holdings, projection, forced
         self._near_ties: Counter[int] = Counter()
+        # Its noise is a secret of this process. Verdicts that are not the rule's say nothing of draws.
+        self._watch = Watch(secrets.randbits(128)) if forced is None else None
 
     def take_near_ties(self) -> int:
         """Near-ties of coupled sequences since the last call."""
         count, self._near_ties = self._near_ties.total(), Counter()
         return count
+
+    def take_draws(self, items: Sequence[VerifyItem]) -> tuple[dict[int, Labels], list[Draws]]:
+        """What the rule saw since the last call: labels by sequence, and sums by the drafters of these items."""
+        if self._watch is None:
+            return {}, []
+        labels = self._watch.labels()
+        return labels, self._watch.sums({item.cursor.sequence: item.drafter for item in items}) if labels else []
 
     def run(self, items: Sequence[VerifyItem], chunks: Sequence[Chunk] = ()) -> Stepped:
         """Runs, judges, commits. Chunks are of different prompts."""
@@ -112,7 +123,7 @@ class PackedStep:
     ) -> tuple[list[Verdict | Refusal], list[_Committed | None]]:
         outcomes: list[Verdict | Refusal] = []
         wanted: list[_Committed | None] = []
-        decisions = judge_each(result.logits, cases, self._near_ties)
+        decisions = judge_each(result.logits, cases, self._near_ties, self._watch)
         if self._forced is not None:
             decisions = self._forced.apply(result.logits, cases, decisions)
         for item, case, decided in zip(items, cases, decisions, strict=True):

@@ -73,6 +73,7 @@ class Rounds:
             tokens += stepped.tokens
             outcomes |= dict(zip(batch, stepped.outcomes, strict=True))
             features |= dict(zip(batch, stepped.features, strict=True))
+        labels, draws = self._step.take_draws(items)
         return Judged(
             outcomes=[outcomes[i] for i in range(len(items))],
             features=[features.get(i) for i in range(len(items))],
@@ -82,6 +83,8 @@ class Rounds:
             near_ties=self._step.take_near_ties(),
             prefill_tokens=prefill_tokens,
             progress=progress,
+            labels=labels,
+            draws=draws,
         )
 
     def _ask(

@@ -29,6 +29,7 @@ class VerifyItem(NamedTuple):
     draft_ids: tuple[int, ...]
     q: SparseQ
     wants_rows: bool = True  # whether feature rows of what is committed are to be sent
+    drafter: str = ""  # version of the drafter that drew the tokens, where it is known
 
     def prefix(self, slots: int) -> VerifyItem:
         """The same with the first `slots` drafted tokens only."""

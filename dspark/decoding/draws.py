@@ -32,6 +32,7 @@ from dspark.types import PLACES, Draws
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.float32]  # [slots, 2] of one sequence
 
 
 class _Seen(NamedTuple):
@@ -99,12 +100,12 @@ class Watch:
             )
         )
 
-    def labels(self) -> dict[int, npt.NDArray[np.float32]]:
+    def labels(self) -> dict[int, Labels]:
         """By sequence, [slots, 2]: the chance to get to a slot, and the chance to keep it too, given the tokens before.
 
         Exact where an outcome is one toss of a coin: a calibration learns from these. NaN for slots that do not count.
         """
-        told: dict[int, npt.NDArray[np.float32]] = {}
+        told: dict[int, Labels] = {}
         for seen in self._seen:
             ends = np.cumsum(seen.lengths)
             reached = np.roll(seen.alive, 1)

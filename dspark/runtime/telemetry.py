@@ -116,7 +116,9 @@ class Metrics:
         )
         self.label_rounds = self._counter("label_rounds", "Rounds with a draft, by the requests' label.", "label")
         self.label_draft_tokens = self._counter("label_draft_tokens", "Tokens drafted, by label.", "label")
-        self.label_accepted_tokens = self._counter("label_accepted_tokens", "Drafted tokens committed, by label.", "label")
+        self.label_accepted_tokens = self._counter(
+            "label_accepted_tokens", "Drafted tokens committed, by label.", "label"
+        )
         self.label_generation_tokens = self._counter("label_generation_tokens", "Tokens committed, by label.", "label")
         self.draft_wasted_tokens = self._counter(
             "draft_wasted_tokens", "Drafted tokens not committed, by reason.", "reason"
@@ -148,6 +150,15 @@ class Metrics:
         self.handovers = self._counter("handovers", "Sequences that went to another verifier, by reason.", "reason")
         self.resumed = self._counter("requests_resumed", "Requests that their clients resumed.")
         self.journal_failed = self._gauge("journal_failed", "1 when the journal could not be written any more.")
+
+        # Losslessness monitor (coordinator).
+        self.monitor_draws = self._counter("monitor_draws", "Verified slots the monitor has seen.", "drafter")
+        self.monitor_evidence = self._gauge(
+            "monitor_evidence", "Evidence of lies, as a share of what raises the alarm; near or below 0.", "drafter"
+        )
+        self.monitor_alarms = self._counter(
+            "monitor_alarms", "Drafter versions whose drafts are no draws of their q.", "drafter", "statistic"
+        )
 
         # Workers.
         self.forward_seconds = self._histogram("forward_seconds", "Device time of one pass, by kind.", _SECONDS, "kind")

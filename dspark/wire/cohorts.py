@@ -8,21 +8,23 @@ that is no value spoils its own sequence alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from operator import attrgetter, mul
 from typing import Any, Protocol, TypedDict, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dspark.errors import PeerError
-from dspark.types import Block, Cursor, EmptyReason, Refusal, SparseQ, Verdict
+from dspark.types import PLACES, Block, Cursor, Draws, EmptyReason, Refusal, SparseQ, Verdict
 from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
 MAX_ROWS = 1 << 16  # sequences of one cohort
 MAX_SLOTS = 64  # longest block anybody may send
 MAX_Q_ENTRIES = 4096
+ROUNDING = 1e-6  # by which a sum of chances may miss its bounds
 
 Part = TypeVar("Part", bytes, tuple[int, ...], tuple[float, ...])
 
@@ -153,8 +155,10 @@ def write_verdicts(
     forward_ns: int = 0,
     tokens: int = 0,
     prefill_tokens: int = 0,
+    labels: Mapping[int, npt.NDArray[np.float32]] | None = None,
+    draws: Sequence[Draws] = (),
 ) -> verify_pb2.Verdicts:
-    """What became of a cohort whose cursors were these."""
+    """What became of a cohort whose cursors were these; `labels` [slots, 2] by sequence, see `decoding/draws.py`."""
     judged = [outcome if isinstance(outcome, Verdict) else _NOT_JUDGED for outcome in outcomes]
     return verify_pb2.Verdicts(
         cursors=cursors,
@@ -175,7 +179,66 @@ def write_verdicts(
         forward_ns=forward_ns,
         tokens=tokens,
         prefill_tokens=prefill_tokens,
+        labels=_write_labels(judged, labels) if labels else b"",
+        draws=[_write_draws(each) for each in draws],
     )
+
+
+def _write_labels(judged: Sequence[Verdict], labels: Mapping[int, npt.NDArray[np.float32]]) -> bytes:
+    parts = []
+    for verdict in judged:
+        known = labels.get(verdict.cursor.sequence)
+        if known is None or len(known) != verdict.judged:
+            known = np.full((verdict.judged, 2), np.nan, np.float32)
+        parts.append(known)
+    return np.concatenate(parts).astype("<f4").tobytes()
+
+
+def read_labels(message: verify_pb2.Verdicts) -> npt.NDArray[np.float32] | None:
+    """[slots judged, 2] of a cohort, one sequence after the other; None when there are none. Each is NaN or in [0, 1].
+
+    A label that is none spoils all: they are one process's arithmetic.
+    """
+    if not message.labels:
+        return None
+    if len(message.labels) != 2 * _WORD * sum(message.judged):
+        raise PeerError(f"labels: {len(message.labels)} bytes for {sum(message.judged)} slots")
+    labels = np.frombuffer(message.labels, "<f4").reshape(-1, 2)
+    with np.errstate(invalid="ignore"):
+        if ((labels < 0.0) | (labels > 1.0 + ROUNDING)).any():
+            raise PeerError("labels: a chance is not in [0, 1]")
+    return labels
+
+
+def _write_draws(of: Draws) -> verify_pb2.Draws:
+    return verify_pb2.Draws(
+        drafter_version=of.drafter_version,
+        slots=of.slots,
+        places=of.places,
+        drift=of.drift,
+        variance=of.variance,
+        blocks=of.blocks,
+        luck=of.luck,
+        luck_variance=of.luck_variance,
+    )
+
+
+def read_draws(messages: Iterable[verify_pb2.Draws]) -> tuple[Draws, ...]:
+    """Sums that can be sums; anything else breaks the protocol, as it would count for ever."""
+    return tuple(map(_one_draws, messages))
+
+
+def _one_draws(of: verify_pb2.Draws) -> Draws:
+    if len(of.places) != PLACES or sum(of.places) != of.slots:
+        raise PeerError(f"draws.places: {len(of.places)} counts of {sum(of.places)} slots, expected {of.slots}")
+    for name, value, count in (("drift", of.drift, of.slots), ("luck", of.luck, of.blocks)):
+        if not abs(value) <= count + ROUNDING:
+            raise PeerError(f"draws.{name}: {value} over {count}")
+    for name, value, count in (("variance", of.variance, of.slots), ("luck_variance", of.luck_variance, of.blocks)):
+        if not -ROUNDING <= value <= count + ROUNDING:
+            raise PeerError(f"draws.{name}: {value} over {count}")
+    sums = (of.drift, of.variance, of.blocks, of.luck, of.luck_variance)
+    return Draws(of.drafter_version, of.slots, tuple(of.places), *sums)
 
 
 _NOT_JUDGED = Verdict(Cursor(0, 0, 0, 0), 0, 0, 0, 0)
