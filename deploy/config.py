@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dspark.errors import ConfigError
+from dspark.runtime.tls import Tls
 
 NO_DRAFTER = "none"  # in place of a drafter's name: plain decoding
+TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,19 @@ class ClusterConfig:
     bind: str = field(default="127.0.0.1", metadata={"doc": "Address every server listens on."})
     port: int = field(default=0, metadata={"doc": "Port of the coordinator; 0 takes a free one and keeps it."})
     insecure: bool = field(default=False, metadata={"doc": "Listen beyond this machine without asking for a token."})
+    tls_cert: str | None = field(
+        default=None, metadata={"doc": "PEM file of every process's certificate; at this path on every node."}
+    )
+    tls_key: str | None = field(default=None, metadata={"doc": "PEM file of its private key; likewise."})
+    tls_ca: str | None = field(
+        default=None, metadata={"doc": "PEM file of the authority whose certificates are believed; likewise."}
+    )
+    tls_server_name: str | None = field(
+        default=None, metadata={"doc": "Name expected in processes' certificates; absent: their address."}
+    )
+    tls_require_client_cert: bool = field(
+        default=True, metadata={"doc": "Callers need a certificate too; off, tokens alone say who calls."}
+    )
     policy: str | None = field(
         default=None, metadata={"doc": "Default policy: off, fixed:k, threshold:t, greedy or async."}
     )
@@ -61,5 +76,13 @@ class ClusterConfig:
             raise ConfigError("cluster.verifier_gpus, cluster.drafter_gpus: must not be negative")
         if self.address is not None and (":" not in self.address or "//" in self.address):
             raise ConfigError(f"cluster.address: {self.address!r} is not host:port of a Ray cluster's GCS")
+        if len({bool(path) for path in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
+            raise ConfigError("cluster.tls_cert, cluster.tls_key, cluster.tls_ca: all three or none")
         if self.start_timeout_s <= 0:
             raise ConfigError(f"cluster.start_timeout_s: {self.start_timeout_s} is not positive")
+
+    def tls(self) -> Tls | None:
+        """How processes of the cell call each other."""
+        if self.tls_ca is None:
+            return None
+        return Tls(self.tls_cert, self.tls_key, self.tls_ca, self.tls_server_name)

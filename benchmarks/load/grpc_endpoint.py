@@ -16,6 +16,7 @@ from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Chunk, ModelInfo, read_event
 from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
 from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.tls import Tls
 from dspark.wire.v1 import generate_pb2_grpc
 
 FRAME = 5  # bytes gRPC puts before each message
@@ -24,14 +25,16 @@ FRAME = 5  # bytes gRPC puts before each message
 class GrpcEndpoint:
     """Belongs to the event loop it is made on."""
 
-    def __init__(self, endpoint: str, options: Sampling, *, token: str | None = None, name: str = "") -> None:
+    def __init__(
+        self, endpoint: str, options: Sampling, *, token: str | None = None, tls: Tls | None = None, name: str = ""
+    ) -> None:
         self.name = name or f"dspark {options.policy}".strip()
         self._endpoint = endpoint
-        self._token = token
+        self._token, self._tls = token, tls
         self._options = options
         self._metadata = auth_metadata(token)
         # The plain stub, not the client: the sizes of messages are part of what is measured.
-        self._channel = open_channel(endpoint, service_config=SERVICE_CONFIG)
+        self._channel = open_channel(endpoint, tls=tls, service_config=SERVICE_CONFIG)
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
@@ -66,7 +69,7 @@ class GrpcEndpoint:
         """Payload bytes sent inside the cell, by kind, over all its processes that publish metrics."""
         found: dict[str, float] = {}
         with contextlib.suppress(DsparkError):  # a secured or older cell: the run is measured without them
-            async with AsyncClient(self._endpoint, token=self._token) as client:
+            async with AsyncClient(self._endpoint, token=self._token, tls=self._tls) as client:
                 status = await client.status()
             for process in status.processes:
                 if process.metrics_port:
@@ -80,7 +83,7 @@ class GrpcEndpoint:
 
     async def model_info(self) -> ModelInfo:
         """What is served."""
-        async with AsyncClient(self._endpoint, token=self._token) as client:
+        async with AsyncClient(self._endpoint, token=self._token, tls=self._tls) as client:
             return await client.model_info()
 
     async def close(self) -> None:

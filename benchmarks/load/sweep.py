@@ -20,6 +20,7 @@ from benchmarks.load.report import Bar
 from benchmarks.load.summary import summarise
 from dspark.client.request import Sampling
 from dspark.errors import InvalidRequest
+from dspark.runtime.tls import Tls
 
 RANDOM_PROMPTS = 256
 PER_USER, LEAST = 4, 16  # measured requests of a point where none are asked for
@@ -49,6 +50,7 @@ class Order:
     ignore_eos: bool
     temperature: float
     rule: str
+    tls: Tls | None = None
 
     def __post_init__(self) -> None:
         if self.endpoint is None and not self.model:
@@ -127,7 +129,7 @@ def _endpoint(order: Order, policy: str) -> Endpoint:
         policy=policy,
         rule=order.rule,
     )
-    return GrpcEndpoint(order.endpoint, sampling, token=order.token)
+    return GrpcEndpoint(order.endpoint, sampling, token=order.token, tls=order.tls)
 
 
 async def _questions(order: Order, endpoint: Endpoint) -> list[Question]:

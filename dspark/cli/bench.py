@@ -7,10 +7,14 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dspark.cli import credentials
 from dspark.cli.numbers import numbers, whole
 from dspark.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from dspark.runtime.tls import Tls
 
 DESCRIPTION = """Asks at the given concurrency (closed loop) or rate (open loop, random arrivals) and measures from
 outside: time to first token, time per token, tokens a second per user and in all, and what speculation did. Latency
@@ -24,7 +28,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"
     )
-    server.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    credentials.add_options(server)
     server.add_argument("--openai", metavar="URL", help="an OpenAI-style server instead, up to and including /v1")
     server.add_argument("--model", default="", help="model name to ask the OpenAI-style server for")
     server.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds its key")
@@ -76,6 +80,7 @@ def _bench(args: argparse.Namespace) -> int:
     order = sweep.Order(
         endpoint=None if args.openai else _cell(args),
         token=_token(args),
+        tls=_tls(args),
         openai=args.openai or "",
         model=args.model,
         concurrency=tuple(args.concurrency or (() if args.rate else (1, 4, 16))),
@@ -128,3 +133,12 @@ def _token(args: argparse.Namespace) -> str | None:
     from dspark.client.cell import find_cell
 
     return find_cell().token()
+
+
+def _tls(args: argparse.Namespace) -> Tls | None:
+    given = credentials.tls_of(args)
+    if given is not None or args.openai or args.endpoint:
+        return given
+    from dspark.client.cell import find_cell
+
+    return find_cell().tls()

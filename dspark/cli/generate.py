@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dspark.cli import credentials
 from dspark.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"
     )
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    credentials.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, stream nothing")
     parser.set_defaults(run=_generate)
 
@@ -107,7 +108,7 @@ def open_client(args: argparse.Namespace) -> Client:
     from dspark.client import Client
     from dspark.runtime.identity import read_token
 
-    return Client(args.endpoint, token=read_token(args.token_file))
+    return Client(args.endpoint, token=read_token(args.token_file), tls=credentials.tls_of(args))
 
 
 def _prompt(args: argparse.Namespace) -> str | list[int]:

@@ -40,6 +40,16 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     up.add_argument("--bind", metavar="HOST", help="address every server listens on (127.0.0.1)")
     up.add_argument("--port", type=int, help="port of the coordinator (a free one)")
     up.add_argument("--insecure", action="store_true", default=None, help="listen beyond this machine without a token")
+    up.add_argument("--tls-cert", metavar="FILE", help="certificate of every process; `dspark certificates` makes some")
+    up.add_argument("--tls-key", metavar="FILE", help="its private key")
+    up.add_argument("--tls-ca", metavar="FILE", help="authority whose certificates are believed, and asked of callers")
+    up.add_argument("--tls-server-name", metavar="NAME", help="name expected in certificates (the address)")
+    up.add_argument(
+        "--tls-require-client-cert",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="callers need a certificate too; without, tokens alone say who calls",
+    )
     up.add_argument("--device", help="device of both pools (what is there)")
     up.add_argument("--verifier-gpus", type=float, metavar="N", help="GPUs Ray reserves for each verifier (0)")
     up.add_argument("--drafter-gpus", type=float, metavar="N", help="GPUs Ray reserves for each drafter (0)")
@@ -88,6 +98,11 @@ def _up(args: argparse.Namespace) -> int:
         "bind",
         "port",
         "insecure",
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+        "tls_server_name",
+        "tls_require_client_cert",
         "device",
     )
     more = ("verifier_gpus", "drafter_gpus", "start_timeout_s")

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from dspark.cli import bench, checkpoint, generate, judging, lifecycle, passed_on, serve, simulate, status
+from dspark.cli import bench, certificates, checkpoint, generate, judging, lifecycle, passed_on, serve, simulate, status
 from dspark.errors import DsparkError
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (lifecycle, status, generate, bench, serve, simulate, judging, checkpoint, passed_on):
+    for module in (lifecycle, status, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
         module.add_commands(commands, shared)
     return parser
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _missing(module: str) -> str:
-    extra = "ray" if module.split(".")[0] == "ray" else "serve"
+    extra = {"ray": "ray", "cryptography": "tls"}.get(module.split(".")[0], "serve")
     return f"this command needs the module {module!r}; install it with `pip install 'dspark-serving[{extra}]'`"
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dspark.cli import credentials
 from dspark.errors import DsparkError, Expired, Unavailable
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"
     )
-    parser.add_argument("--token-file", metavar="FILE", help="operators' secret of the endpoint")
+    credentials.add_options(parser)
     parser.set_defaults(run=_status)
 
 

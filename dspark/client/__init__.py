@@ -35,6 +35,7 @@ from dspark.client.events import (
     Usage,
 )
 from dspark.client.synchronous import Client, Stream
+from dspark.runtime.tls import Tls
 
 __all__ = [
     "AsyncClient",
@@ -59,6 +60,7 @@ __all__ = [
     "Speculation",
     "Stream",
     "Timings",
+    "Tls",
     "TokenLogprobs",
     "Unavailable",
     "Unsupported",

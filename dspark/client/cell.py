@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dspark.errors import DsparkError
 from dspark.runtime.identity import read_token, state_dir
+from dspark.runtime.tls import Tls
 
 VERSION = 1
 FILE = "cell.json"
@@ -32,6 +33,7 @@ class Cell:
     token_file: secret of operators and workers. ray_address: GCS host:port. ray_pid: leader of the Ray processes this
     cell started; 0 when the Ray cluster was there before. ray_dir: their folder. target, drafter: what is served.
     frontends: host:port of front ends, separated by commas; without any, the coordinator serves clients itself.
+    tls_*: PEM files for calls to its processes, and the name expected in their certificates; empty: plaintext.
     """
 
     endpoint: str
@@ -43,6 +45,10 @@ class Cell:
     target: str
     drafter: str
     frontends: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_server_name: str = ""
     version: int = VERSION
 
     @property
@@ -58,6 +64,12 @@ class Cell:
     def token(self) -> str | None:
         """The operator's secret."""
         return read_token(self.token_file)
+
+    def tls(self) -> Tls | None:
+        """How calls to it are encrypted."""
+        if not self.tls_ca:
+            return None
+        return Tls(self.tls_cert or None, self.tls_key or None, self.tls_ca, self.tls_server_name or None)
 
 
 def cell_file() -> Path:
@@ -76,7 +88,8 @@ def find_cell() -> Cell:
         raise NoCell(f"{path} cannot be read ({error}); `dspark down` clears it") from None
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise NoCell(f"{path} was written by another version of dspark; `dspark down` clears it")
-    content = {"frontends": "", **content}  # cells of the version before had none
+    absent = {field.name: field.default for field in fields(Cell) if isinstance(field.default, str)}
+    content = {**absent, **content}  # cells of earlier versions had fewer
     wanted = {field.name: field.type for field in fields(Cell)}
     for name, kind in wanted.items():
         if not isinstance(content.get(name), int if kind == "int" else str):

@@ -17,6 +17,7 @@ from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Completion, Event, Finished, ModelInfo, read_event, read_model_info
 from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
 from dspark.runtime.channel import auth_metadata, sync_channel
+from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
 
 
@@ -53,20 +54,24 @@ class Stream(Iterator[Event]):
 
 
 class Client:
-    """Talks to one coordinator or front end. Without an endpoint, to the cell this user brought up on this machine."""
+    """Talks to one coordinator or front end. Without an endpoint, to the cell this user brought up on this machine.
 
-    def __init__(self, endpoint: str | None = None, *, token: str | None = None) -> None:
+    `token`: secret of a client or an operator. `tls`: whom to believe and what to show; without it, plaintext.
+    """
+
+    def __init__(self, endpoint: str | None = None, *, token: str | None = None, tls: Tls | None = None) -> None:
         if endpoint is None:
             cell = find_cell()
-            endpoint, operator, token = cell.for_clients, cell.endpoint, token or cell.token()
+            endpoint, operator = cell.for_clients, cell.endpoint
+            token, tls = token or cell.token(), tls or cell.tls()
         else:
             operator = endpoint
         self.endpoint = endpoint
         self._metadata = auth_metadata(token)
-        self._channel = sync_channel(endpoint, service_config=SERVICE_CONFIG)
+        self._channel = sync_channel(endpoint, tls=tls, service_config=SERVICE_CONFIG)
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         # Front ends know no cell: operators' calls go to the coordinator.
-        self._operator = self._channel if operator == endpoint else sync_channel(operator)
+        self._operator = self._channel if operator == endpoint else sync_channel(operator, tls=tls)
         self._control = control_pb2_grpc.ControlStub(self._operator)  # type: ignore[no-untyped-call]
 
     def generate(self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Any) -> Stream:

@@ -1,0 +1,169 @@
+"""`dspark certificates DIR`: an authority of one's own and certificates of it, for trying TLS out and for small cells.
+
+The authority's key lies beside what it signs. An organisation that has an authority uses that one instead: the files
+that matter are the same. Run again, it renews all certificates and keeps the authority.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import ipaddress
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+CA_DAYS = 3650
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `certificates`."""
+    parser = commands.add_parser(
+        "certificates",
+        parents=[shared],
+        help="make an authority and certificates for TLS",
+        description="Writes ca.crt, and a certificate and key for processes of the cell (node), operators, readers of "
+        "metrics (monitor) and clients. Certificates name a role: dspark://ROLE/NAME. Run again, it renews them.",
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="folder for the files; made if it is not there")
+    parser.add_argument(
+        "--host", action="append", default=[], metavar="NAME", help="name or address others reach the node by; repeat"
+    )
+    parser.add_argument(
+        "--client", action="append", default=[], metavar="TENANT", help="a certificate for this tenant; repeat"
+    )
+    parser.add_argument("--days", type=int, default=90, metavar="N", help="until certificates end (90)")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    for path in issue(args.directory, hosts=args.host, tenants=args.client, days=args.days):
+        print(path)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Pair:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def issue(folder: Path, *, hosts: list[str], tenants: list[str], days: int) -> list[Path]:
+    """Writes the files and returns their paths; keys are readable by their owner only."""
+    if days < 1:
+        raise ConfigError(f"days: {days} is less than 1")
+    for tenant in tenants:
+        if not _NAME.fullmatch(tenant):
+            raise ConfigError(f"client: {tenant!r} is no tenant's name: letters, digits, dots, dashes, up to 64")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    authority = _load(folder) or _made(None, "dspark development authority", [], CA_DAYS)
+    near = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+    wanted = {"node": ([*near, *hosts], ["worker/node"]), "operator": ([], ["operator/operator"])}
+    wanted |= {"monitor": ([], ["monitor/monitor"])}
+    wanted |= {f"client-{tenant}": ([], [f"client/{tenant}"]) for tenant in tenants or ["default"]}
+    written = _write(folder, "ca", authority)
+    for name, (reached, roles) in wanted.items():
+        names = [*dict.fromkeys(reached), *(f"dspark://{role}" for role in roles)]
+        written += _write(folder, name, _made(authority, f"dspark {name}", names, days))
+    return written
+
+
+def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _Pair:
+    """A certificate by `authority`, or an authority. P-256: every TLS library knows it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    signer = authority.key if authority else key
+    now = datetime.datetime.now(datetime.UTC)
+    use = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
+    )
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority.certificate.subject if authority else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=authority is not None,
+                key_cert_sign=authority is None,
+                crl_sign=authority is None,
+                decipher_only=False,
+                **use,
+            ),
+            critical=True,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    if authority is not None:
+        purposes = [x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+        if any("://" not in one for one in names):
+            purposes.append(x509.ExtendedKeyUsageOID.SERVER_AUTH)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(n) for n in names]), critical=False)
+    return _Pair(builder.sign(signer, hashes.SHA256()), key)
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    if "://" in name:
+        return x509.UniformResourceIdentifier(name)
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _load(folder: Path) -> _Pair | None:
+    """The authority that is there."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if not (folder / "ca.key").exists():
+        return None
+    try:
+        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder}: ca.key and ca.crt cannot be read ({error})") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
+        raise ConfigError(f"{folder}: ca.key is not the key of ca.crt")
+    return _Pair(certificate, key)
+
+
+def _write(folder: Path, name: str, pair: _Pair) -> list[Path]:
+    from cryptography.hazmat.primitives import serialization
+
+    key = pair.key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    content = {f"{name}.key": (key, 0o600)}
+    content[f"{name}.crt"] = (pair.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    for file, (data, mode) in content.items():
+        fresh = folder / f".{file}.new"
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+        os.replace(fresh, folder / file)  # running servers never see half a file
+    return [folder / file for file in content]

@@ -1,0 +1,35 @@
+"""Certificates for tests: two authorities that know nothing of each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dspark.cli.certificates import issue
+from dspark.runtime.tls import Tls
+
+
+class Authority:
+    """One folder of `dspark certificates`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.renew()
+
+    def renew(self) -> None:
+        """New certificates of the same authority, in the same files."""
+        issue(self.folder, hosts=[], tenants=["acme"], days=1)
+
+    def tls(self, name: str = "node") -> Tls:
+        """What the holder of a certificate knows."""
+        return Tls(self.path(f"{name}.crt"), self.path(f"{name}.key"), self.path("ca.crt"))
+
+    def path(self, file: str) -> str:
+        return str(self.folder / file)
+
+    def spoil(self, file: str) -> None:
+        """As it looks in the middle of a careless copy."""
+        Path(self.path(file)).write_text("half a file")
+
+    def settings(self) -> dict[str, str]:
+        """The keys of a process's configuration."""
+        return {"tls_cert": self.path("node.crt"), "tls_key": self.path("node.key"), "tls_ca": self.path("ca.crt")}

@@ -1,0 +1,211 @@
+"""TLS on real sockets: who is refused, who gets in as what, certificates that are renewed under a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from certificates import Authority
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from coordinator.frontend import process as frontend_process
+from coordinator.frontend.config import FrontendConfig
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.client import AsyncClient, Denied, Unavailable
+from dspark.errors import ConfigError
+from dspark.runtime.channel import open_channel
+from dspark.runtime.identity import write_token
+from dspark.runtime.listen_config import ListenConfig
+from dspark.runtime.metrics_server import serve_metrics
+from dspark.runtime.security import Security
+from dspark.runtime.server import GrpcServer
+from dspark.runtime.telemetry import Metrics
+from dspark.runtime.tls import Tls
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+pytestmark = pytest.mark.services
+PAIR = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("theirs"))
+
+
+async def _health(endpoint: str, tls: Tls | None) -> grpc.StatusCode | None:
+    """None where somebody answered."""
+    async with open_channel(endpoint, tls=tls) as channel:
+        try:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return None
+
+
+@pytest.fixture
+async def endpoint(ours: Authority) -> AsyncIterator[str]:
+    config = ListenConfig(**ours.settings())
+    server = GrpcServer(bind=config.bind, security=Security.of(config))
+    yield server.endpoint(await server.start())
+    await server.drain(0)
+
+
+async def test_plaintext_strangers_and_other_authorities_are_refused(
+    endpoint: str, ours: Authority, theirs: Authority
+) -> None:
+    assert await _health(endpoint, ours.tls()) is None
+    no_certificate = Tls(ca=ours.path("ca.crt"))
+    stranger = Tls(theirs.path("node.crt"), theirs.path("node.key"), ours.path("ca.crt"))
+    for tls in (None, no_certificate, stranger, theirs.tls()):
+        assert await _health(endpoint, tls) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_name_that_is_not_in_the_certificate_is_refused(endpoint: str, ours: Authority) -> None:
+    there = ours.tls()
+    assert await _health(endpoint, Tls(there.cert, there.key, there.ca, "localhost")) is None
+    assert await _health(endpoint, Tls(there.cert, there.key, there.ca, "elsewhere")) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    config = ListenConfig(**authority.settings())
+    server = GrpcServer(bind=config.bind, security=Security.of(config))
+    endpoint = server.endpoint(await server.start())
+    before = await _certificate(endpoint, authority)
+    authority.spoil("node.crt")
+    assert await _certificate(endpoint, authority) == before, "files that do not fit each other change nothing"
+    authority.renew()
+    assert await _certificate(endpoint, authority) != before
+    assert await _health(endpoint, authority.tls()) is None
+    await server.drain(0)
+
+
+async def _certificate(endpoint: str, authority: Authority) -> str:
+    """What the server shows to a new connection; needs no certificate to be seen, only to be answered."""
+    host, _, port = endpoint.rpartition(":")
+    return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), ca_certs=authority.path("ca.crt"))
+
+
+async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
+    tmp_path: Path, ours: Authority, theirs: Authority
+) -> None:
+    tokens = {key: str(tmp_path / key) for key in ("token_file", "operator_token_file")}
+    secrets = {key: write_token(Path(path)) for key, path in tokens.items()}
+    clients = tmp_path / "clients"
+    clients.write_text("acme a-token-of-the-tenant-acme\n")
+    engine = {"engine": "synthetic", "synthetic": str(PAIR), "metrics_port": None}
+    common = {**tokens, **ours.settings()}
+    verifier = await verify_process.start(VerifyConfig(**engine, **common))
+    drafter = await draft_process.start(DraftConfig(**engine, **common))
+    coordinator = await coordinator_process.start(
+        CoordinatorConfig(
+            verify=(verifier.endpoint,),
+            draft=(drafter.endpoint,),
+            metrics_port=None,
+            client_token_file=str(clients),
+            **common,
+        )
+    )
+    front = await frontend_process.start(
+        FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None, client_token_file=str(clients), **common)
+    )
+    tenant = Tls(ours.path("client-acme.crt"), ours.path("client-acme.key"), ours.path("ca.crt"))
+    try:
+        for endpoint in (coordinator.endpoint, front.endpoint):
+            async with AsyncClient(endpoint, token="a-token-of-the-tenant-acme", tls=tenant) as client:
+                answer = await client.complete([1, 2, 3], max_tokens=8, timeout=20)
+                assert len(answer.token_ids) == 8
+            async with AsyncClient(endpoint, token="a-token-of-nobody-at-all", tls=tenant) as client:
+                with pytest.raises(Denied):
+                    await client.complete([1, 2, 3], max_tokens=8, timeout=20)
+            async with AsyncClient(endpoint, token="a-token-of-the-tenant-acme", tls=theirs.tls()) as client:
+                with pytest.raises(Unavailable):
+                    await client.complete([1, 2, 3], max_tokens=8, timeout=20)
+            async with AsyncClient(endpoint, tls=tenant) as client:  # the certificate says that it is a client
+                assert len((await client.complete([1, 2, 3], max_tokens=8, timeout=20)).token_ids) == 8
+        async with AsyncClient(coordinator.endpoint, tls=tenant) as client:
+            with pytest.raises(Denied):
+                await client.status()
+        async with AsyncClient(coordinator.endpoint, token=secrets["operator_token_file"], tls=ours.tls()) as client:
+            states = {one.name: one.state for one in (await client.status()).processes}
+        assert set(states.values()) == {"serving"}
+        assert len(states) == 4
+    finally:
+        for process in (front, coordinator, drafter, verifier):
+            await process.stop(0.1)
+
+
+def _scrape(url: str, token: str | None, context: ssl.SSLContext | None) -> int:
+    request = urllib.request.Request(url)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=5, context=context) as reply:
+            assert b"dspark_rounds_total" in reply.read()
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_metrics_ask_like_everybody_else(tmp_path: Path, ours: Authority, theirs: Authority) -> None:
+    files = {key: str(tmp_path / key) for key in ("token_file", "metrics_token_file")}
+    worker, reader = (write_token(Path(path)) for path in files.values())
+    security = Security.of(ListenConfig(**files, **ours.settings()))
+    server = serve_metrics(Metrics(), security, "127.0.0.1:0", 0)
+    url = f"https://127.0.0.1:{server.port}/metrics"
+
+    def context(authority: Authority, name: str | None) -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=ours.path("ca.crt"))
+        if name:
+            made.load_cert_chain(authority.path(f"{name}.crt"), authority.path(f"{name}.key"))
+        return made
+
+    node = context(ours, "node")
+    assert _scrape(url, reader, node) == 200
+    assert _scrape(url, None, context(ours, "monitor")) == 200
+    assert _scrape(url, None, node) == 403, "a worker's certificate reads no metrics"
+    assert _scrape(url, "wrong-token-of-some-length", node) == 401
+    assert _scrape(url, worker, node) == 200, "without operators' own token the worker token is theirs"
+    for other in (context(ours, None), context(theirs, "node")):
+        with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
+            _scrape(url, reader, other)
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        _scrape(url.replace("https", "http"), reader, None)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (("tls_cert",), "tls_cert, tls_key"),
+        (("tls_ca",), "tls_cert, tls_key"),
+    ],
+)
+def test_half_of_the_files_is_refused(ours: Authority, keys: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Security.of(ListenConfig(**{key: ours.settings()[key] for key in keys}))
+
+
+def test_files_that_are_no_certificates_are_refused(tmp_path: Path, ours: Authority, theirs: Authority) -> None:
+    junk = tmp_path / "junk"
+    junk.write_text("-----BEGIN NOTHING-----")
+    for change in ({"tls_ca": str(junk)}, {"tls_key": str(junk)}, {"tls_key": theirs.path("node.key")}):
+        with pytest.raises(ConfigError, match="tls_"):
+            Security.of(ListenConfig(**{**ours.settings(), **change}))
+    with pytest.raises(ConfigError, match="tls_ca: cannot read"):
+        Security.of(ListenConfig(**{**ours.settings(), "tls_ca": str(tmp_path / "absent")}))
