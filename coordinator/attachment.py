@@ -8,7 +8,7 @@ bug, leaves its neighbours alone.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -18,6 +18,7 @@ from coordinator.bell import Bell
 from coordinator.cell import Call, Order
 from coordinator.clock import Clock, Timer, let_orders_leave
 from coordinator.local_cell import LocalCell
+from coordinator.tenancy import MAX_TENANT
 from coordinator.validation import read_request
 from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.telemetry import Metrics
@@ -180,6 +181,9 @@ class Attachment:
             make_id=lambda: message.request_id,
             draw_seed=lambda: secrets.randbits(64),
         )
+        if len(submit.tenant) > MAX_TENANT or "/" in submit.tenant:
+            raise InvalidRequest("tenant", "not a tenant's name")
+        request = replace(request, tenant=submit.tenant)
         arrived = self._clock.time() - submit.waited_us / 1e6
         return Order(message, request, arrived, submit.deadline_us / 1e6)
 

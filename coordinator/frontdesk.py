@@ -17,6 +17,7 @@ from coordinator.request import Request
 from coordinator.tokenizer import TextStream, Tokenizer
 from coordinator.validation import MAX_TEXT, Limits, check_head, read_request, read_resume
 from dspark.errors import InvalidRequest
+from dspark.runtime.security import current_caller
 from dspark.wire.v1 import generate_pb2
 
 LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
@@ -56,6 +57,7 @@ class FrontDesk:
             make_id=lambda: secrets.token_hex(8),
             draw_seed=lambda: secrets.randbits(64),
         )
+        request = replace(request, tenant=current_caller().tenant)
         outlet = Outlet(self._max_unread, request.choices)
         reader = Reader(request, lambda: self._text(request), arrived, read_resume(message, request.choices))
         call = self.cell.submit(Order(message, request, arrived, lasts_s), outlet)

@@ -19,6 +19,7 @@ from coordinator.request import Request
 from coordinator.resumption import Journaled, look_up, tell_again
 from coordinator.sequence import Sequence as Life
 from coordinator.tally import Tally
+from coordinator.tenancy import owned
 from coordinator.track import Track
 from coordinator.validation import Limits
 from dspark.errors import Cancelled, InvalidRequest, Unavailable
@@ -85,6 +86,7 @@ class LocalCell:
 
     def submit(self, order: Order, sink: Sink) -> LocalCall:
         """A track per answer, with one sink for all; of a resumed request, per answer that is not complete."""
+        order = replace(order, request=owned(order.request))
         request, known = order.request, None
         if order.message.HasField("resume"):
             known = look_up(order, self.journal)

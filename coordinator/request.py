@@ -23,6 +23,7 @@ class Request:
     skip_special: bool = True
     choices: int = 1  # answers; each is a sequence of its own, with `law.choice` 0, 1, ...
     cache_salt: str = ""  # computed prefixes are shared among equals
+    tenant: str = ""  # whose it is, as its credentials say; "" where nobody is asked
     weight: float = 1.0  # what a token of this answer is worth to the scheduler beside those of others
 
     @property

@@ -13,9 +13,13 @@ from collections.abc import AsyncIterator
 import grpc
 
 from coordinator import replies
+from coordinator.answering import Answering
 from coordinator.clock import Clock
 from coordinator.frontdesk import FrontDesk
-from dspark.errors import Cancelled, Expired, InvalidRequest, PeerError
+from coordinator.tenancy import inside, outside
+from dspark.errors import InvalidRequest
+from dspark.runtime.roles import Role
+from dspark.runtime.security import current_caller
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
@@ -38,34 +42,29 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
     ) -> AsyncIterator[generate_pb2.GenerateResponse]:
         remaining = context.time_remaining()
         budget_s = self._longest_s if remaining is None else min(remaining, self._longest_s)
-        asked = await self._desk.accept(request, budget_s)
-        name, reader, call, outlet = asked.request.id, asked.reader, asked.call, asked.outlet
-        timer = self._clock.call_later(budget_s, call.cut, Expired(f"no answer within {budget_s:.3g} s"))
-        self._metrics.client_streams.inc()
+        answering = await Answering.begin(self._desk, request, budget_s, self._clock, self._metrics)
+        name = answering.request.id
         try:
-            while not reader.done:
-                waiting = await outlet.take()
-                if waiting is None:
-                    raise PeerError("the cell closed a request whose answers have not ended")
-                for shown in reader.read(waiting, call.finish):
-                    self._metrics.client_chunks.inc()
+            while not answering.done:
+                for shown in await answering.parts():
                     yield replies.chunk(name, shown)
-                if self._interval_s and not reader.done:
+                if self._interval_s and not answering.done:
                     await asyncio.sleep(self._interval_s)  # what comes meanwhile goes out together
-            yield replies.complete(reader)
+            yield replies.complete(answering.reader)
         finally:
-            timer.cancel()
-            self._metrics.client_streams.dec()
-            if reader.unsaid:
-                self._metrics.dropped.labels(kind="token", reason="behind_stop_string").inc(reader.unsaid)
-            call.cut(Cancelled("the client went away"))  # a no-op unless the call was cut short
+            answering.leave()
 
     async def Abort(
         self, request: generate_pb2.AbortRequest, context: grpc.aio.ServicerContext
     ) -> generate_pb2.AbortReply:
         if len(request.request_ids) > MAX_ABORTS:
             raise InvalidRequest("request_ids", f"{len(request.request_ids)} ids, at most {MAX_ABORTS} are allowed")
-        return generate_pb2.AbortReply(aborted=await self._desk.cell.abort(request.request_ids))
+        caller = current_caller()
+        if Role.OPERATOR in caller.roles:  # of any tenant, under the cell's own names
+            return generate_pb2.AbortReply(aborted=await self._desk.cell.abort(request.request_ids))
+        names = [inside(caller.tenant, name) for name in request.request_ids]
+        ended = await self._desk.cell.abort(names)
+        return generate_pb2.AbortReply(aborted=[outside(caller.tenant, name) for name in ended])
 
     async def GetModelInfo(
         self, request: generate_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext

@@ -118,7 +118,11 @@ class Link:
         message.tokenized.input_ids.extend(order.request.prompt)
         waited = max(self._clock.time() - order.arrived, 0.0)
         submit = frontend_pb2.Submit(
-            call=call.number, request=message, waited_us=int(waited * 1e6), deadline_us=int(order.lasts_s * 1e6)
+            call=call.number,
+            request=message,
+            waited_us=int(waited * 1e6),
+            deadline_us=int(order.lasts_s * 1e6),
+            tenant=order.request.tenant,
         )
         self._calls[call.number] = call
         self.send("submits", submit)

@@ -19,7 +19,7 @@ from dspark.runtime.identity import read_token
 from dspark.runtime.listen_config import ListenConfig
 from dspark.runtime.roles import METRICS, Role, Roles
 from dspark.runtime.tls import Tls
-from dspark.runtime.tokens import ClientTokens, same
+from dspark.runtime.tokens import TENANT, ClientTokens, same
 
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
 
@@ -137,9 +137,10 @@ def _by_names(names: Iterable[str]) -> Caller | None:
         if not name.startswith(SCHEME):
             continue
         role, _, who = name.removeprefix(SCHEME).partition("/")
-        if role in set(Role):
-            roles.add(Role(role))
-            tenant = who if role == Role.CLIENT else tenant
+        if role not in set(Role) or not TENANT.fullmatch(who):
+            continue
+        roles.add(Role(role))
+        tenant = who if role == Role.CLIENT else tenant
     return Caller(frozenset(roles), tenant) if roles else None
 
 
@@ -222,8 +223,9 @@ class Security:
 
         Servers of HTTP do not hand certificates on: whoever shows one of the authority's and no token is a client.
         """
-        names = (f"{SCHEME}{Role.CLIENT}/",) if self.ask_peers else ()
-        return self.access.admit("this request", roles, authorization=authorization, names=names)
+        if self.ask_peers and authorization is None and Role.CLIENT in roles:
+            return Caller(frozenset({Role.CLIENT}))
+        return self.access.admit("this request", roles, authorization=authorization)
 
     def metrics_caller(self, authorization: str | None, names: Iterable[str]) -> Caller:
         """Lets a reader of `/metrics` in."""

@@ -13,7 +13,7 @@ from dspark.runtime.identity import LEAST_TOKEN
 
 MOST_TOKENS = 1024
 LOOK_S = 1.0  # between looks at the file
-_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def same(given: str, secret: str) -> bool:
@@ -34,7 +34,7 @@ def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
             continue
         tenant, token = ("", words[0]) if len(words) == 1 else (words[0], words[-1])
         # A complaint names the line and never shows it.
-        if len(words) > 2 or (tenant and not _TENANT.fullmatch(tenant)):
+        if len(words) > 2 or (tenant and not TENANT.fullmatch(tenant)):
             raise ConfigError(f"client_token_file: line {number} of {path} is not TOKEN or TENANT TOKEN")
         if len(token) < LEAST_TOKEN:
             raise ConfigError(f"client_token_file: line {number} of {path}: a token has at least {LEAST_TOKEN} letters")
