@@ -14,6 +14,7 @@ from coordinator.explain import Explain
 from coordinator.http.door import Door
 from coordinator.http.live_words import Speaker
 from coordinator.http.sse import EventStream, event
+from coordinator.tenancy import inside
 from dspark.client.request import Sampling, write_request
 from dspark.errors import Cancelled
 
@@ -47,13 +48,12 @@ def stream(door: Door, explain: Explain, wish: Wish) -> EventStream:
             seed=wish.seed,
             request_id=f"live-{secrets.token_hex(8)}",
         )
-        with explain.request(options.request_id) as watch:
-            answering = await Answering.begin(
-                door.desk, write_request(wish.prompt, options), door.longest_s, door.clock, door.metrics
-            )
-            running.append(answering)
-            try:
-                request = answering.request
+        message = write_request(wish.prompt, options)
+        answering = await Answering.begin(door.desk, message, door.longest_s, door.clock, door.metrics)
+        running.append(answering)
+        request = answering.request
+        try:
+            with explain.request(inside(request.tenant, request.id)) as watch:  # before its first round
                 speaker = Speaker(request.prompt, door.desk.tokenizer)
                 yield event(
                     {
@@ -71,8 +71,8 @@ def stream(door: Door, explain: Explain, wish: Wish) -> EventStream:
                         yield event(speaker.say(piece, parts))
                         parts = []
                 yield event({"type": "end", **ending(answering)})
-            finally:
-                answering.leave()
+        finally:
+            answering.leave()
 
     def gone() -> None:
         for answering in running:

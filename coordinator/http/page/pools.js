@@ -1,0 +1,54 @@
+// Pools and lanes: who is there, how much each holds, and how fast each lane commits.
+
+import { $, el } from "./dom.js";
+import { number } from "./words.js";
+
+const SECOND = 4; // frames
+
+let recent = [];
+
+export function showPools(frame) {
+  recent = [...recent.slice(-(SECOND - 1)), frame];
+  const most = Math.max(1, ...frame.workers.map((worker) => worker.sequences));
+  const pool = (role, title) => {
+    const its = frame.workers.filter((worker) => worker.role === role);
+    const rows = its.length ? its.map((each) => worker(each, most)) : [el("p", { class: "note" }, "none")];
+    return el("div", { class: "pool" }, el("h3", {}, title), el("div", { class: "workers" }, ...rows));
+  };
+  const lanes = frame.lanes.map((lane) => figures(lane));
+  $("lanes").replaceChildren(pool("verify", "Verifiers hold the target"), pool("draft", "Drafters draft for them"), ...lanes);
+}
+
+function worker(each, most) {
+  const fill = el("i");
+  fill.style.width = `${(100 * each.sequences) / most}%`;
+  return el(
+    "div",
+    { class: "worker", "data-role": each.role },
+    el("span", { class: "state", "data-state": each.state === "serving" ? "serving" : "lost" }, el("span", { class: "dot", "aria-hidden": "true" })),
+    el("span", {}, each.name),
+    el("span", { class: "meter", "aria-hidden": "true" }, fill),
+    el("span", { class: "held" }, each.state === "serving" ? `${each.sequences} ${each.sequences === 1 ? "sequence" : "sequences"}` : each.state),
+    each.detail ? el("span", { class: "detail" }, each.detail) : null,
+  );
+}
+
+function figures(lane) {
+  const seconds = recent.length / SECOND;
+  const sum = (name) =>
+    recent.reduce((all, frame) => all + (frame.lanes.find((each) => each.name === lane.name)?.[name] ?? 0), 0);
+  const turns = sum("turns");
+  const late = Object.entries(lane.late).map(([name, times]) => `${name} late ${times}×`);
+  const facts = [
+    ["tokens/s", number(sum("committed") / seconds)],
+    ["per round", turns ? number(sum("committed") / turns, 2) : "–"],
+    ["step", lane.ms.round ? `${number(lane.ms.round, 1)} ms` : "–"],
+    ["cohorts", String(lane.cohorts)],
+  ];
+  return el(
+    "div",
+    { class: "lane pool" },
+    el("h3", {}, `Lane of ${lane.name}${lane.curve ? "" : " · no cost curve yet: everything is verified"}`),
+    el("div", { class: "lane-figures" }, ...facts.map(([name, value]) => el("span", {}, el("b", {}, value), ` ${name}`)), ...late.map((text) => el("span", {}, text))),
+  );
+}

@@ -1,0 +1,124 @@
+// One round: the block slot by slot, where its prefix ends and why, and where the time went.
+
+import { $, el, say } from "./dom.js";
+import { bar, explain, fate, number, percent, step } from "./words.js";
+
+const HOPS = [
+  ["draft_pass", "draft"],
+  ["draft_way", "on the way"],
+  ["verify_pass", "verify"],
+  ["verify_way", "on the way"],
+  ["rest", "conducting"],
+];
+
+/** Shows round `index` of `rounds`. */
+export function showRound(rounds, index) {
+  const round = rounds[index];
+  say($("round-of"), round ? `${index + 1} of ${rounds.length}` : "");
+  if (!round) return;
+  const told = round.told;
+  if (!told) {
+    say($("why"), "This round was not explained.");
+    $("block").replaceChildren();
+    $("hops").hidden = true;
+    return;
+  }
+  say($("why"), `${explain(told)} ${step(told.cohort)}${late(told.cohort)}`);
+  $("block").replaceChildren(table(told, round.tokens));
+  hops(told);
+}
+
+function late(cohort) {
+  return cohort.late.length ? ` Late: ${cohort.late.join(", ")}.` : "";
+}
+
+function table(told, tokens) {
+  const least = bar(told);
+  const rows = told.slots.map((slot, place) => row(told, slot, place, least));
+  const own = tokens.at(-1);
+  if (own && own.origin !== "drafted") rows.push(targetRow(own));
+  return el(
+    "table",
+    {},
+    el("caption", { class: "hidden" }, "The drafted block, slot by slot, and the token the target added"),
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        el("th", { scope: "col", class: "n" }, "#"),
+        el("th", { scope: "col", class: "t" }, "token"),
+        el("th", { scope: "col", class: "c" }, "confidence"),
+        el("th", { scope: "col" }, "chance to be reached and kept"),
+        el("th", { scope: "col", class: "f" }, "outcome"),
+      ),
+    ),
+    el("tbody", {}, ...rows),
+  );
+}
+
+function row(told, slot, place, least) {
+  const fill = el("i");
+  fill.style.width = `${100 * slot.survival}%`;
+  const cell = el("span", { class: "slot-bar" }, fill, el("em", {}, percent(slot.survival)));
+  if (least !== null && least < 1) {
+    const mark = el("u", { title: `worth verifying from ${percent(least)} on` });
+    mark.style.left = `${100 * least}%`;
+    cell.append(mark);
+  }
+  const line = el(
+    "tr",
+    { "data-fate": slot.fate },
+    el("td", { class: "n" }, String(place + 1)),
+    el("td", { class: "t" }, el("span", { class: "tok", "data-origin": slot.fate === "accepted" ? "drafted" : "plain" }, visible(slot.text))),
+    el("td", { class: "c" }, percent(slot.confidence)),
+    el("td", {}, cell),
+    el("td", { class: "f" }, fate(slot.fate)),
+  );
+  if (place === told.prefix - 1 && place < told.slots.length - 1) line.classList.add("last");
+  if (place === told.prefix && place > 0) line.classList.add("first-out");
+  return line;
+}
+
+function targetRow(token) {
+  return el(
+    "tr",
+    { "data-fate": "target" },
+    el("td", { class: "n" }, "+"),
+    el("td", { class: "t" }, el("span", { class: "tok", "data-origin": token.origin }, visible(token.text))),
+    el("td", { class: "c" }),
+    el("td", {}, "the target’s own token"),
+    el("td", { class: "f" }, token.origin),
+  );
+}
+
+/** Blanks and line ends as signs, so that a token is never invisible. */
+function visible(text) {
+  return text === "" ? "·" : text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +/, (blanks) => "␣".repeat(blanks.length));
+}
+
+function hops(told) {
+  const ms = told.cohort.ms;
+  const spans = {
+    draft_pass: ms.draft_pass,
+    draft_way: Math.max(ms.draft - ms.draft_pass, 0),
+    verify_pass: ms.verify_pass,
+    verify_way: Math.max(ms.verify - ms.verify_pass, 0),
+    rest: Math.max(ms.round - ms.draft - ms.verify, 0),
+  };
+  const whole = Object.values(spans).reduce((sum, each) => sum + each, 0) || 1;
+  $("hops").hidden = false;
+  $("hop-bar").replaceChildren(
+    ...HOPS.map(([name]) => {
+      const part = el("span", { class: "hop", "data-hop": name });
+      part.style.width = `${(100 * spans[name]) / whole}%`;
+      return part;
+    }),
+  );
+  $("hop-list").replaceChildren(
+    ...HOPS.map(([name, word]) =>
+      el("li", {}, el("span", { class: "hop", "data-hop": name, "aria-hidden": "true" }), `${word} `, el("b", {}, `${number(spans[name], 2)} ms`)),
+    ),
+  );
+}
