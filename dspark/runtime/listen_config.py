@@ -50,3 +50,14 @@ class PublicConfig(ListenConfig):
             "doc": "File of tokens clients need, one a line: TOKEN, or TENANT TOKEN. Read again when it changes."
         },
     )
+    pace_interval_ms: float = field(
+        default=0.0,
+        metadata={
+            "doc": "Hide what packets tell of an answer: a message of one size so often, from its beginning; 0: no."
+        },
+    )
+    pace_frame_bytes: int = field(default=1024, metadata={"doc": "Bytes of such a message."})
+    pace_tokens_per_s: float = field(
+        default=20.0,
+        metadata={"doc": "How fast such answers look: one of at most N tokens takes N over this many seconds."},
+    )

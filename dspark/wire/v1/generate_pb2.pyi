@@ -111,14 +111,16 @@ class Resume(_message.Message):
     def __init__(self, offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "chunk", "complete")
+    __slots__ = ("request_id", "chunk", "complete", "padding")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     chunk: GenerateStreamChunk
     complete: GenerateComplete
-    def __init__(self, request_id: _Optional[str] = ..., chunk: _Optional[_Union[GenerateStreamChunk, _Mapping]] = ..., complete: _Optional[_Union[GenerateComplete, _Mapping]] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, request_id: _Optional[str] = ..., chunk: _Optional[_Union[GenerateStreamChunk, _Mapping]] = ..., complete: _Optional[_Union[GenerateComplete, _Mapping]] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class GenerateStreamChunk(_message.Message):
     __slots__ = ("token_ids", "text", "offset", "index", "logprobs")
