@@ -1,14 +1,17 @@
 """Who is taken in, in which order, by which lane; and what becomes of sequences that lose their place.
 
-The queue is bounded and fair: first come, first served, and whoever lost a place through no fault of their own gets
-back before everybody younger. The owner of every request from `submit` to its end; ends are idempotent.
+The queue is bounded, in number and in time, and fair: the tenant that was given least is next, see `shares`, and among
+a tenant's own it is first come, first served; whoever lost a place through no fault of their own gets back before
+everybody younger. What cannot be served in time is refused with the time it would take, measured. The owner of every
+request from `submit` to its end; ends are idempotent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import structlog
 
@@ -17,13 +20,17 @@ from coordinator.commit_log import End, Reason
 from coordinator.lane import Lane
 from coordinator.running_fit import Running
 from coordinator.sequence import Event, State
+from coordinator.shares import Shares
 from coordinator.track import Track
+from coordinator.waiting import Waiting
 from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
 from dspark.runtime.telemetry import Metrics
 
 log = structlog.get_logger("dspark.admission")
 
 PAGES_RETRY_S = 0.5  # a lane that turned somebody away is asked again after this, or when something in it ended
+LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # when to try again
+LOOKS = 20  # at who has waited too long, in the time one may wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class Bounds:
     max_queued: int = 1024
     verifier_wait_s: float = 20.0
     max_handovers: int = 4
+    queue_s: float = 60.0  # longest wait for a first place
 
 
 class Admission:
@@ -40,7 +48,9 @@ class Admission:
     def __init__(self, bounds: Bounds, clock: Clock, metrics: Metrics) -> None:
         self._bounds, self._clock, self._metrics = bounds, clock, metrics
         self._requests: dict[str, list[Track]] = {}  # answers that have not ended, by the request's id
-        self._queue: deque[Track] = deque()
+        self._line = Waiting()
+        self._shares = Shares()
+        self._overdue: Timer | None = None  # the next look at who has waited too long
         self._homes: dict[Track, Lane] = {}
         self._lanes: list[Lane] = []
         self._full: set[Lane] = set()
@@ -54,7 +64,7 @@ class Admission:
 
     @property
     def queued(self) -> int:
-        return len(self._queue)
+        return len(self._line)
 
     @property
     def running(self) -> int:
@@ -72,27 +82,41 @@ class Admission:
         """The first answer of a running request that has not ended."""
         return next(iter(self._requests.get(request_id, ())), None)
 
-    def check_capacity(self, answers: int = 1) -> None:
+    def check_capacity(self, answers: int = 1, tenant: str = "") -> None:
         """Raises when a request could not even wait. Cheap, so it comes before anything is parsed."""
         if self.draining:
             raise self._refuse("draining", Unavailable("the coordinator is draining; try another one"))
         if not self._lanes:
             raise self._refuse("no_verifier", Unavailable("no verifier is connected"))
-        if len(self._queue) + answers > max(self._bounds.max_queued, answers, 1) or (
+        if self._is_full(answers) and not self._line.displaced_by(tenant, answers):
+            raise self._refuse("queue_full", Overloaded(f"{len(self._line)} requests wait already", self._hint_s()))
+
+    def _is_full(self, answers: int) -> bool:
+        return len(self._line) + answers > max(self._bounds.max_queued, answers, 1) or (
             not self._bounds.max_queued and self.running + answers > self._bounds.max_running
-        ):
-            wait = min(max(self._between_ends.seconds * max(len(self._queue), 1), 0.1), 30.0)
-            raise self._refuse("queue_full", Overloaded(f"{len(self._queue)} requests wait already", wait))
+        )
+
+    def _hint_s(self) -> float:
+        """Seconds until all who wait now would be served, by the time between the last ends."""
+        return min(max(self._between_ends.seconds * max(len(self._line), 1), LEAST_HINT_S), MOST_HINT_S)
 
     def submit(self, *tracks: Track) -> None:
         """Takes responsibility for all answers of a request, or raises and takes none."""
-        self.check_capacity(len(tracks))
         track = tracks[0]
+        tenant = track.request.tenant
+        self.check_capacity(len(tracks), tenant)
         if track.request.id in self._requests:
             raise InvalidRequest("request_id", "a running request has this id")
+        if self._is_full(len(tracks)):
+            for displaced in self._line.displaced_by(tenant, len(tracks)):
+                self._give_up(displaced, "displaced", "others wait with less")
+        if not self._line.of(tenant):
+            self._shares.arrives(tenant, self._line.tenants, self._alive())
         self._requests[track.request.id] = list(tracks)
         self._metrics.prompt_tokens.inc(len(track.request.prompt))
-        self._queue.extend(tracks)
+        for each in tracks:
+            self._line.add(each)
+        self._look_after_the_line()
         log.info(
             "request.accepted",
             request=track.request.id,
@@ -140,8 +164,9 @@ class Admission:
         if lane is not None:
             lane.forget(track)
             self._full.discard(lane)
-        elif track in self._queue:
-            self._queue.remove(track)
+        elif track in self._line:
+            self._line.remove(track)
+        self._shares.ended(track)
         siblings = self._requests[track.request.id]
         siblings.remove(track)
         if not siblings:
@@ -163,14 +188,14 @@ class Admission:
         lane = self._homes.pop(track)
         self._full.add(lane)
         self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
-        self._line_up(track)
+        self._line.add(track)
         self._soon()
 
     def preempted(self, track: Track) -> None:
         """Waits in the order of arrival, before everybody younger, until there is room for all it has said."""
         self._homes.pop(track, None)
         track.drafted = None
-        self._line_up(track)
+        self._line.add(track)
         self._metrics.num_preemptions.inc()
         log.info(
             "sequence.preempted",
@@ -181,19 +206,20 @@ class Admission:
         )
         self._soon()
 
-    def _line_up(self, track: Track) -> None:
-        """Back into the queue, behind those who came earlier."""
-        place = next(
-            (at for at, each in enumerate(self._queue) if each.sequence.number > track.sequence.number),
-            len(self._queue),
-        )
-        self._queue.insert(place, track)
+    def moved(self, track: Track) -> None:
+        """Its verifier will leave. Planned, so it does not count as a loss."""
+        self._homes.pop(track, None)
+        track.drafted = None
+        self._line.add(track)
+        self._metrics.handovers.labels(reason="drained").inc()
+        self._soon()
 
     def orphaned(self, track: Track) -> None:
         """Its verifier is gone or lost it: prompt and committed tokens go to another one, a bounded number of times."""
         self._homes.pop(track, None)
-        self._line_up(track)
+        self._line.add(track)
         track.handovers += 1
+        self._metrics.handovers.labels(reason="lost").inc()
         track.drafted = None
         log.warning(
             "sequence.orphaned",
@@ -227,24 +253,42 @@ class Admission:
         """Whoever still needs a verifier that is not there has waited long enough."""
         self._outage = None
         wait = self._bounds.verifier_wait_s
-        for track in [each for each in self._queue if not any(lane.could_take(each) for lane in self._lanes)]:
+        for track in [each for each in self._line if not any(lane.could_take(each) for lane in self._lanes)]:
             self.ended(track, Unavailable(f"no verifier came back within {wait:g} s; {_said(track)}"))
 
     # Placing.
 
     def _place(self) -> None:
-        while self._queue and len(self._homes) < self._bounds.max_running:
-            lane = self._choose(self._queue[0])
+        while self._line and len(self._homes) < self._bounds.max_running:
+            track = self._next()
+            lane = self._choose(track)
             if lane is None:
                 break
-            track = self._queue.popleft()
+            self._line.remove(track)
             self._homes[track] = lane
+            self._shares.placed(track.request.tenant)
             if track.tally.placed is None:
                 track.tally.placed = self._clock.time()
                 self._metrics.request_queue_time.observe(track.tally.queue_s())
             lane.take(track)
         self._metrics.num_requests_running.set(len(self._homes))
-        self._metrics.num_requests_waiting.set(len(self._queue))
+        self._metrics.num_requests_waiting.set(len(self._line))
+
+    def _next(self) -> Track:
+        """The oldest of the tenant that was given least."""
+        tenants = self._line.tenants
+        if len(tenants) == 1:
+            return self._line.first(tenants[0])
+        given = self.given()
+        firsts = map(self._line.first, tenants)
+        return min(firsts, key=lambda track: (given[track.request.tenant], track.sequence.number))
+
+    def given(self) -> dict[str, float]:
+        """Weighted tokens that each tenant with somebody in line was given, see `shares`."""
+        return self._shares.given(self._line.tenants, self._alive())
+
+    def _alive(self) -> Iterable[Track]:
+        return chain.from_iterable(self._requests.values())
 
     def _choose(self, track: Track) -> Lane | None:
         """The lane with the fewest sequences that has room for this one."""
@@ -258,6 +302,23 @@ class Admission:
     def _soon(self) -> None:
         """After whoever reports has reported everything, so that the order of the queue is settled."""
         asyncio.get_running_loop().call_soon(self._place)
+
+    # Waiting too long.
+
+    def _look_after_the_line(self) -> None:
+        if self._overdue is None and self._line:
+            self._overdue = self._clock.call_later(self._bounds.queue_s / LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._overdue = None
+        for track in self._line.overdue(self._clock.time() - self._bounds.queue_s):
+            self._give_up(track, "queue_deadline", f"no place was free within {self._bounds.queue_s:g} s")
+        self._look_after_the_line()
+
+    def _give_up(self, track: Track, reason: str, why: str) -> None:
+        """Refuses somebody who waited."""
+        if not track.sequence.finished:
+            self.ended(track, self._refuse(reason, Overloaded(why, self._hint_s())))
 
     # Numbers.
 
@@ -292,7 +353,7 @@ def _outcome(track: Track, error: Exception | None) -> str:
         case Expired():
             return "expired"
         case Overloaded():
-            return "slow_reader"
+            return "slow_reader" if track.tally.placed is not None else "overloaded"
         case Unavailable():
             return "unavailable"
     return "error"

@@ -172,7 +172,7 @@ class Attachment:
         message = submit.request
         if not message.request_id:
             raise InvalidRequest("request_id", "a front end has to give one")
-        self._cell.check_capacity()
+        self._cell.check_capacity(submit.tenant)
         limits = self._cell.terms().limits
         request = read_request(
             message,

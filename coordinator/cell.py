@@ -47,8 +47,8 @@ class Cell(Protocol):
 
     def terms(self) -> Terms: ...
 
-    def check_capacity(self) -> None:
-        """Raises when a request would surely be refused. Cheap, so it comes before anything is parsed."""
+    def check_capacity(self, tenant: str = "") -> None:
+        """Raises when a request of this tenant would surely be refused. Cheap, so it comes before parsing."""
 
     def submit(self, order: Order, sink: Sink) -> Call: ...
 

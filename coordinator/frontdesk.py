@@ -48,7 +48,7 @@ class FrontDesk:
         """Submits a request, or raises an error that says whose fault it is."""
         arrived = self._clock.time()
         check_head(message, self.tokenizer is not None)
-        self.cell.check_capacity()
+        self.cell.check_capacity(current_caller().tenant)
         prompt = await self._prompt(message)
         request = read_request(
             message,

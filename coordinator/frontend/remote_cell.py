@@ -62,7 +62,7 @@ class RemoteCell:
             raise Unavailable(self._closed)
         return self._terms
 
-    def check_capacity(self) -> None:
+    def check_capacity(self, tenant: str = "") -> None:
         if self.draining:
             raise self._refuse("draining", Unavailable("the front end is draining; try another one"))
         if self._terms is None or self._link is None:

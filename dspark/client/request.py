@@ -14,8 +14,11 @@ from typing import Any
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import generate_pb2, types_pb2
 
-# A stream is tried again only before its first message, so no token can come twice.
+# A stream is tried again only before its first message, so no token can come twice. Whoever fails for all must not be
+# asked ever more often for it: a failure costs a token, an answer brings a tenth of one, and below half of them nothing
+# is tried again. A server's pushback says when.
 SERVICE_CONFIG: dict[str, object] = {
+    "retryThrottling": {"maxTokens": 4, "tokenRatio": 0.1},
     "methodConfig": [
         {
             "name": [{"service": "dspark.wire.v1.Generation"}],

@@ -120,11 +120,11 @@ class GrpcServer:
         host = split_endpoint(self._bind)[0]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    async def set_serving(self, serving: bool) -> None:
-        """Readiness of every added service; the empty name (liveness) is SERVING from the start."""
+    async def set_serving(self, serving: bool, *names: str) -> None:
+        """Readiness of these services, or of all; the empty name (liveness) is SERVING from the start."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        for name in self._names:
+        for name in names or self._names:
             await self._health.set(name, status)
 
     async def drain(self, grace_s: float) -> None:

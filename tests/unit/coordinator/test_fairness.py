@@ -1,0 +1,145 @@
+"""Tenants that wait are served evenly in weighted tokens, a flood is refused where it is made, waiting has an end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from fakes import ToyCell, answer_of, calm, read
+
+from coordinator.admission import Bounds
+from coordinator.shares import ANSWER, MOST_TENANTS, PROMPT, Shares
+from coordinator.track import Track
+from dspark.errors import Overloaded
+
+
+@pytest_asyncio.fixture
+async def cells() -> AsyncIterator[list[ToyCell]]:
+    made: list[ToyCell] = []
+    yield made
+    for cell in made:
+        await cell.close()
+
+
+def make(cells: list[ToyCell], **bounds: Any) -> ToyCell:
+    cell = ToyCell(bounds=Bounds(**bounds))
+    cells.append(cell)
+    return cell
+
+
+def held(cell: ToyCell) -> ToyCell:
+    cell.verifier.holding.add("verify")
+    return cell
+
+
+async def test_the_gap_between_tenants_that_wait_stays_within_the_bound(cells: list[ToyCell]) -> None:
+    running, longest, prompt = 3, 12, 4
+    cell = make(cells, max_running=running)
+    draw = random.Random(5)
+    tracks: list[Track] = []
+    for tenant, count in (("flood", 60), ("light", 30), ("third", 30)):
+        for _ in range(count):
+            ids = [draw.randrange(97) for _ in range(draw.randint(1, prompt))]
+            tracks.append(cell.ask(ids, max_tokens=draw.randint(1, longest), policy="off", tenant=tenant))
+    # The theorem: 2 max(w_p L, w_q M), L the longest prompt and M the most tokens of answers that run at a time.
+    bound = 2.0 * max(PROMPT * prompt, ANSWER * running * longest)
+    widest, looks = 0.0, 0
+    while len(given := cell.admission.given()) > 1:
+        widest, looks = max(widest, max(given.values()) - min(given.values())), looks + 1
+        await calm(3)
+    assert looks > 50
+    assert 0.0 < widest <= bound
+    await cell.finish(*tracks)
+    assert cell.clean()
+
+
+async def test_a_light_tenant_is_next_however_long_the_line_of_another(cells: list[ToyCell]) -> None:
+    cell = held(make(cells, max_running=1))
+    flood = [cell.ask((7, seed), max_tokens=3, tenant="flood") for seed in range(20)]
+    light = cell.ask((5, 6), max_tokens=3, tenant="light")
+    cell.verifier.let_go("verify")
+    await cell.finish(light)
+    assert sum(track.sequence.finished for track in flood) <= 2
+    await cell.finish(*flood)
+    assert await read(light) == answer_of((5, 6), 3)
+
+
+async def test_idleness_is_no_credit(cells: list[ToyCell]) -> None:
+    cell = make(cells, max_running=1)
+    await cell.finish(*[cell.ask((seed,), max_tokens=10, tenant="busy") for seed in range(10)])
+    held(cell)
+    running = cell.ask((1,), max_tokens=4, tenant="busy")
+    await calm()
+    for seed in range(3):
+        cell.ask((seed,), max_tokens=4, tenant="busy")
+        cell.ask((seed,), max_tokens=4, tenant="back again")
+    given = cell.admission.given()
+    assert given["back again"] >= given["busy"] - ANSWER * 4 - PROMPT
+    cell.verifier.let_go("verify")
+    await cell.finish(running)
+
+
+async def test_no_place_stays_empty_for_anybody(cells: list[ToyCell]) -> None:
+    cell = held(make(cells, max_running=8))
+    for _ in range(8):
+        cell.ask(tenant="alone")
+    assert (cell.admission.running, cell.admission.queued) == (8, 0)
+
+
+async def test_a_full_line_refuses_whoever_fills_it(cells: list[ToyCell]) -> None:
+    cell = held(make(cells, max_running=1, max_queued=8))
+    flood = [cell.ask(tenant="flood") for _ in range(9)]
+    with pytest.raises(Overloaded):
+        cell.ask(tenant="flood")
+    light = [cell.ask((5, 6), tenant="light") for _ in range(4)]  # up to the same number
+    assert cell.admission.queued == 8
+    assert [track.sequence.finished for track in flood] == [False] * 5 + [True] * 4  # the newest had to go
+    with pytest.raises(Overloaded) as refused:
+        await read(flood[-1])
+    assert refused.value.retry_after_s > 0
+    with pytest.raises(Overloaded):
+        cell.ask(tenant="light")
+    assert cell.metrics.value("admission_rejections_total", reason="displaced") == 4
+    cell.verifier.let_go("verify")
+    await cell.finish(*flood, *light)
+    assert cell.clean()
+
+
+async def test_whoever_had_a_place_is_not_displaced(cells: list[ToyCell]) -> None:
+    cell = make(cells, max_running=4, max_queued=4)
+    held(cell)
+    old = [cell.ask(max_tokens=20, tenant="flood") for _ in range(4)]
+    await calm()
+    cell.lose_verifier()  # all four wait again
+    await calm()
+    assert cell.admission.queued == 4
+    cell.add_lane(type(cell.verifier)(cell.talk, cell.drafters))
+    await cell.finish(*old)
+    assert [len(await read(track)) for track in old] == [20] * 4
+
+
+async def test_waiting_for_a_first_place_has_an_end(cells: list[ToyCell]) -> None:
+    cell = held(make(cells, max_running=1, queue_s=10.0))
+    running, waiting = cell.ask(), cell.ask()
+    await cell.clock.advance(8.0)  # less than the verifier's own deadline
+    assert not waiting.sequence.finished
+    late = cell.ask()
+    cell.verifier.let_go("verify")
+    held(cell)
+    await calm()
+    if not waiting.sequence.finished:
+        await cell.clock.advance(3.0)
+    with pytest.raises(Overloaded, match="no place was free"):
+        await read(late if waiting.tally.placed is not None else waiting)
+    assert cell.metrics.value("admission_rejections_total", reason="queue_deadline") >= 1
+    assert running.tally.placed is not None
+
+
+def test_remembered_tenants_are_bounded() -> None:
+    shares = Shares()
+    for number in range(2 * MOST_TENANTS):
+        shares.arrives(f"t{number}", (), ())
+    assert len(shares._settled) <= MOST_TENANTS + 1
