@@ -59,7 +59,12 @@ class RoomShell:
         host, _, port = self._process.endpoint.rpartition(":")
         if host in ("0.0.0.0", "::", "[::]"):  # listens everywhere: others reach it by the node's address
             host = self._node_ip
-        return {"endpoint": f"{host}:{port}", "incarnation": self._process.incarnation, "pid": os.getpid()}
+        return {
+            "endpoint": f"{host}:{port}",
+            "incarnation": self._process.incarnation,
+            "pid": os.getpid(),
+            "http": getattr(self._process, "http_url", None) or "",
+        }
 
 
 def _at_hand(settings: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:

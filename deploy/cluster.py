@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
@@ -20,12 +21,14 @@ import structlog
 
 from deploy import ray_environment
 from deploy.actors import RoomShell
+from deploy.autoscale_config import AutoscaleConfig
 from deploy.controller import Controller, NothingStarted, Started, StartFailed
 from deploy.probe import ControlAnnouncer
 from deploy.topology import Replica, Topology
-from dspark.errors import Unavailable
+from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.telemetry import configure_logging
+from dspark.runtime.tls import Tls
 
 log = structlog.get_logger("deploy.cluster")
 
@@ -186,13 +189,29 @@ class RayFleet:
             )
 
 
+@dataclass(frozen=True)
+class Supervision:
+    """How a controller keeps its cell. Times in seconds."""
+
+    start_timeout_s: float
+    drain_s: float
+    autoscale: AutoscaleConfig
+
+
 class ControllerShell:
     """The controller as an actor."""
 
-    def __init__(self, topology: Topology, secrets: Mapping[str, str], start_timeout_s: float) -> None:
+    def __init__(self, topology: Topology, secrets: Mapping[str, str], tls: Tls | None, conduct: Supervision) -> None:
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
-        fleet = RayFleet(secrets, start_timeout_s)
-        self._controller = Controller(topology, fleet, ControlAnnouncer(secrets.get("token_file")))
+        fleet = RayFleet(secrets, conduct.start_timeout_s)
+        self._controller = Controller(
+            topology,
+            fleet,
+            ControlAnnouncer(secrets.get("operator_token_file"), tls),
+            tls=tls,
+            drain_s=conduct.drain_s,
+            autoscale=conduct.autoscale,
+        )
         # Started here, so that a controller that Ray restarted takes up its work without being asked.
         self._loop = asyncio.get_event_loop().create_task(self._controller.run())
 
@@ -200,11 +219,19 @@ class ControllerShell:
         """Every replica."""
         return self._controller.report()
 
-    async def resize(self, verifiers: int | None, drafters: int | None) -> tuple[int, int]:
-        """Changes the pools that are named; returns the wanted sizes."""
+    async def resize(
+        self, verifiers: int | None, drafters: int | None, autoscale: bool | None
+    ) -> tuple[int, int] | str:
+        """Changes what is named; returns the wanted sizes, or why it cannot be."""
+        if autoscale is not None:
+            self._controller.follow_load(autoscale)
         now = self._controller.sizes()
         wanted = (now[0] if verifiers is None else verifiers, now[1] if drafters is None else drafters)
-        self._controller.resize(*wanted)
+        try:
+            if (verifiers, drafters) != (None, None):
+                self._controller.resize(*wanted)
+        except ConfigError as error:
+            return str(error)
         return wanted
 
     async def close(self, grace_s: float) -> None:
@@ -213,14 +240,14 @@ class ControllerShell:
         self._loop.cancel()
 
 
-def start_controller(topology: Topology, *, secrets: Mapping[str, str], start_timeout_s: float) -> None:
+def start_controller(topology: Topology, *, secrets: Mapping[str, str], tls: Tls | None, conduct: Supervision) -> None:
     """Creates the controller; a cell that is already there is refused."""
     if controller() is not None:
         raise NothingStarted("this Ray cluster already runs a dspark cell; whoever brought it up must take it down")
     handle = (
         ray.remote(ControllerShell)
         .options(name=CONTROLLER, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)
-        .remote(topology, dict(secrets), start_timeout_s)
+        .remote(topology, dict(secrets), tls, conduct)
     )
     _get(handle.report.remote(), 60.0, "the controller did not start")
 
@@ -242,12 +269,15 @@ def report() -> list[dict[str, Any]]:
     return rows
 
 
-def resize(verifiers: int | None, drafters: int | None) -> tuple[int, int]:
-    """Tells the controller new sizes; None keeps one."""
+def resize(verifiers: int | None, drafters: int | None, autoscale: bool | None) -> tuple[int, int]:
+    """Tells the controller new sizes, and whether they follow the load; None keeps what is."""
     handle = controller()
     if handle is None:
         raise Unavailable("the controller is gone")
-    wanted: tuple[int, int] = _get(handle.resize.remote(verifiers, drafters), 15.0, "the controller does not answer")
+    asked = handle.resize.remote(verifiers, drafters, autoscale)
+    wanted: tuple[int, int] | str = _get(asked, 15.0, "the controller does not answer")
+    if isinstance(wanted, str):
+        raise ConfigError(wanted)
     return wanted
 
 
@@ -256,7 +286,7 @@ def close_cell(grace_s: float) -> None:
     handle = controller()
     if handle is not None:
         with contextlib.suppress(Unavailable):  # then its workers are killed below
-            _get(handle.close.remote(grace_s), grace_s + 15.0, "the controller does not answer")
+            _get(handle.close.remote(grace_s), 2 * grace_s + 15.0, "the controller does not answer")
         ray.kill(handle, no_restart=True)
     for actor in ray.util.list_named_actors():
         if _SEPARATOR in actor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dspark.errors import ConfigError
+from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
 
 NO_DRAFTER = "none"  # in place of a drafter's name: plain decoding
@@ -55,6 +56,13 @@ class ClusterConfig:
     device: str | None = field(default=None, metadata={"doc": "Device of both pools; absent: what is there."})
     verifier_gpus: float = field(default=0.0, metadata={"doc": "GPUs Ray reserves for each verifier."})
     drafter_gpus: float = field(default=0.0, metadata={"doc": "GPUs Ray reserves for each drafter."})
+    http: str | None = field(
+        default="127.0.0.1:8000",
+        metadata={"doc": "host:port of the coordinator's HTTP front, or a free port if that one is taken; none: off."},
+    )
+    drain_s: float = field(
+        default=30.0, metadata={"doc": "How long a worker that is scaled away may finish what it has."}
+    )
     start_timeout_s: float = field(default=600.0, metadata={"doc": "Longest wait for the cell to serve."})
 
     def __post_init__(self) -> None:
@@ -78,6 +86,10 @@ class ClusterConfig:
             raise ConfigError(f"cluster.address: {self.address!r} is not host:port of a Ray cluster's GCS")
         if len({bool(path) for path in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
             raise ConfigError("cluster.tls_cert, cluster.tls_key, cluster.tls_ca: all three or none")
+        if self.http is not None:
+            split_endpoint(self.http)
+        if self.drain_s < 0:
+            raise ConfigError(f"cluster.drain_s: {self.drain_s} is negative")
         if self.start_timeout_s <= 0:
             raise ConfigError(f"cluster.start_timeout_s: {self.start_timeout_s} is not positive")
 

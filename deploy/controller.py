@@ -2,7 +2,8 @@
 
 Knows no Ray: whoever runs processes is a `Fleet`. Decisions are `reconcile.plan`; this file only carries them out.
 Invariant: the coordinator is always told the full set of serving workers, after every change and every few seconds, so
-a lost message or a restarted coordinator heals by itself.
+a lost message or a restarted coordinator heals by itself. A worker that is to leave is told of as draining first, and
+ended when the coordinator says that nobody needs it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
 
 from deploy import reconcile
+from deploy.autoscale import Autoscaler
+from deploy.autoscale_config import AutoscaleConfig
+from deploy.leaving import Leaving
 from deploy.probe import Health, Probe
+from deploy.readings import Look, Window
 from deploy.reconcile import Observed, Phase, Start, Stop
 from deploy.rooms import ROOMS
-from deploy.topology import Replica, Role, Topology, resized
-from dspark.errors import DsparkError
+from deploy.topology import Replica, Role, Topology, adopted, resized
+from dspark.errors import ConfigError, DsparkError
+from dspark.runtime.tls import Tls
+from dspark.wire.v1 import control_pb2
 
 log = structlog.get_logger("deploy.controller")
 
@@ -29,6 +36,9 @@ TICK_S = 0.5
 ANNOUNCE_EVERY_S = 5.0
 MISSES = 2  # refused connections in a row that mean death
 HUNG_AFTER_S = 20.0  # silence, with the connection open, that means death
+DRAIN_S = 30.0  # how long a worker that leaves may finish what it has
+WORKERS = (f"{Role.VERIFY}/", f"{Role.DRAFT}/")
+END_GRACE_S = 5.0  # for a worker that nobody needs any more
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,7 @@ class Started:
     endpoint: str
     incarnation: int
     pid: int
+    http: str = ""  # URL of its HTTP front, if it has one
 
 
 class StartFailed(DsparkError):
@@ -68,20 +79,47 @@ class Fleet(Protocol):
         """Why a launch is still waiting; empty when it is simply loading."""
 
 
+@dataclass(frozen=True)
+class Announced:
+    """connected: workers it is connected to. idle: draining ones that no sequence needs any more."""
+
+    connected: int
+    idle: tuple[str, ...] = ()
+
+
 class Announcer(Protocol):
     """Tells a coordinator who is there."""
 
-    async def announce(self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]]) -> int:
-        """Returns how many workers it is connected to."""
+    async def announce(
+        self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]], draining: Set[str]
+    ) -> Announced:
+        """Replaces its set of workers; those that drain get nothing new."""
+
+    async def status(self, coordinator: Started) -> control_pb2.GetStatusReply:
+        """The whole cell as it sees it."""
 
 
 class Controller:
     """The loop that keeps a topology running."""
 
-    def __init__(self, topology: Topology, fleet: Fleet, announcer: Announcer) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        fleet: Fleet,
+        announcer: Announcer,
+        *,
+        tls: Tls | None = None,
+        drain_s: float = DRAIN_S,
+        autoscale: AutoscaleConfig | None = None,
+    ) -> None:
         self._topology = topology
+        self._leaving = Leaving(drain_s)
+        self._scaling = autoscale or AutoscaleConfig()
+        self._autoscaler: Autoscaler | None = None
+        self.follow_load(self._scaling.enabled)
+        self._looked = float("-inf")
         self._fleet = fleet
-        self._announcer = announcer
+        self._announcer, self._tls = announcer, tls
         self._seen: dict[str, Observed] = {}
         self._running: dict[str, Started] = {}
         self._probes: dict[str, Probe] = {}
@@ -93,7 +131,9 @@ class Controller:
 
     async def run(self) -> None:
         """Adopts what is there, then keeps the cell until `close`."""
-        for name, started in (await self._fleet.adopt()).items():
+        left = await self._fleet.adopt()
+        self._topology = adopted(self._topology, left)
+        for name, started in left.items():
             log.info("replica.adopted", replica=name, endpoint=started.endpoint)
             now = time.monotonic()
             self._serve(name, reconcile.starting(None, now), started)
@@ -111,6 +151,7 @@ class Controller:
         for action in reconcile.plan(self._topology.names, self._seen, time.monotonic()):
             self._act(action)
         await self._announce()
+        await self._follow_load()
 
     def sizes(self) -> tuple[int, int]:
         """(verifiers, drafters) that are wanted."""
@@ -118,8 +159,20 @@ class Controller:
 
     def resize(self, verifiers: int, drafters: int) -> None:
         """Changes the wanted sizes of the pools; the loop does the rest."""
+        if self._autoscaler is not None:
+            _within(verifiers, drafters, self._autoscaler.config)
+            self._autoscaler.rest(time.monotonic())
+        self._resize(verifiers, drafters, "asked for")
+
+    def follow_load(self, on: bool) -> None:
+        """Whether the pools change their sizes by themselves from now on."""
+        self._autoscaler = Autoscaler(self._scaling) if on else None
+        self._window = Window(self._scaling.window_s)
+        log.info("autoscale.set", on=on)
+
+    def _resize(self, verifiers: int, drafters: int, why: str) -> None:
         self._topology = resized(self._topology, verifiers, drafters)
-        log.info("cell.resized", verifiers=verifiers, drafters=drafters)
+        log.info("cell.resized", verifiers=verifiers, drafters=drafters, why=why)
 
     def report(self) -> list[dict[str, Any]]:
         """Every replica as plain values, for `dspark up` and for people."""
@@ -137,6 +190,7 @@ class Controller:
                     "failures": seen.failures,
                     "starts": seen.starts,
                     "endpoint": started.endpoint if started else "",
+                    "http": started.http if started else "",
                     "pid": started.pid if started else 0,
                     "connected": self._connected,
                     "leaving": sorted(set(self._running) - self._topology.names),
@@ -199,7 +253,7 @@ class Controller:
         if replica is not None and replica.role is Role.FRONTEND and coordinator is not None:
             self._fronts[name] = (coordinator.endpoint, started.endpoint)
         if replica is not None:
-            self._probes[name] = Probe(started.endpoint, ROOMS[replica.role].service)
+            self._probes[name] = Probe(started.endpoint, ROOMS[replica.role].service, self._tls)
 
     def _placed(self, replica: Replica) -> Replica:
         """A front end is told where the coordinator is, and comes back where its clients look for it."""
@@ -237,7 +291,12 @@ class Controller:
             self._seen[name] = reconcile.down(self._seen[name], now, reason)
 
     async def _stop(self, name: str) -> None:
-        await self._fleet.end(name, 10.0)
+        began = time.monotonic()
+        idle = name not in self._running or not name.startswith(WORKERS) or await self._leaving.until_idle(name)
+        if not idle:
+            await self._announce()  # without it, so that its sequences have moved before it ends
+        log.info("replica.leaves", replica=name, idle=idle, drained_s=round(time.monotonic() - began, 2))
+        await self._fleet.end(name, END_GRACE_S)
         await self._forget(name)
         del self._seen[name]
 
@@ -252,18 +311,56 @@ class Controller:
         coordinator = self._running.get(self._topology.coordinator.name)
         if coordinator is None:
             return
+        draining = self._leaving.names & self._running.keys()
         workers = {
-            replica.name: (replica.role, self._running[replica.name])
-            for replica in self._topology.replicas
-            if replica.role in (Role.VERIFY, Role.DRAFT) and replica.name in self._running
+            name: (Role(name.partition("/")[0]), self._running[name])
+            for name in sorted((self._topology.names | draining) & self._running.keys())
+            if name.startswith(WORKERS)
         }
-        now, content = time.monotonic(), (coordinator, tuple(sorted(workers.items())))
+        now, content = time.monotonic(), (coordinator, tuple(workers.items()), draining)
         told_at, told = self._announced
-        if content == told and now - told_at < ANNOUNCE_EVERY_S:
+        if content == told and not draining and now - told_at < ANNOUNCE_EVERY_S:
             return
         try:
-            self._connected = await self._announcer.announce(coordinator, workers)
+            said = await self._announcer.announce(coordinator, workers, draining)
         except DsparkError as error:
             log.warning("announce.failed", reason=str(error))
             return  # the next tick tries again
-        self._announced = (now, content)
+        self._announced, self._connected = (now, content), said.connected
+        self._leaving.heard(said.idle)
+
+    async def _follow_load(self) -> None:
+        """Lets the autoscaler look at the cell now and then, as long as nothing is starting or leaving."""
+        scaler, now = self._autoscaler, time.monotonic()
+        coordinator = self._running.get(self._topology.coordinator.name)
+        if scaler is None or coordinator is None or now - self._looked < scaler.config.look_s:
+            return
+        self._looked = now
+        try:
+            self._window.add(Look(now, await self._announcer.status(coordinator)))
+        except DsparkError as error:
+            log.warning("autoscale.no_status", reason=str(error))
+            return
+        settled = self._leaving.names.isdisjoint(self._running) and all(
+            self._seen.get(name, _UNSEEN).phase is Phase.SERVING for name in self._topology.names
+        )
+        if not settled or self._window.span_s <= 0:
+            return
+        sizes = self.sizes()
+        wanted = scaler.look(self._window.reading(), *sizes, now)
+        if wanted != sizes:
+            self._resize(*wanted, "; ".join(f"{pool}: {why}" for pool, why in scaler.why.items()))
+
+
+_UNSEEN = Observed(Phase.DOWN, 0.0)
+
+
+def _within(verifiers: int, drafters: int, config: AutoscaleConfig) -> None:
+    """Sizes outside the bounds would be taken back at the next look."""
+    bounds = (
+        ("verifiers", verifiers, config.min_verifiers, config.max_verifiers),
+        ("drafters", drafters, config.min_drafters, config.max_drafters),
+    )
+    for pool, size, least, most in bounds:
+        if not least <= size <= most:
+            raise ConfigError(f"scale: {size} {pool}, while autoscaling keeps {least} to {most} (section autoscale)")

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from deploy import ray_environment
-from deploy.head import Head, stop_head
+from deploy.head import Head, environment, stop_head
 from deploy.marks import end_all, has_marks, marked
-from dspark.client import NoCell, find_cell
-from dspark.client.cell import Cell, cell_file, remove_cell
+from dspark.client import Client, NoCell, find_cell
+from dspark.client.cell import Cell, cell_file, is_alive, remove_cell
 from dspark.errors import DsparkError
+from dspark.runtime.identity import state_dir
 
 Say = Callable[[str], None]
 
-GRACE_S = 5.0
+ASK_S = 3.0  # a coordinator that takes longer to say what it does is not waited for
+GRACE_S = 30.0  # for running streams, unless the user says otherwise
 
 
-def take_down(say: Say) -> None:
-    """Ends the cell of the state folder. Fine when there is none."""
+def take_down(say: Say, grace_s: float = GRACE_S) -> None:
+    """Ends the cell of the state folder: takes nothing new, lets running streams finish within the grace.
+
+    Fine when there is no cell.
+    """
     try:
         cell = find_cell()
     except NoCell as error:
@@ -32,11 +38,15 @@ def take_down(say: Say) -> None:
         say(f"cleared an unusable state file: {error}")
         return
     if cell.ray_pid:
+        if grace_s > 0 and is_alive(cell.ray_pid) and (running := busy(cell)):
+            say(f"draining: {running} requests have up to {grace_s:g} s to finish")
+            with contextlib.suppress(DsparkError):  # a cell that does not listen is ended all the same
+                close_remote(cell, say, grace_s)
         left = stop_head(Head(cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id))
         if left:
             raise DsparkError(f"processes {left} would not end; end them and run `dspark down` again")
     else:
-        close_remote(cell, say)
+        close_remote(cell, say, grace_s)
     remove_cell()
     say(f"down: {cell.endpoint}")
 
@@ -56,17 +66,30 @@ def own(leader: int, cell_id: str) -> int:
     return leader if not has_marks() or leader in marked(cell_id) else 0
 
 
-def close_remote(cell: Cell, say: Say) -> None:
-    """Removes the cell's actors from a Ray cluster that others run; the cluster itself is left as it is."""
+def busy(cell: Cell) -> int:
+    """Requests that run or wait; 0 too when nobody answers."""
+    try:
+        with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
+            reply = client.status(timeout=ASK_S)
+    except DsparkError:
+        return 0
+    return reply.queued + sum(lane.running + lane.waiting for lane in reply.lanes)
+
+
+def close_remote(cell: Cell, say: Say, grace_s: float = 0.0) -> None:
+    """Drains and removes the cell's actors; a Ray cluster that others run is left as it is."""
+    local = bool(cell.ray_pid)
+    if local:
+        os.environ.update(environment(state_dir() / "ray_token", cell.cell_id))
     ray_environment.prepare(os.environ)
     from deploy import cluster
 
     try:
-        cluster.connect(cell.ray_address, local=False)
+        cluster.connect(cell.ray_address, local=local)
     except cluster.NobodyListens as error:  # any other failure is the user's to mend, and the state file stays
         say(f"{error}; with the cluster its actors are gone too")
         return
     try:
-        cluster.close_cell(GRACE_S)
+        cluster.close_cell(grace_s)
     finally:
         cluster.disconnect()

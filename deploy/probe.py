@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,13 +18,15 @@ from deploy.topology import Role
 from dspark.client.errors import read_error
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.security import split_endpoint
+from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2, control_pb2_grpc
 
 if TYPE_CHECKING:
-    from deploy.controller import Started
+    from deploy.controller import Announced, Started
 
 LOOK_TIMEOUT_S = 2.0
 ANNOUNCE_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 5.0
 
 _ROLES = {Role.VERIFY: control_pb2.ROLE_VERIFY, Role.DRAFT: control_pb2.ROLE_DRAFT}
 
@@ -40,8 +42,8 @@ class Health(enum.Enum):
 class Probe:
     """Looks at one process. misses: refused looks in a row. heard: when it last answered."""
 
-    def __init__(self, endpoint: str, service: str) -> None:
-        self._channel = open_channel(endpoint)
+    def __init__(self, endpoint: str, service: str, tls: Tls | None = None) -> None:
+        self._channel = open_channel(endpoint, tls=tls)
         self._stub = health_pb2_grpc.HealthStub(self._channel)
         self._endpoint, self._service = endpoint, service
         self.misses = 0
@@ -84,24 +86,28 @@ async def _refuses(endpoint: str) -> bool:
 
 
 class ControlAnnouncer:
-    """Announces over the coordinator's Control service, with the workers' secret."""
+    """Announces over the coordinator's Control service, as an operator."""
 
-    def __init__(self, token: str | None) -> None:
-        self._metadata = auth_metadata(token)
+    def __init__(self, token: str | None, tls: Tls | None = None) -> None:
+        self._metadata, self._tls = auth_metadata(token), tls
         self._endpoint = ""
         self._channel: grpc.aio.Channel | None = None
 
-    async def announce(self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]]) -> int:
+    async def announce(
+        self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]], draining: Set[str]
+    ) -> Announced:
         """Replaces the coordinator's set of workers."""
-        if coordinator.endpoint != self._endpoint or self._channel is None:
-            if self._channel is not None:
-                await self._channel.close()
-            self._channel, self._endpoint = open_channel(coordinator.endpoint), coordinator.endpoint
-        stub = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        from deploy.controller import Announced
+
+        stub = await self._stub(coordinator.endpoint)
         message = control_pb2.AnnounceRequest(
             workers=[
                 control_pb2.WorkerEndpoint(
-                    role=_ROLES[role], endpoint=started.endpoint, incarnation=started.incarnation, name=name
+                    role=_ROLES[role],
+                    endpoint=started.endpoint,
+                    incarnation=started.incarnation,
+                    name=name,
+                    draining=name in draining,
                 )
                 for name, (role, started) in sorted(workers.items())
             ]
@@ -110,4 +116,22 @@ class ControlAnnouncer:
             reply = await stub.Announce(message, timeout=ANNOUNCE_TIMEOUT_S, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise read_error(error, coordinator.endpoint) from None
-        return int(reply.connected)
+        return Announced(int(reply.connected), tuple(reply.idle))
+
+    async def status(self, coordinator: Started) -> control_pb2.GetStatusReply:
+        """The whole cell as the coordinator sees it."""
+        stub = await self._stub(coordinator.endpoint)
+        try:
+            reply: control_pb2.GetStatusReply = await stub.GetStatus(
+                control_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            raise read_error(error, coordinator.endpoint) from None
+        return reply
+
+    async def _stub(self, endpoint: str) -> Any:
+        if endpoint != self._endpoint or self._channel is None:
+            if self._channel is not None:
+                await self._channel.close()
+            self._channel, self._endpoint = open_channel(endpoint, tls=self._tls), endpoint
+        return control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]

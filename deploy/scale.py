@@ -16,8 +16,13 @@ from dspark.runtime.identity import state_dir
 TIMEOUT_S = 600.0
 
 
-def scale(verifiers: int | None, drafters: int | None, say: Callable[[str], None]) -> tuple[int, int]:
-    """Resizes the cell of the state folder; None leaves a pool as it is. Returns the sizes in force."""
+def scale(
+    verifiers: int | None, drafters: int | None, autoscale: bool | None, say: Callable[[str], None]
+) -> tuple[int, int]:
+    """Resizes the cell of the state folder; None leaves a pool as it is. Returns the sizes in force.
+
+    Workers that leave get nothing new and are waited for; see `leaving`.
+    """
     if (verifiers is not None and verifiers < 1) or (drafters is not None and drafters < 0):
         raise ConfigError("scale: a cell needs at least one verifier, and no pool can be negative")
     cell = find_cell()
@@ -29,10 +34,11 @@ def scale(verifiers: int | None, drafters: int | None, say: Callable[[str], None
 
     cluster.connect(cell.ray_address, local=local)
     try:
-        wanted = cluster.resize(verifiers, drafters)
+        wanted = cluster.resize(verifiers, drafters, autoscale)
         deadline = time.monotonic() + TIMEOUT_S
-        await_replicas(cluster.report, deadline, say)
-        await_lanes(cell, *wanted, deadline, say)
+        if (verifiers, drafters) != (None, None):
+            await_replicas(cluster.report, deadline, say)
+            await_lanes(cell, *wanted, deadline, say)
     finally:
         cluster.disconnect()
     return wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,6 +69,18 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
     if drafters and topology.templates[Role.DRAFT].settings.get("drafter") == NO_DRAFTER:
         raise ConfigError(f"scale: the cell was started without a drafter, {drafters} of them would have no weights")
     return _build(topology.templates, _counts(verifiers, drafters, topology.count(Role.FRONTEND)))
+
+
+def adopted(topology: Topology, names: Iterable[str]) -> Topology:
+    """The cell as an earlier controller left it: pools that were resized keep their sizes.
+
+    A coordinator among the names says that the cell had come up; without one there is nothing to go by.
+    """
+    left = [name.partition("/") for name in names]
+    if topology.coordinator.name not in ["/".join((role, index)) for role, _, index in left]:
+        return topology
+    sizes = {role: max((int(i) + 1 for r, _, i in left if r == role and i.isdigit()), default=0) for role in Role}
+    return resized(topology, max(1, sizes[Role.VERIFY]), sizes[Role.DRAFT])
 
 
 def _counts(verifiers: int, drafters: int, frontends: int) -> dict[Role, int]:

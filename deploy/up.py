@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from deploy import ray_environment
-from deploy.config import NO_DRAFTER, ClusterConfig
+from deploy.autoscale_config import AutoscaleConfig
+from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
 from deploy.controller import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
 from deploy.marks import new_cell_id
+from deploy.ray_auth import check_guarded
 from deploy.rooms import load_settings
 from deploy.topology import Role, Topology, desired
 from dspark.client import Client, NoCell, find_cell
@@ -21,7 +25,7 @@ from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cel
 from dspark.errors import ConfigError, DsparkError, Unavailable
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
-from dspark.runtime.security import is_loopback
+from dspark.runtime.security import is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
 
 Say = Callable[[str], None]
@@ -38,18 +42,21 @@ def read_config(
 ) -> ClusterConfig:
     """The cell that is asked for. `pair` completes target and drafter where nothing names them."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
+    # Processes may run in another folder: what is a file or a folder here gets its full path.
+    full: dict[str, object] = {
+        key: str(Path(path).expanduser().resolve()) for key in TLS_FILES if (path := getattr(given, key))
+    }
     if given.synthetic:
         path = Path(given.synthetic).expanduser().resolve()
         load_spec(path)  # what is wrong with it is said before anything starts
-        return replace(given, synthetic=str(path))
+        return replace(given, synthetic=str(path), **full)  # type: ignore[arg-type]
     models = pair(given.target or None, given.drafter or None)
     for name, model in models.items():
         if not model:
             raise ConfigError(f"cluster.{name}: required; say --{name} PATH_OR_ID")
         if (name, model) != ("drafter", NO_DRAFTER):
             _check_model(name, model)
-    # Workers may run in another folder: what is a folder here gets its full path.
-    full = {name: _full_path(model) if model else model for name, model in models.items()}
+    full |= {name: _full_path(model) if model else model for name, model in models.items()}
     config = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags={**flags, **full})
     return replace(config, drafters=0) if config.drafter == NO_DRAFTER else config
 
@@ -72,23 +79,42 @@ def plan_topology(
         "drafter_revision": config.revision,
         **{key: str(path) for key, path in token_files.items()},
         "insecure": config.insecure,
+        **{key: getattr(config, key) for key in (*TLS_FILES, "tls_server_name", "tls_require_client_cert")},
         "device": config.device,
         "policy": config.policy,
         "rule": config.rule,
     }
+    fronts = {**shared, "http": http_bind(config.http)}
     binds = {Role.COORDINATOR: f"{config.bind}:{port}"}
     settings = {
         role: load_settings(
-            role, file=file, environ=environ, flags={**shared, "bind": binds.get(role, f"{config.bind}:0")}
+            role,
+            file=file,
+            environ=environ,
+            flags={**(fronts if role is Role.COORDINATOR else shared), "bind": binds.get(role, f"{config.bind}:0")},
         )
         for role in Role
     }
     return desired(config, settings)
 
 
-def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping[str, str], say: Say) -> Cell:
-    """Starts or joins Ray, starts the cell, waits until it serves, writes the state file."""
+def bring_up(
+    config: ClusterConfig,
+    *,
+    file: str | Path | None,
+    environ: Mapping[str, str],
+    say: Say,
+    scaling: Mapping[str, object] | None = None,
+) -> Cell:
+    """Starts or joins Ray, starts the cell, waits until it serves, writes the state file.
+
+    scaling: keys of section `autoscale` that override the file and the environment.
+    """
     _refuse_second(say)
+    autoscale = load_config(AutoscaleConfig, section="autoscale", file=file, environ=environ, flags=scaling)
+    config = within(config, autoscale)
+    if config.http is not None and not has_http():
+        say("no HTTP: fastapi and uvicorn are not installed (`pip install 'dspark-serving[http]'`)")
     token_files = _token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
     topology = plan_topology(config, file=file, environ=environ, port=port, token_files=token_files)
@@ -102,12 +128,13 @@ def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping
         return Cell(
             endpoint=f"{_reachable(config.bind)}:{port}",
             cell_id=cell_id,
-            token_file=str(token_files["token_file"]),
+            token_file=str(token_files["operator_token_file"]),
             ray_address=head.address if head else str(config.address),
             ray_pid=head.pid if head else 0,
             ray_dir=str(head.folder) if head else "",
             target=config.target or f"synthetic {config.synthetic}",
             drafter=config.drafter or "a synthetic drafter",
+            **{key: getattr(config, key) or "" for key in (*TLS_FILES, "tls_server_name")},
         )
 
     def noted(head: Head) -> None:
@@ -124,7 +151,7 @@ def bring_up(config: ClusterConfig, *, file: str | Path | None, environ: Mapping
     cell = cell_on(head)
     try:
         write_cell(cell)
-        return _serve(cell, topology, secrets, config, head, deadline, say)
+        return _serve(cell, topology, secrets, config, autoscale, head, deadline, say)
     except NothingStarted:
         if head is None:
             remove_cell()
@@ -141,6 +168,7 @@ def _serve(
     topology: Topology,
     secrets: Mapping[str, str],
     config: ClusterConfig,
+    autoscale: AutoscaleConfig,
     head: Head | None,
     deadline: float,
     say: Say,
@@ -151,12 +179,18 @@ def _serve(
     cluster.connect(cell.ray_address, local=head is not None)
     try:
         say(f"ray: {'started' if head else 'joined'} at {cell.ray_address}")
-        cluster.start_controller(topology, secrets=secrets, start_timeout_s=config.start_timeout_s)
+        check_guarded(cell.ray_address, insecure=config.insecure)
+        conduct = cluster.Supervision(config.start_timeout_s, config.drain_s, autoscale)
+        cluster.start_controller(topology, secrets=secrets, tls=config.tls(), conduct=conduct)
         rows = await_replicas(cluster.report, deadline, say)
         served = next(row["endpoint"] for row in rows if row["name"] == topology.coordinator.name)
         if served != cell.endpoint:  # it runs on another node of the cluster
             cell = Cell(**{**cell.__dict__, "endpoint": served})
             write_cell(cell)
+        if url := next(row["http"] for row in rows if row["name"] == topology.coordinator.name):
+            cell = Cell(**{**cell.__dict__, "http": url})
+            write_cell(cell)
+            say(f"OpenAI endpoint: {url}/v1")
         fronts = [row["endpoint"] for row in rows if row["name"].startswith(f"{Role.FRONTEND}/")]
         if fronts:
             cell = Cell(**{**cell.__dict__, "frontends": ",".join(fronts)})
@@ -200,7 +234,7 @@ def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, 
 def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say: Say) -> None:
     """Waits until the coordinator is connected to exactly these workers and has a lane for every verifier."""
     reminded = time.monotonic()
-    with Client(cell.endpoint, token=cell.token()) as client:
+    with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
         while True:
             try:
                 reply = client.status()
@@ -223,6 +257,34 @@ def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say:
                 reminded = time.monotonic()
                 say(f"still waiting for the coordinator: {pending}")
             time.sleep(POLL_S)
+
+
+def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
+    """Pools begin inside the bounds that autoscaling keeps."""
+    if not autoscale.enabled:
+        return config
+    verifiers = min(max(config.verifiers, autoscale.min_verifiers), autoscale.max_verifiers)
+    drafters = min(max(config.drafters, autoscale.min_drafters), autoscale.max_drafters)
+    return replace(config, verifiers=verifiers, drafters=0 if config.drafter == NO_DRAFTER else drafters)
+
+
+def has_http() -> bool:
+    """Whether the HTTP front could be opened here."""
+    return all(importlib.util.find_spec(module) for module in ("fastapi", "uvicorn"))
+
+
+def http_bind(wanted: str | None) -> str | None:
+    """Where the HTTP front listens: as wanted, at any port if somebody is there already, nowhere without its extra."""
+    if wanted is None or not has_http():
+        return None
+    host, port = split_endpoint(wanted)
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError:
+        return f"{wanted.rpartition(':')[0]}:0"
+    return wanted
 
 
 def _undo(cell: Cell, head: Head | None, say: Say) -> None:
@@ -270,7 +332,7 @@ def _full_path(model: str) -> str:
 
 def _token_files(config: ClusterConfig) -> dict[str, Path]:
     """Secrets of the cell by configuration key. Clients need one as soon as strangers could reach the coordinator."""
-    files = {"token_file": state_dir() / "worker_token"}
+    files = {"token_file": state_dir() / "worker_token", "operator_token_file": state_dir() / "operator_token"}
     if not is_loopback(config.bind) and not config.insecure:
         files["client_token_file"] = state_dir() / "client_token"
     return files

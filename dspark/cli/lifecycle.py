@@ -1,4 +1,4 @@
-"""`dspark up`, `dspark scale` and `dspark down`."""
+"""`dspark up` and `dspark down`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ SHIPPED = {"target": ROOT / "models" / "demo-target", "drafter": ROOT / "models"
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `up`, `scale` and `down`."""
+    """Adds `up` and `down`."""
     up = commands.add_parser(
         "up",
         parents=[shared],
         help="start a cluster, or join a running Ray cluster; returns when it serves",
         description="Options override the environment (DSPARK_CLUSTER__<KEY>), which overrides section `cluster` of "
-        "the file. Sections `coordinator`, `frontend`, `verify` and `draft` of the file configure the processes.",
+        "the file. Sections `coordinator`, `frontend`, `verify` and `draft` of the file configure the processes, "
+        "section `autoscale` the pools that follow the load.",
     )
     up.add_argument("--target", metavar="PATH_OR_ID", help="target model (default: the shipped demo pair)")
     up.add_argument("--drafter", metavar="PATH_OR_ID", help="drafter for it, of any family; none: plain decoding")
@@ -33,6 +34,14 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     up.add_argument("--verifiers", type=int, metavar="N", help="verifier processes (1)")
     up.add_argument("--drafters", type=int, metavar="N", help="drafter processes (1)")
     up.add_argument("--frontends", type=int, metavar="N", help="front end processes before the coordinator (0)")
+    up.add_argument(
+        "--autoscale",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="let the pools follow the load, within section `autoscale` of the file (off)",
+    )
+    up.add_argument("--http", metavar="HOST:PORT", help="where the HTTP front listens; none: off (127.0.0.1:8000)")
+    up.add_argument("--drain-s", type=float, metavar="S", help="time of a worker that is scaled away (30)")
     up.add_argument("--policy", help="default policy: off, fixed:k, threshold:t, greedy or async")
     up.add_argument("--rule", choices=["token", "block", "coupled"], help="default acceptance rule")
     up.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration")
@@ -55,11 +64,14 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     up.add_argument("--drafter-gpus", type=float, metavar="N", help="GPUs Ray reserves for each drafter (0)")
     up.add_argument("--start-timeout-s", type=float, metavar="S", help="longest wait for the cell to serve (600)")
     up.set_defaults(run=_up)
-    scale = commands.add_parser("scale", parents=[shared], help="change the size of either pool while it serves")
-    scale.add_argument("--verifiers", type=int, metavar="N", help="verifier processes")
-    scale.add_argument("--drafters", type=int, metavar="N", help="drafter processes")
-    scale.set_defaults(run=_scale)
-    down = commands.add_parser("down", parents=[shared], help="stop the cluster and everything it started")
+    down = commands.add_parser(
+        "down",
+        parents=[shared],
+        help="stop the cluster and everything it started",
+        description="Takes nothing new, lets running streams finish, then ends every process.",
+    )
+    down.add_argument("--grace-s", type=float, default=30.0, metavar="S", help="time for running streams (30)")
+    down.add_argument("--now", action="store_true", help="end everything at once; running streams break off")
     down.set_defaults(run=_down)
 
 
@@ -105,12 +117,13 @@ def _up(args: argparse.Namespace) -> int:
         "tls_require_client_cert",
         "device",
     )
-    more = ("verifier_gpus", "drafter_gpus", "start_timeout_s")
+    more = ("verifier_gpus", "drafter_gpus", "http", "drain_s", "start_timeout_s")
     flags: dict[str, object] = {name: getattr(args, name) for name in (*names, *more)}
     flags |= {"target": args.target, "drafter": args.drafter}
     config = read_config(file=args.config, environ=os.environ, flags=flags, pair=pair)
     signal.signal(signal.SIGTERM, _interrupt)  # cleans up as Ctrl-C does
-    cell = bring_up(config, file=args.config, environ=os.environ, say=say)
+    scaling = {"enabled": args.autoscale}
+    cell = bring_up(config, file=args.config, environ=os.environ, say=say, scaling=scaling)
     print(cell.frontends or cell.endpoint)
     return 0
 
@@ -119,18 +132,8 @@ def _interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _scale(args: argparse.Namespace) -> int:
-    from deploy.scale import scale
-
-    if args.verifiers is None and args.drafters is None:
-        raise ConfigError("scale: say --verifiers N, --drafters N or both")
-    verifiers, drafters = scale(args.verifiers, args.drafters, say)
-    print(f"{verifiers} verifiers, {drafters} drafters")
-    return 0
-
-
 def _down(args: argparse.Namespace) -> int:
     from deploy.down import take_down
 
-    take_down(say)
+    take_down(say, 0.0 if args.now else max(args.grace_s, 0.0))
     return 0

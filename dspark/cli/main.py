@@ -13,7 +13,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from dspark.cli import bench, certificates, checkpoint, generate, judging, lifecycle, passed_on, serve, simulate, status
+from dspark.cli import (
+    bench,
+    certificates,
+    checkpoint,
+    discovery,
+    doctor,
+    generate,
+    judging,
+    lifecycle,
+    logs,
+    passed_on,
+    scale,
+    serve,
+    simulate,
+    status,
+    top,
+)
 from dspark.errors import DsparkError
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
@@ -31,7 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (lifecycle, status, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
+    mine = (lifecycle, scale, status, top, logs, doctor, discovery)
+    for module in (*mine, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
         module.add_commands(commands, shared)
     return parser
 

@@ -33,6 +33,7 @@ class Cell:
     token_file: secret of operators and workers. ray_address: GCS host:port. ray_pid: leader of the Ray processes this
     cell started; 0 when the Ray cluster was there before. ray_dir: their folder. target, drafter: what is served.
     frontends: host:port of front ends, separated by commas; without any, the coordinator serves clients itself.
+    http: URL of the coordinator's HTTP front; empty without one.
     tls_*: PEM files for calls to its processes, and the name expected in their certificates; empty: plaintext.
     """
 
@@ -45,6 +46,7 @@ class Cell:
     target: str
     drafter: str
     frontends: str = ""
+    http: str = ""
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""

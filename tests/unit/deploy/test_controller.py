@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
 from deploy import controller as controller_module
+from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
-from deploy.controller import Controller, Started, StartFailed
+from deploy.controller import Announced, Controller, Started, StartFailed
 from deploy.topology import Replica, Role, desired
-from dspark.errors import Unavailable
+from dspark.errors import ConfigError, Unavailable
+from dspark.wire.v1 import control_pb2
 
 
 class HealthFleet:
@@ -59,17 +61,26 @@ class HealthFleet:
 
 
 class Listener:
-    """Remembers every announcement; may be deaf."""
+    """Remembers every announcement; may be deaf. Workers in `needed` have sequences; `cell` is what status says."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, int]] = []
+        self.drained: list[frozenset[str]] = []
+        self.needed: set[str] = set()
+        self.cell = control_pb2.GetStatusReply()
         self.deaf = False
 
-    async def announce(self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]]) -> int:
+    async def announce(
+        self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]], draining: Set[str]
+    ) -> Announced:
         if self.deaf:
             raise Unavailable("not yet")
         self.told.append({name: started.incarnation for name, (_, started) in workers.items()})
-        return len(workers)
+        self.drained.append(frozenset(draining))
+        return Announced(len(workers), tuple(draining - self.needed))
+
+    async def status(self, coordinator: Started) -> control_pb2.GetStatusReply:
+        return self.cell
 
 
 Cell = tuple[Controller, HealthFleet, Listener]
@@ -178,6 +189,77 @@ async def test_a_pool_that_grows_is_started_and_one_that_shrinks_is_drained_and_
     assert fleet.started.count("draft/1") == 1
     controller.resize(2, 2)
     await _until(lambda: fleet.started.count("draft/1") == 2 and "draft/1" in listener.told[-1])
+    task.cancel()
+
+
+async def test_a_worker_that_leaves_is_announced_as_draining_until_nobody_needs_it(cell: Cell) -> None:
+    controller, fleet, listener = cell
+    listener.needed = {"draft/1"}
+    task = await _run(controller)
+    controller.resize(1, 1)
+    await _until(lambda: bool(listener.drained) and listener.drained[-1] == {"draft/1"})
+    heard = len(listener.told)
+    await _until(lambda: len(listener.told) > heard + 2)
+    assert "draft/1" in fleet.servers, "it has sequences, so it stays"
+    assert "draft/1" in listener.told[-1], "and the coordinator keeps its connection"
+    listener.needed.clear()
+    await _until(lambda: "draft/1" not in fleet.servers)
+    await _until(lambda: "draft/1" not in listener.told[-1])
+    task.cancel()
+
+
+async def test_a_worker_that_is_needed_too_long_is_taken_from_the_set_before_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller_module, "TICK_S", 0.02)
+    fleet, listener = HealthFleet(), Listener()
+    listener.needed = {"verify/1"}
+    topology = desired(ClusterConfig(target="t", drafter="d", verifiers=2, drafters=0), {})
+    controller = Controller(topology, fleet, listener, drain_s=0.2)
+    seen_at_end: list[bool] = []
+    end = fleet.end
+
+    async def noting(name: str, grace_s: float) -> None:
+        if name == "verify/1":
+            seen_at_end.append("verify/1" in listener.told[-1])
+        await end(name, grace_s)
+
+    task = await _run(controller)
+    monkeypatch.setattr(fleet, "end", noting)
+    controller.resize(1, 0)
+    await _until(lambda: "verify/1" not in fleet.servers)
+    assert seen_at_end == [False], "its sequences had moved when it ended"
+    task.cancel()
+    await controller.close(0.0)
+
+
+async def test_pools_follow_the_load_within_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "TICK_S", 0.02)
+    fleet, listener = HealthFleet(), Listener()
+    config = AutoscaleConfig(
+        enabled=True, max_drafters=3, look_s=0.04, window_s=0.2, up_after_s=0.1, down_after_s=0.2, zero_after_s=0.4,
+        cool_down_s=0.1,
+    )  # fmt: skip
+    topology = desired(ClusterConfig(target="t", drafter="d", drafters=0), {})
+    controller = Controller(topology, fleet, listener, autoscale=config)
+    task = await _run(controller)
+    with pytest.raises(ConfigError, match="9 drafters, while autoscaling keeps 0 to 3"):
+        controller.resize(1, 9)
+    listener.cell = control_pb2.GetStatusReply(lanes=[control_pb2.LaneStatus(verifier="verify/0", running=4)])
+    await _until(lambda: "draft/0" in fleet.servers)
+    listener.cell = control_pb2.GetStatusReply()
+    await _until(lambda: "draft/0" not in fleet.servers)
+    assert controller.sizes() == (1, 0)
+    task.cancel()
+    await controller.close(0.0)
+
+
+async def test_a_new_controller_keeps_the_sizes_of_the_one_before(cell: Cell) -> None:
+    controller, fleet, _ = cell
+    fleet.left = {name: await fleet.serve(name) for name in ("coordinator/0", "verify/0", "verify/1")}
+    task = await _run(controller)
+    assert controller.sizes() == (2, 0)
+    assert not fleet.started
     task.cancel()
 
 

@@ -1,0 +1,273 @@
+"""What `dspark doctor` looks at, one function per thing. Each says what it found, and how to mend what is wrong.
+
+Nothing here changes anything: a port is tried and given back, a cluster is asked one question.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import platform
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from dspark.errors import DsparkError
+
+PACKAGE = "dspark-serving"
+LEAST_FILES = 4096  # open files: a coordinator holds one socket per client
+LEAST_SHARED_MEMORY = 100_000_000  # bytes of /dev/shm: Ray's store of objects takes 80 MB of it
+OLDEST_CLOCK = 1_767_225_600  # 2026-01-01: a clock before it breaks certificates and time stamps
+TIME_ERROR = 5  # what adjtimex answers when nothing keeps the clock right
+
+
+class Level(enum.StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """what: the thing looked at. said: what was found. mend: how to mend it; empty when it is well."""
+
+    what: str
+    level: Level
+    said: str
+    mend: str = ""
+
+
+def versions() -> Iterator[Finding]:
+    """Python, and every distribution this one needs, by its own lists."""
+    yield Finding("python", Level.OK, platform.python_version())
+    from packaging.requirements import Requirement
+
+    missing: dict[str, list[str]] = {}
+    good = 0
+    for line in metadata.requires(PACKAGE) or []:
+        wanted = Requirement(line)
+        extra = line.rpartition("extra == ")[2].strip("\"' ") if "extra ==" in line else ""
+        if extra in ("dev", "all", "train") or wanted.name == PACKAGE:
+            continue
+        try:
+            found = metadata.version(wanted.name)
+        except metadata.PackageNotFoundError:
+            missing.setdefault(extra, []).append(wanted.name)
+            continue
+        if wanted.specifier.contains(found, prereleases=True):
+            good += 1
+        else:
+            mend = f"pip install '{wanted.name}{wanted.specifier}'"
+            yield Finding(wanted.name, Level.FAIL, f"{found}, wanted {wanted.specifier}", mend)
+    yield Finding("packages", Level.OK, f"{good} at versions that fit")
+    for extra, names in missing.items():
+        what, level = (f"extra {extra}", Level.WARN) if extra else ("packages", Level.FAIL)
+        mend = f"pip install '{PACKAGE}[{extra}]'" if extra else f"pip install {PACKAGE}"
+        yield Finding(what, level, f"not installed: {', '.join(names)}", mend)
+
+
+def device() -> Iterator[Finding]:
+    """Whether torch sees the GPU that is there."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        yield Finding("device", Level.WARN, "torch is not installed", f"pip install '{PACKAGE}[serve]'")
+        return
+    there = Path("/proc/driver/nvidia/version").exists()
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        yield Finding("device", Level.OK, f"{names}; torch {torch.__version__}")
+    elif there:
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
+        mend = "install a CUDA build of torch that fits the driver (`nvidia-smi` shows the driver's CUDA version)"
+        yield Finding("device", Level.FAIL, f"a GPU is there; torch {torch.__version__} is {built}", mend)
+    else:
+        yield Finding("device", Level.OK, f"CPU, {os.cpu_count()} cores; torch {torch.__version__}, no GPU here")
+
+
+def limits() -> Iterator[Finding]:
+    """Open files and shared memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
+        mend = (
+            f"ulimit -n {LEAST_FILES}"
+            if hard == resource.RLIM_INFINITY or hard >= LEAST_FILES
+            else (
+                f"raise the hard limit of open files ({hard}) in /etc/security/limits.conf or the container's settings"
+            )
+        )
+        yield Finding("open files", Level.WARN, f"at most {soft}, one is needed per client stream", mend)
+    else:
+        yield Finding("open files", Level.OK, "unlimited" if soft == resource.RLIM_INFINITY else f"at most {soft}")
+    if Path("/dev/shm").is_dir():
+        free = shutil.disk_usage("/dev/shm").free
+        if free < LEAST_SHARED_MEMORY:
+            mend = "give the container --shm-size=256m; Ray is slow without it"
+            yield Finding("shared memory", Level.WARN, f"{free // 1_000_000} MB free in /dev/shm", mend)
+        else:
+            yield Finding("shared memory", Level.OK, f"{free // 1_000_000} MB free in /dev/shm")
+
+
+def clock() -> Iterator[Finding]:
+    """Certificates and logs of several nodes need clocks that agree."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    if time.time() < OLDEST_CLOCK:
+        yield Finding("clock", Level.FAIL, f"it says {now}", "set the clock; certificates are judged by it")
+        return
+    state = _clock_state()
+    if state == TIME_ERROR:
+        mend = "run chrony or systemd-timesyncd; of use where nodes are several, or TLS is on"
+        yield Finding("clock", Level.WARN, f"{now}, and nothing keeps it right", mend)
+    else:
+        kept = "kept right by this system" if state is not None else "this system does not say whether it is kept right"
+        yield Finding("clock", Level.OK, f"{now}, {kept}")
+
+
+def ports(wanted: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether host:port of each purpose could be listened on now."""
+    for purpose, endpoint in wanted.items():
+        host, _, port = endpoint.rpartition(":")
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host.strip("[]"), int(port)))
+        except (OSError, ValueError) as error:
+            mend = f"choose another one, or end who holds it (`ss -ltnp 'sport = :{port}'`)"
+            yield Finding(f"port {purpose}", Level.WARN, f"{endpoint}: {error}", mend)
+        else:
+            yield Finding(f"port {purpose}", Level.OK, f"{endpoint} is free")
+
+
+def models(target: str, drafter: str, revision: str | None) -> Iterator[Finding]:
+    """Whether the pair is there, readable, and made for each other: sizes, taps, vocabulary, tokenizer."""
+    from dspark.model.config import CONFIG_NAME
+    from dspark.model.config_file import read_drafter_config
+    from dspark.model.config_keys import Keys, read_json
+    from dspark.model.location import locate
+    from dspark.model.pairing import TOKENIZER_NAME, mismatch
+
+    try:
+        theirs = locate(target, revision=revision, weights=False)
+        settings = read_json(theirs / CONFIG_NAME)
+        keys = Keys(settings.get("text_config") or settings)
+        sizes = {key: keys.count(name) for key, name in _SIZES.items()}
+    except DsparkError as error:
+        yield Finding("target", Level.FAIL, str(error), "name a folder with config.json and *.safetensors, or a hub id")
+        return
+    text = (theirs / TOKENIZER_NAME).is_file()
+    mend = "" if text else f"put {TOKENIZER_NAME} beside the weights; until then clients send and get token ids only"
+    said = f"{target}: {sizes['layers']} layers, vocabulary {sizes['vocab_size']}"
+    yield Finding("target", Level.OK if text else Level.WARN, said + ("" if text else ", no tokenizer"), mend)
+    if drafter == "none":
+        yield Finding("drafter", Level.OK, "none: plain decoding")
+        return
+    try:
+        mine = locate(drafter, revision=revision, weights=False)
+        config = read_drafter_config(mine)
+        problem = mismatch(config, mine, target=theirs, **sizes)
+    except DsparkError as error:
+        yield Finding("drafter", Level.FAIL, str(error), "`dspark checkpoint check DRAFTER` says more")
+        return
+    if problem is not None:
+        mend = "serve the drafter that was made for this target; docs/checkpoints.md lists the released pairs"
+        yield Finding("pair", Level.FAIL, problem, mend)
+    else:
+        said = f"{drafter}: {config.family}, blocks of {config.block_size}, made for this target"
+        yield Finding("pair", Level.OK, said)
+
+
+_SIZES = {"hidden_size": "hidden_size", "layers": "num_hidden_layers", "vocab_size": "vocab_size"}
+
+
+def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether Ray asks who calls, and whether our token is ours alone."""
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return  # `versions` has said so
+    mode = environ.get("RAY_AUTH_MODE")
+    token = Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    if token.is_file() and token.stat().st_mode & 0o077:
+        yield Finding("ray token", Level.FAIL, f"{token} can be read by others", f"chmod 600 {token}")
+    if address is None:
+        said = f"ray {version}; `dspark up` starts a cluster of its own on loopback, with a token of its own"
+        yield Finding("ray", Level.OK, said)
+        return
+    from deploy.ray_auth import is_guarded
+
+    guarded = is_guarded(address)
+    if guarded is None:
+        mend = "is the address the GCS port (6379), and is the cluster up? `ray status --address HOST:PORT`"
+        yield Finding("ray", Level.FAIL, f"nothing that is a Ray cluster answers at {address}", mend)
+    elif not guarded:
+        mend = "start every node with RAY_AUTH_MODE=token and the same token; see docs/deploy.md"
+        yield Finding("ray", Level.WARN, f"the cluster at {address} does not ask who calls", mend)
+    elif mode == "disabled" or not (token.is_file() or environ.get("RAY_AUTH_TOKEN")):
+        mend = "put its token into ~/.ray/auth_token (mode 600) or RAY_AUTH_TOKEN, and set RAY_AUTH_MODE=token"
+        yield Finding("ray", Level.FAIL, f"the cluster at {address} asks for a token, and none is set here", mend)
+    else:
+        yield Finding("ray", Level.OK, f"ray {version}; the cluster at {address} asks for a token, and one is set")
+
+
+def state() -> Iterator[Finding]:
+    """The state folder, and what a dead cluster left behind."""
+    from dspark.client.cell import cell_file, find_cell, is_alive
+    from dspark.runtime.identity import state_dir
+
+    folder = state_dir()
+    if not os.access(folder, os.W_OK):
+        yield Finding("state", Level.FAIL, f"{folder} cannot be written", "set DSPARK_HOME to a folder of yours")
+        return
+    if folder.stat().st_mode & 0o077:
+        yield Finding("state", Level.WARN, f"{folder} holds secrets and is open to others", f"chmod 700 {folder}")
+    if not cell_file().exists():
+        yield Finding("state", Level.OK, f"{folder}: no cluster is up")
+        return
+    try:
+        cell = find_cell()
+    except DsparkError as error:
+        yield Finding("state", Level.FAIL, str(error), "dspark down")
+        return
+    if cell.ray_pid and not is_alive(cell.ray_pid):
+        yield Finding("state", Level.FAIL, f"{folder} names a cluster that has ended", "dspark down")
+        return
+    yield Finding("state", Level.OK, f"{folder}: a cluster at {cell.endpoint}")
+
+
+def cell(endpoint: str | None, token_file: str | None) -> Iterator[Finding]:
+    """Whether every process of a running cell serves."""
+    from dspark.client import Client, NoCell
+    from dspark.runtime.identity import read_token
+
+    try:
+        with Client(endpoint, token=read_token(token_file)) as client:
+            reply = client.status()
+    except NoCell:
+        return
+    except DsparkError as error:
+        yield Finding("cell", Level.FAIL, str(error), "`dspark logs coordinator` says why; `dspark down` ends the rest")
+        return
+    for process in reply.processes:
+        if process.state != "serving":
+            said = f"{process.name} is {process.state}" + (f": {process.detail}" if process.detail else "")
+            yield Finding("cell", Level.WARN, said, f"dspark logs {process.name}")
+    for lane in reply.lanes:
+        if not lane.cost_curve_in_force:
+            said = f"{lane.verifier} has no cost curve, so greedy verifies everything"
+            yield Finding("cell", Level.WARN, said, "start it with measure_cost on")
+    yield Finding("cell", Level.OK, f"{len(reply.processes)} processes, {len(reply.lanes)} lanes")
+
+
+def _clock_state() -> int | None:
+    """What the kernel says of its clock; None where it does not say."""
+    try:
+        adjtimex = ctypes.CDLL(None).adjtimex
+    except (OSError, AttributeError):
+        return None
+    return int(adjtimex(ctypes.create_string_buffer(512)))  # modes 0: nothing is set

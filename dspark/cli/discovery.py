@@ -1,0 +1,100 @@
+"""`dspark sd`: where /metrics of every process is, in the form Prometheus reads.
+
+Processes get new ports when they are replaced, so a list written by hand grows old. Printed once it is a file for
+`file_sd_configs`; served it answers `http_sd_configs`, asking the coordinator anew for every request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from dspark.cli import credentials
+from dspark.errors import ConfigError, DsparkError
+
+if TYPE_CHECKING:
+    from dspark.wire.v1.control_pb2 import GetStatusReply
+
+Groups = list[dict[str, Any]]
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `sd`."""
+    parser = commands.add_parser(
+        "sd",
+        parents=[shared],
+        help="list where metrics are, for Prometheus",
+        description="Prints targets for file_sd_configs; with --serve, answers http_sd_configs at /sd until Ctrl-C.",
+    )
+    parser.add_argument("--endpoint", metavar="HOST:PORT", help="coordinator (the one of this state folder)")
+    credentials.add_options(parser)
+    parser.add_argument("--serve", metavar="HOST:PORT", help="serve the list over HTTP; port 0 takes any")
+    parser.set_defaults(run=_discover)
+
+
+def groups(reply: GetStatusReply) -> Groups:
+    """One target group per process that shows metrics: [{"targets": [...], "labels": {...}}]."""
+    found: Groups = []
+    for process in reply.processes:
+        if not process.metrics_port:
+            continue
+        host, _, _ = process.endpoint.rpartition(":")
+        pool, _, _ = process.name.partition("/")
+        labels = {"pool": pool, "replica": process.name, "incarnation": str(process.incarnation)}
+        found.append({"targets": [f"{host}:{process.metrics_port}"], "labels": labels})
+    return found
+
+
+def _discover(args: argparse.Namespace) -> int:
+    from dspark.cli.generate import open_client
+
+    with open_client(args) as client:
+        if args.serve is None:
+            print(json.dumps(groups(client.status()), indent=2))
+            return 0
+        server = serve(args.serve, lambda: groups(client.status()))
+        print(f"targets at http://{server.server_address[0]}:{server.server_address[1]}/sd", flush=True)
+        try:
+            threading.Event().wait()
+        finally:
+            server.shutdown()
+            server.server_close()
+    return 0
+
+
+def serve(bind: str, ask: Callable[[], Groups]) -> ThreadingHTTPServer:
+    """Answers GET /sd on a thread of its own until shut down; 503 while the coordinator does not answer."""
+    from dspark.runtime.security import split_endpoint
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] not in ("/", "/sd"):
+                self._answer(404, {"error": "targets are at /sd"})
+                return
+            try:
+                self._answer(200, ask())
+            except DsparkError as error:  # Prometheus keeps the last list it read
+                self._answer(503, {"error": str(error)})
+
+        def _answer(self, status: int, content: object) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """One line per scrape is nobody's news."""
+
+    try:
+        server = ThreadingHTTPServer(split_endpoint(bind), Handler)
+    except OSError as error:
+        raise ConfigError(f"serve: cannot listen on {bind}: {error}") from error
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="sd", daemon=True).start()
+    return server

@@ -1,0 +1,103 @@
+"""`dspark logs [POOL/N] [-f]`: what the processes of a cell on this machine wrote, oldest first.
+
+Every process writes JSON lines under the Ray session's folder and names itself on each; so the lines of a replica are
+those that carry its name, whichever process it was at the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import DsparkError
+
+POLL_S = 0.3
+FILES = "session_latest/logs/worker-*.err"
+_KNOWN = ("timestamp", "level", "event", "process", "role", "logger")
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `logs`."""
+    parser = commands.add_parser(
+        "logs",
+        parents=[shared],
+        help="show what processes wrote",
+        description="Of one process (verify/0), of a pool (draft), or of all; lines of replaced processes included.",
+    )
+    parser.add_argument("name", nargs="?", default="", metavar="POOL[/N]", help="verify/0, draft, controller")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as lines are written")
+    parser.add_argument("-n", "--lines", type=int, default=200, metavar="N", help="the last N lines (200); 0: all")
+    parser.add_argument("--json", action="store_true", help="lines as they were written")
+    parser.set_defaults(run=_logs)
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from dspark.client.cell import find_cell
+
+    cell = find_cell()
+    if not cell.ray_dir:
+        raise DsparkError(
+            f"this cell runs on the Ray cluster at {cell.ray_address}, which keeps the logs: "
+            "`ray logs cluster 'worker-*.err'` on its head, or your collector of container logs"
+        )
+    tails = Tails(Path(cell.ray_dir), args.name)
+    lines = sorted(tails.new(), key=lambda line: str(line.get("timestamp", "")))
+    for line in lines[-args.lines :] if args.lines else lines:
+        _show(line, raw=args.json)
+    while args.follow:
+        time.sleep(POLL_S)
+        for line in sorted(tails.new(), key=lambda line: str(line.get("timestamp", ""))):
+            _show(line, raw=args.json)
+    return 0
+
+
+class Tails:
+    """All log files of a session, also those that appear later, read on from where they were left."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._read: dict[Path, int] = {}  # bytes of whole lines
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Lines that are complete and were not read before, of the wanted processes."""
+        for path in sorted(self._folder.glob(FILES)):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                *whole, _ = file.read().split(b"\n")
+            self._read[path] = self._read.get(path, 0) + sum(len(line) + 1 for line in whole)
+            yield from self._wanted(whole)
+
+    def _wanted(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:  # not ours: Ray's own words, or a library that prints
+                continue
+            process = str(record.get("process", "")) if isinstance(record, dict) else ""
+            if process and (not self._name or process == self._name or process.startswith(f"{self._name}/")):
+                yield record
+
+
+def _show(record: dict[str, Any], *, raw: bool) -> None:
+    print(json.dumps(record) if raw else readable(record), flush=True)
+    sys.stdout.flush()
+
+
+def readable(record: dict[str, Any]) -> str:
+    """One line for people: when, who, what, and the numbers."""
+    rest = " ".join(f"{key}={_value(value)}" for key, value in record.items() if key not in _KNOWN)
+    level = str(record.get("level", "")).upper()
+    mark = "" if level in ("", "INFO", "DEBUG") else f"{level} "
+    return (
+        f"{record.get('timestamp', '')} {record.get('process', ''):<14} {mark}{record.get('event', '')} {rest}".rstrip()
+    )
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return json.dumps(text) if " " in text and isinstance(value, str) else text

@@ -1,0 +1,194 @@
+"""What operators type: sizes, logs, targets for Prometheus, the view of a cell, the doctor."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from deploy.readings import Look, Window
+from dspark.cli import checks
+from dspark.cli.checks import Level
+from dspark.cli.discovery import groups, serve
+from dspark.cli.logs import Tails, readable
+from dspark.cli.main import main
+from dspark.cli.scale import read_sizes
+from dspark.cli.top import frame
+from dspark.errors import ConfigError, Unavailable
+from dspark.wire.v1 import control_pb2
+
+
+def test_sizes_are_read_as_typed() -> None:
+    assert read_sizes(["verify=2", "draft=0"]) == {"verify": 2, "draft": 0}
+    assert read_sizes(["autoscale=off"]) == {"autoscale": False}
+
+
+@pytest.mark.parametrize("word", ["verify", "verify=-1", "draft=two", "autoscale=maybe", "drafter=1"])
+def test_a_wrong_word_is_named(word: str) -> None:
+    with pytest.raises(ConfigError, match=word.split()[0]):
+        read_sizes([word])
+    with pytest.raises(ConfigError, match="twice"):
+        read_sizes(["draft=1", "draft=2"])
+
+
+def _write(path: Path, *records: dict[str, object] | str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for record in records:
+            file.write((record if isinstance(record, str) else json.dumps(record)) + "\n")
+
+
+def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) -> None:
+    logs = tmp_path / "session_latest" / "logs"
+    _write(logs / "worker-1-2-100.err", {"process": "draft/0", "event": "a", "timestamp": "1"}, "not json", "[1]")
+    _write(logs / "worker-2-2-200.err", {"process": "draft/0", "event": "b", "timestamp": "2"})
+    _write(logs / "worker-3-2-300.err", {"process": "draft/10", "event": "c"}, {"event": "of nobody"})
+    assert sorted(line["event"] for line in Tails(tmp_path, "draft/0").new()) == ["a", "b"]
+    assert sorted(line["event"] for line in Tails(tmp_path, "draft").new()) == ["a", "b", "c"]
+    tails = Tails(tmp_path, "")
+    assert len(list(tails.new())) == 3
+    with (logs / "worker-1-2-100.err").open("a") as file:
+        file.write('{"process": "draft/0", "ev')
+    assert list(tails.new()) == [], "half a line is none yet"
+    with (logs / "worker-1-2-100.err").open("a") as file:
+        file.write('ent": "d"}\n')
+    _write(logs / "worker-4-2-400.err", {"process": "verify/0", "event": "late"})
+    assert [line["event"] for line in tails.new()] == ["d", "late"]
+
+
+def test_a_line_for_people_says_when_who_what_and_how_much() -> None:
+    record = {
+        "event": "replica.lost",
+        "level": "warning",
+        "timestamp": "T",
+        "process": "controller",
+        "reason": "is gone",
+    }
+    assert readable(record) == 'T controller     WARNING replica.lost reason="is gone"'
+
+
+STATUS = control_pb2.GetStatusReply(
+    version="0.1.0",
+    queue_limit=9,
+    processes=[
+        control_pb2.ProcessStatus(
+            role=control_pb2.ROLE_COORDINATOR, name="coordinator/0", endpoint="10.0.0.1:7000", state="serving",
+            metrics_port=9100, incarnation=5,
+        ),
+        control_pb2.ProcessStatus(
+            role=control_pb2.ROLE_DRAFT, name="draft/0", endpoint="10.0.0.2:7000", state="draining", pid=3, busy_s=1,
+        ),
+    ],
+    lanes=[control_pb2.LaneStatus(verifier="verify/0", drafters=["draft/0"], running=3, policy="greedy")],
+    totals={"dspark_generation_tokens_total": 10, "dspark_rounds_total": 4},
+)  # fmt: skip
+
+
+def test_targets_are_those_that_show_metrics() -> None:
+    assert groups(STATUS) == [
+        {
+            "targets": ["10.0.0.1:9100"],
+            "labels": {"pool": "coordinator", "replica": "coordinator/0", "incarnation": "5"},
+        }
+    ]
+
+
+def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
+    answers = [groups(STATUS)]
+
+    def ask() -> list[dict[str, object]]:
+        if not answers:
+            raise Unavailable("nobody is there")
+        return answers.pop()
+
+    server = serve("127.0.0.1:0", ask)
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        with urllib.request.urlopen(f"{url}/sd", timeout=10) as reply:
+            assert reply.headers["Content-Type"] == "application/json"
+            assert json.load(reply)[0]["targets"] == ["10.0.0.1:9100"]
+        for path, status in (("/sd", 503), ("/other", 404)):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(url + path, timeout=10)
+            assert caught.value.code == status
+            caught.value.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_frame_shows_rates_of_the_window() -> None:
+    from rich.console import Console
+
+    window = Window(10)
+    window.add(Look(0.0, STATUS))
+    later = control_pb2.GetStatusReply()
+    later.CopyFrom(STATUS)
+    later.totals["dspark_generation_tokens_total"] = 210
+    later.totals["dspark_rounds_total"] = 104
+    later.totals["dspark_spec_decode_num_accepted_tokens_total"] = 150
+    window.add(Look(2.0, later))
+    out = io.StringIO()
+    Console(file=out, width=160).print(frame(window, "10.0.0.1:7000"))
+    text = out.getvalue()
+    assert "100" in text, "tokens per second"
+    assert "2.50" in text, "tau"
+    assert "draining" in text
+    assert "greedy" in text
+
+
+def test_the_doctor_says_what_is_wrong_with_a_pair_and_how_to_mend_it(
+    golden_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    assert main(["doctor", "--target", str(golden_target), "--drafter", str(nothing), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert not said["ok"]
+    wrong = [each for each in said["findings"] if each["level"] == "fail"]
+    assert [each["what"] for each in wrong] == ["drafter"]
+    assert all(each["mend"] for each in said["findings"] if each["level"] != "ok")
+
+
+def test_the_doctor_finds_a_pair_that_fits_and_one_that_does_not(golden_target: Path, golden_drafter: Path) -> None:
+    fits = {each.what: each for each in checks.models(str(golden_target), str(golden_drafter), None)}
+    assert fits["pair"].level is Level.OK
+    raw = json.loads((golden_drafter / "config.json").read_text())
+    shipped = Path(__file__).parents[3] / "models" / "demo-target"
+    (pair,) = [each for each in checks.models(str(shipped), str(golden_drafter), None) if each.what == "pair"]
+    assert pair.level is Level.FAIL
+    assert str(raw["vocab_size"]) in pair.said
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        (found,) = checks.ports({"http": f"127.0.0.1:{held.getsockname()[1]}"})
+    assert found.level is Level.WARN
+    assert "sport" in found.mend
+
+
+def test_a_state_file_of_a_dead_cluster_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dspark.client.cell import Cell, write_cell
+
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
+    (clean,) = checks.state()
+    assert clean.level is Level.OK
+    write_cell(Cell("127.0.0.1:1", "x", "", "127.0.0.1:2", 2**22 - 1, "/tmp/none", "t", "d"))
+    (stale,) = checks.state()
+    assert (stale.level, stale.mend) == (Level.FAIL, "dspark down")
+
+
+def test_a_ray_that_is_not_there_is_told() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    (found,) = [each for each in checks.ray_access(f"127.0.0.1:{port}", {}) if each.what == "ray"]
+    assert found.level is Level.FAIL
+    assert "GCS" in found.mend
