@@ -123,6 +123,23 @@ def test_calibrate_writes_what_drafters_read_and_goes_on_where_it_was(
     assert len(list((tmp_path / "plots").glob("*.png"))) == 4
 
 
+def test_more_prompts_may_be_of_greedy_requests_alone(
+    golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path
+) -> None:
+    more = tmp_path / "more.jsonl"
+    more.write_text(prompts.read_text())
+
+    def rounds(also_greedy: list[Path]) -> list[int]:
+        report = calibrate(
+            golden_target, golden_drafter, [prompts], new_tokens=6, rules=("token",), temperatures=(1.0,),
+            also_greedy=also_greedy, out=tmp_path / "drafter", bar=False,
+        )  # fmt: skip
+        return [fit["rounds_measured"] for fit in report["fits"]]
+
+    (greedy, sampled), (more_greedy, same) = rounds([]), rounds([more])
+    assert (more_greedy, same) == (2 * greedy, sampled)
+
+
 def test_two_files_of_one_name_are_refused(golden_target: Path, golden_drafter: Path, prompts: Path) -> None:
     other = prompts.parent / "elsewhere" / prompts.name
     other.parent.mkdir()
