@@ -24,7 +24,7 @@ class Reading:
         self._readers, self._cut = readers, cut
         self._task = asyncio.current_task()
         self.since: float | None = None  # clock time at which a message was offered that is not taken yet
-        self.was_cut = False
+        self.why: Exception | None = None  # it was cut
 
     def offered(self) -> None:
         self.since = self._readers.now()
@@ -38,7 +38,7 @@ class Reading:
 
     def stop(self, why: Exception) -> None:
         """Ends the request, and the task that waits for the client."""
-        self.was_cut = True
+        self.why = why
         self._cut(why)
         if self._task is not None:
             self._task.cancel()

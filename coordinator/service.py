@@ -8,6 +8,7 @@ own; only the cell behind the desk differs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
@@ -16,6 +17,8 @@ from coordinator import replies
 from coordinator.answering import Answering
 from coordinator.clock import Clock
 from coordinator.frontdesk import FrontDesk
+from coordinator.pacing import Pace, paced
+from coordinator.readers import Readers
 from coordinator.tenancy import inside, outside
 from dspark.errors import InvalidRequest
 from dspark.runtime.roles import Role
@@ -29,13 +32,26 @@ MAX_ABORTS = 1024
 
 
 class GenerationService(generate_pb2_grpc.GenerationServicer):
-    """Generate, Abort, GetModelInfo. `interval_s`: least time between the chunks of one client."""
+    """Generate, Abort, GetModelInfo.
+
+    interval_s: least time between the chunks of one client. unread_s: how long it may leave one untaken. pace: hides
+    what packets tell of answers.
+    """
 
     def __init__(
-        self, desk: FrontDesk, clock: Clock, longest_s: float, metrics: Metrics, *, interval_s: float = 0.0
+        self,
+        desk: FrontDesk,
+        clock: Clock,
+        longest_s: float,
+        metrics: Metrics,
+        *,
+        interval_s: float = 0.0,
+        unread_s: float = 10.0,
+        pace: Pace | None = None,
     ) -> None:
         self._desk, self._clock, self._longest_s, self._metrics = desk, clock, longest_s, metrics
-        self._interval_s = interval_s
+        self._interval_s, self._pace = interval_s, pace
+        self._readers = Readers(unread_s, clock, metrics)
 
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -43,15 +59,31 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         remaining = context.time_remaining()
         budget_s = self._longest_s if remaining is None else min(remaining, self._longest_s)
         answering = await Answering.begin(self._desk, request, budget_s, self._clock, self._metrics)
+        reading = self._readers.begin(answering.cut)
         name = answering.request.id
         try:
+            if self._pace is not None:
+                async with contextlib.aclosing(paced(answering, self._pace)) as messages:
+                    async for message in messages:
+                        reading.offered()
+                        yield message
+                        reading.taken()
+                return
             while not answering.done:
                 for shown in await answering.parts():
+                    reading.offered()
                     yield replies.chunk(name, shown)
+                    reading.taken()
                 if self._interval_s and not answering.done:
                     await asyncio.sleep(self._interval_s)  # what comes meanwhile goes out together
+            reading.offered()
             yield replies.complete(answering.reader)
+        except asyncio.CancelledError:
+            if reading.why is None:
+                raise
+            raise reading.why from None  # said when it reads on; what it held is free already
         finally:
+            reading.end()
             answering.leave()
 
     async def Abort(

@@ -5,13 +5,16 @@ The only place where an exception becomes a status.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, NoReturn
 
 import grpc
 import structlog
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -171,12 +174,14 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             except Exception as error:
                 await _abort(context, method, error)
 
-        async def answer_stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async def answer_stream(request: Any, context: grpc.aio.ServicerContext) -> None:
             try:
                 admit(context)
-                async with contextlib.aclosing(inner(request, context)) as responses:
-                    async for response in responses:
-                        yield response
+                made = inner(request, context)
+                if inspect.isawaitable(made):  # it writes by itself
+                    await made
+                else:
+                    await _write_all(made, context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
@@ -188,6 +193,17 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+
+async def _write_all(made: AsyncGenerator[Any, None], context: grpc.aio.ServicerContext) -> None:
+    """Every response, one after the other. Its maker is told when a write ends badly, and may know better why."""
+    async with contextlib.aclosing(made) as responses:
+        async for response in responses:
+            try:
+                await context.write(response)
+            except asyncio.CancelledError as left:
+                await responses.athrow(left)
+                raise
 
 
 def _refusal(method: str, error: Denied) -> Any:
@@ -211,12 +227,26 @@ def _names(context: grpc.aio.ServicerContext) -> list[str]:
     return [name.decode("utf-8", "replace") for name in found]
 
 
+def _retry_hint(error: Overloaded) -> list[tuple[str, str | bytes]]:
+    """When to come back, three times: for people and this project's client, for gRPC's own retries, as RetryInfo."""
+    hint = int(error.retry_after_s * 1000)
+    status = status_pb2.Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=str(error))
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.FromMilliseconds(hint)
+    status.details.add().Pack(info)
+    return [
+        ("retry-after-ms", str(hint)),
+        ("grpc-retry-pushback-ms", str(hint)),
+        ("grpc-status-details-bin", status.SerializeToString()),
+    ]
+
+
 async def _abort(context: grpc.aio.ServicerContext, method: str, error: Exception) -> NoReturn:
-    trailing: list[tuple[str, str]] = []
+    trailing: list[tuple[str, str | bytes]] = []
     if isinstance(error, InvalidRequest):
         trailing.append(("bad-field", error.field))
     if isinstance(error, Overloaded):
-        trailing.append(("retry-after-ms", str(int(error.retry_after_s * 1000))))
+        trailing += _retry_hint(error)
     for kind, status in _STATUS:
         if isinstance(error, kind):
             await context.abort(status, str(error), tuple(trailing))

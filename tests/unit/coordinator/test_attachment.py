@@ -8,6 +8,7 @@ import pytest
 from coordinator import attachment as room
 from coordinator.attachment import Attachment
 from coordinator.local_cell import LocalCell, Offer
+from coordinator.monitor import Monitor
 from coordinator.policy import parse_policy
 from dspark.errors import Overloaded
 from dspark.wire.v1 import frontend_pb2, generate_pb2
@@ -16,7 +17,7 @@ from tests.fakes import ToyCell, answer_of, calm
 
 async def attached(cell: ToyCell) -> Attachment:
     await calm(20)
-    members: Any = SimpleNamespace(verifiers=[cell.verifier.facts], drafters=[])
+    members: Any = SimpleNamespace(verifiers=[cell.verifier.facts], drafters=[], monitor=Monitor(cell.metrics))
     local = LocalCell(cell.admission, members, Offer(parse_policy("off")))
     return Attachment(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
 

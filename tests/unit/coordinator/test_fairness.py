@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from fakes import ToyCell, answer_of, calm, read
+from tests.fakes import ToyCell, answer_of, calm, read
 
 from coordinator.admission import Bounds
 from coordinator.shares import ANSWER, MOST_TENANTS, PROMPT, Shares
