@@ -81,11 +81,11 @@ def _run(entry: Entry, args: argparse.Namespace, limit_s: float) -> int:
         said = f"ended with status {process.returncode}"
     except subprocess.TimeoutExpired:
         said = f"took longer than {limit_s:.0f} s"
-        out = _stop(process)
+        out = stop(process)
     except BaseException:
-        _stop(process)
+        stop(process)
         raise
-    rows = [line for line in out.decode("utf-8", "replace").splitlines() if _is_row(line)]
+    rows = [line for line in out.decode("utf-8", "replace").splitlines() if is_row(line)]
     for line in rows:
         print(line, flush=True)
     note(f"row {entry.row}: {time.monotonic() - began:.0f} s")
@@ -95,7 +95,7 @@ def _run(entry: Entry, args: argparse.Namespace, limit_s: float) -> int:
     return 0 if len(rows) == entry.statements and process.returncode == 0 else 1
 
 
-def _stop(process: subprocess.Popen[bytes]) -> bytes:
+def stop(process: subprocess.Popen[bytes]) -> bytes:
     """Ends the program in order, then whatever is left of its group."""
     process.terminate()
     try:
@@ -108,7 +108,7 @@ def _stop(process: subprocess.Popen[bytes]) -> bytes:
     return out or b""
 
 
-def _is_row(line: str) -> bool:
+def is_row(line: str) -> bool:
     try:
         found = json.loads(line)
     except ValueError:

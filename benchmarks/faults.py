@@ -1,0 +1,115 @@
+"""The checks of reliability, one JSON object each on stdout: `make faults`, and `make faults-long` for the long ones.
+
+    python -m benchmarks.faults [--long] [--only 1,4,15] [--jobs 2] [--budget 480]
+
+A row is a module of `tests/faults/rows`, a program of its own: `python -m faults.rows.r04_malformed --json [--long]`
+with `tests` on the path. It runs alone or beside another one. A row that fails, crashes or takes too long costs only
+itself: what it had printed by then counts, and each statement that it owes is a row that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from benchmarks.fault_rows import LONG, QUICK, Entry
+from benchmarks.pair import ROOT, leave_in_order
+from benchmarks.quick import is_row, stop
+from benchmarks.row import Row, note
+
+BUDGET_S = 480.0  # of the everyday rows together
+
+_printing = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a program gave."""
+
+    entry: Entry
+    rows: list[str]
+    status: int
+    seconds: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser.add_argument("--long", action="store_true", help="the long rows, which take hours")
+    parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. 4,15")
+    parser.add_argument("--jobs", type=int, default=2, help="rows at one time, of those that do not need to be alone")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for the everyday rows together")
+    args = parser.parse_args(argv)
+    known = LONG if args.long else QUICK
+    wanted = [word.strip() for word in args.only.split(",") if word.strip()]
+    if unknown := set(wanted) - {entry.row for entry in known}:
+        parser.error(f"--only: no {'long' if args.long else 'everyday'} row {', '.join(sorted(unknown))}")
+    leave_in_order()
+    chosen = [entry for entry in known if not wanted or entry.row in wanted]
+    began = time.monotonic()
+    ended = run(chosen, jobs=args.jobs, until=None if args.long else began + args.budget, long=args.long)
+    note(f"{time.monotonic() - began:.0f} s in all")
+    whole = all(each.status == 0 and len(each.rows) == each.entry.statements for each in ended)
+    return 0 if whole else 1
+
+
+def run(entries: Sequence[Entry], *, jobs: int, until: float | None, long: bool) -> list[Ended]:
+    """Rows that measure time go alone and last, when nobody else is left; the others beside each other.
+
+    until: monotonic seconds by which all of it has to be over.
+    """
+    alone = [entry for entry in entries if entry.alone]
+    kept = sum(entry.share_s for entry in alone)
+    with ThreadPoolExecutor(max(jobs, 1)) as pool:
+        beside = [entry for entry in entries if not entry.alone]
+        ended = list(pool.map(lambda entry: _run(entry, _limit(entry, until, kept), long), beside))
+    for place, entry in enumerate(alone):
+        kept = sum(later.share_s for later in alone[place + 1 :])
+        ended.append(_run(entry, _limit(entry, until, kept), long))
+    return ended
+
+
+def _limit(entry: Entry, until: float | None, kept_s: float) -> float:
+    """Seconds a row may take: at least its share, whatever those before it took."""
+    left = float("inf") if until is None else until - kept_s - time.monotonic()
+    return min(max(entry.share_s, left), entry.longest_s)
+
+
+def _run(entry: Entry, limit_s: float, long: bool) -> Ended:
+    """Passes the program's rows through; says so in a row where it gave none."""
+    command = [sys.executable, "-m", f"faults.rows.{entry.module}", "--json", *(["--long"] if long else [])]
+    note(f"row {entry.row}: {' '.join(command[1:])}")
+    path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))))
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ, "PYTHONPATH": path}
+    began = time.monotonic()
+    # In a session of its own: what it started can be ended with it.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        out, _ = process.communicate(timeout=limit_s)
+        said = f"ended with status {process.returncode}"
+    except subprocess.TimeoutExpired:
+        said = f"took longer than {limit_s:.0f} s"
+        out = stop(process)
+    except BaseException:
+        stop(process)
+        raise
+    rows = [line for line in out.decode("utf-8", "replace").splitlines() if is_row(line)]
+    seconds = time.monotonic() - began
+    with _printing:
+        for line in rows:
+            print(line, flush=True)
+        for number in range(len(rows), entry.statements):
+            missing = f"statement {number + 1} of {entry.statements} is missing: the program {said}"
+            Row(entry.row, entry.module, {"error": missing}, "it gives a row", False).show(as_json=True)
+    note(f"row {entry.row}: {seconds:.0f} s")
+    return Ended(entry, rows, process.returncode, seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Every kind of message that crosses from one process to another, read from the protocol itself.
+
+A kind is the message's type and, where the type is a choice, what was chosen: `VerifyCommand.verify`,
+`VerifyEvent.verdicts`, `FeatureChunk`, `DescribeRequest`. A command that is added to the protocol is a kind at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, OneofDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, verify_pb2
+
+INTERNAL = (verify_pb2, draft_pb2, features_pb2, frontend_pb2, control_pb2)  # files whose services are no clients'
+
+
+@functools.cache
+def methods() -> dict[str, tuple[Descriptor, Descriptor]]:
+    """Path of every internal method, e.g. "/dspark.wire.v1.Verify/Session" -> (request, response)."""
+    return {
+        f"/{service.full_name}/{method.name}": (method.input_type, method.output_type)
+        for file in INTERNAL
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+
+
+def kinds() -> Iterator[tuple[str, bool, str]]:
+    """(method, whether it is a request, kind) of everything that can be said between processes."""
+    for method, pair in methods().items():
+        for asked, descriptor in zip((True, False), pair, strict=True):
+            choice = _choice(descriptor)
+            names = [f".{field.name}" for field in choice.fields] if choice is not None else [""]
+            for name in names:
+                yield method, asked, descriptor.name + name
+
+
+def kind_of(method: str, asked: bool, data: bytes) -> str:
+    """Of one serialised message; "" of a method that is not internal."""
+    pair = methods().get(method)
+    if pair is None:
+        return ""
+    descriptor = pair[0 if asked else 1]
+    choice = _choice(descriptor)
+    if choice is None:
+        return str(descriptor.name)
+    message: Any = GetMessageClass(descriptor)()
+    message.ParseFromString(data)
+    return f"{descriptor.name}.{message.WhichOneof(choice.name)}"
+
+
+def _choice(descriptor: Descriptor) -> OneofDescriptor | None:
+    """The choice a message is made of; `optional` fields are choices in name only."""
+    real = [one for one in descriptor.oneofs if not one.name.startswith("_")]
+    return max(real, key=lambda one: len(one.fields), default=None)

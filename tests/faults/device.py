@@ -1,0 +1,75 @@
+"""The device of a simulated worker: jobs one at a time, urgent ones first, each for as long as it is said to take."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import heapq
+from typing import Any
+
+from dspark.errors import Unavailable
+from dspark.runtime.device_worker import DeviceWorker
+from faults.network import Network
+
+SECONDS = {"judge_cohort": 0.005, "timed_draft": 0.002, "prefill_next": 0.005, "ingest_many": 0.0002}
+OTHERWISE_S = 0.00002
+
+
+class SimulatedDevice(DeviceWorker):
+    """A `DeviceWorker` in simulated time: its queue, and the loop instead of its thread.
+
+    A job's effects on the device happen when it begins; who asked hears of it when it ends, unless the process has
+    died in between. seconds: of each kind of job, by the name of its function.
+    """
+
+    def __init__(self, network: Network, seconds: dict[str, float]) -> None:
+        self._seconds = {**SECONDS, **seconds}
+        self._node = network.here()
+        self._working = False
+        super().__init__(self._node.name)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _work(self) -> None:
+        """The thread ends at once."""
+
+    def _put(self, rank: int, job: Any) -> None:
+        if not self._node.alive:
+            raise Unavailable("the device is shutting down")
+        heapq.heappush(self._jobs, (rank, next(self._order), job))
+        self._begin()
+
+    def _begin(self) -> None:
+        while self._jobs and not self._working:
+            _, _, (loop, future, function, args) = heapq.heappop(self._jobs)
+            if future.cancelled():
+                continue
+            seconds = self._seconds.get(getattr(function, "__name__", ""), OTHERWISE_S)
+            result: Any = None
+            error: Exception | None = None
+            try:
+                result = _timed(function(*args), int(seconds * 1e9))
+            except Exception as caught:  # handed to whoever asked
+                error = caught
+            self._working = True
+            self.busy_s += seconds
+            loop.call_later(seconds, self._node.when_awake, lambda done=(future, result, error): self._over(*done))
+
+    def _over(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        self._working = False
+        if not future.done():
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        self._begin()
+
+
+def _timed(result: Any, nanoseconds: int) -> Any:
+    """What the engine measured of itself is replaced by what the simulation says."""
+    if dataclasses.is_dataclass(result) and hasattr(result, "forward_ns"):
+        return dataclasses.replace(result, forward_ns=nanoseconds)  # type: ignore[type-var]
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], list) and isinstance(result[1], int):
+        return result[0], nanoseconds  # blocks and their time
+    return result

@@ -1,0 +1,38 @@
+"""An event loop on a thread, for helpers of blocking programs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+STEP_S = 10.0  # longest wait for anything asked of it
+
+
+class LoopThread:
+    """Runs coroutines until closed."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result, from another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(STEP_S)
+
+    def close(self) -> None:
+        self.run(self._cancel_all())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(STEP_S)
+        self.loop.close()
+
+    @staticmethod
+    async def _cancel_all() -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

@@ -1,0 +1,172 @@
+"""Processes and the wires between them, in one event loop: who is there, who hangs, what is cut off from what.
+
+A node stands for a process: the tasks it started, the calls it takes part in. Killing it cuts its calls and ends its
+tasks; a frozen one keeps its connections, hears nothing and says nothing, until whoever watches it gives up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from faults.plan import Plan
+
+
+class Call(Protocol):
+    """One RPC between two nodes, by name."""
+
+    source: str
+    target: str
+
+    def cut(self, why: str) -> None:
+        """Both ends learn that the connection is gone."""
+
+
+class Node:
+    """One process, under a name that its successors may have too."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive, self.frozen = True, False
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.context = contextvars.copy_context()
+        self.context.run(_here.set, self)
+        self._on_thaw: list[Callable[[], None]] = []
+
+    def when_awake(self, job: Callable[[], None]) -> None:
+        """Now, or when it wakes; never once it is dead."""
+        if self.frozen:
+            self._on_thaw.append(job)
+        elif self.alive:
+            job()
+
+    def thaw(self) -> None:
+        self.frozen = False
+        waiting, self._on_thaw = self._on_thaw, []
+        for job in waiting:
+            self.when_awake(job)
+
+
+_here: ContextVar[Node | None] = ContextVar("node", default=None)
+
+
+class Network:
+    """hop_s: one way, in seconds. watch_s: silence after which a peer that hangs is given up, as the keepalive says."""
+
+    def __init__(self, plan: Plan | None = None, *, hop_s: float = 0.0002, watch_s: float = 4.0) -> None:
+        self.plan = plan or Plan()
+        self.hop_s, self.watch_s = hop_s, watch_s
+        self.outside = Node("client")
+        self.nodes: dict[str, Node] = {"client": self.outside}
+        self.servers: dict[str, tuple[Node, Any]] = {}  # by address: the node, its server
+        self.names: dict[str, str] = {}  # of whoever listened at an address last
+        self.calls: set[Call] = set()
+        self._loop = asyncio.get_running_loop()
+        self._ports = 20_000
+        self._walls: set[tuple[str, str]] = set()  # (source, target) that nothing passes
+        self._held: list[tuple[str, str, Callable[[], None]]] = []
+        self._loop.set_task_factory(self._task)  # so that a killed node's tasks end with it
+
+    # Nodes.
+
+    def begin(self, name: str) -> Node:
+        """A new process under this name."""
+        node = self.nodes[name] = Node(name)
+        return node
+
+    async def within(self, node: Node, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs something as a part of that process."""
+        return await self._loop.create_task(work, context=node.context)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        node = self.nodes[name]
+        node.alive = node.frozen = False
+        self.servers = {at: held for at, held in self.servers.items() if held[0] is not node}
+        for call in self._calls_of(name):
+            call.cut("Socket closed")
+        for task in list(node.tasks):
+            task.cancel()
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP."""
+        self.nodes[name].frozen = True
+        self._watch(name)
+
+    def thaw(self, name: str) -> None:
+        """SIGCONT: what was held on its way goes on, on calls that nobody gave up."""
+        self.nodes[name].thaw()
+        self._pass_held()
+
+    def wall(self, source: str, target: str) -> None:
+        """Nothing passes in this direction. Twice, the other way round, for a whole partition."""
+        self._walls.add((source, target))
+        self._watch(source, target)
+
+    def open_walls(self) -> None:
+        self._walls.clear()
+        self._pass_held()
+
+    # What calls ask.
+
+    def here(self) -> Node:
+        """The node whose code runs now."""
+        return _here.get() or self.outside
+
+    def listen(self, bind: str, server: Any) -> int:
+        """Takes the server of the node whose code runs now; returns its port."""
+        host, _, port = bind.rpartition(":")
+        if port == "0":
+            self._ports += 1
+            port = str(self._ports)
+        address = f"{host}:{port}"
+        if address in self.servers:
+            raise RuntimeError(f"{address} is taken")
+        node = self.here()
+        self.servers[address], self.names[address] = (node, server), node.name
+        return int(port)
+
+    def joined(self, call: Call) -> None:
+        self.calls.add(call)
+        if self._blocked(call.source, call.target) or self._blocked(call.target, call.source):
+            self._loop.call_later(self.watch_s, self._give_up, call)
+
+    def deliver(self, source: str, target: str, arrive: Callable[[], None]) -> None:
+        """Hands over now, or when the way is free again."""
+        if self._blocked(source, target):
+            self._held.append((source, target, arrive))
+        else:
+            arrive()
+
+    def _blocked(self, source: str, target: str) -> bool:
+        ends = (self.nodes.get(source), self.nodes.get(target))
+        return (source, target) in self._walls or any(end is not None and end.frozen for end in ends)
+
+    def _pass_held(self) -> None:
+        held, self._held = self._held, []
+        for source, target, arrive in held:
+            self.deliver(source, target, arrive)
+
+    def _calls_of(self, *names: str) -> list[Call]:
+        return [call for call in self.calls if set(names) <= {call.source, call.target}]
+
+    def _watch(self, *names: str) -> None:
+        for call in self._calls_of(*names):
+            self._loop.call_later(self.watch_s, self._give_up, call)
+
+    def _give_up(self, call: Call) -> None:
+        if call in self.calls and (self._blocked(call.source, call.target) or self._blocked(call.target, call.source)):
+            call.cut("ping timeout")
+
+    def _task(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **more: Any) -> asyncio.Task[Any]:
+        context = more.get("context") or contextvars.copy_context()
+        node = context.get(_here) or self.outside
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **more)
+        node.tasks.add(task)
+        task.add_done_callback(node.tasks.discard)
+        if not node.alive:
+            task.cancel()
+        return task

@@ -1,0 +1,98 @@
+"""What becomes of each message: rules that look at it and may say drop, twice, late, swapped or cut.
+
+One plan serves the transport in memory and the proxy between real processes. A plan of seeded rules is a pure function
+of the messages it sees, and counts what it did.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+
+class Action(enum.Enum):
+    """What can happen to one message on its way."""
+
+    DROP = "drop"  # it never arrives; its stream goes on
+    TWICE = "twice"  # it arrives two times
+    LATE = "late"  # it arrives later, and so does what follows it on its stream
+    SWAP = "swap"  # what follows it on its stream arrives before it
+    CUT = "cut"  # its stream breaks in place of it
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message at a boundary."""
+
+    source: str  # process that sends it, e.g. "verify/0"
+    target: str
+    method: str
+    kind: str  # see `boundaries`
+    number: int  # of its kind on this network, from 1
+    time: float  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one message. late_s: seconds on top of the usual way."""
+
+    action: Action | None = None
+    late_s: float = 0.0
+
+
+UNHURT = Fate()
+Rule = Callable[[Message], Fate | None]
+
+
+class Plan:
+    """The first rule that has something to say decides."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self.rules = list(rules)
+        self.seen: Counter[str] = Counter()
+        self.hurt: Counter[tuple[str, Action]] = Counter()
+
+    def fate(self, source: str, target: str, method: str, kind: str, time: float) -> Fate:
+        """Of the next message."""
+        self.seen[kind] += 1
+        message = Message(source, target, method, kind, self.seen[kind], time)
+        for rule in self.rules:
+            fate = rule(message)
+            if fate is not None and fate.action is not None:
+                self.hurt[kind, fate.action] += 1
+                return fate
+        return UNHURT
+
+
+def once(kind: str, action: Action, *, at: int = 1, late_s: float = 0.0) -> Rule:
+    """Hurts the `at`-th message of a kind, and no other."""
+
+    def rule(message: Message) -> Fate | None:
+        return Fate(action, late_s) if (message.kind, message.number) == (kind, at) else None
+
+    return rule
+
+
+def storm(
+    seed: int,
+    rate: float,
+    *,
+    kinds: Collection[str] = (),
+    actions: Collection[Action] = tuple(Action),
+    late_s: float = 0.05,
+    until_s: float = float("inf"),
+) -> Rule:
+    """Hurts a share of all messages (or of some kinds), each in a random way; from `until_s` on, none."""
+    draw = random.Random(f"storm/{seed}")
+    chosen = sorted(actions, key=lambda action: action.value)
+
+    def rule(message: Message) -> Fate | None:
+        hit, action, late = draw.random() < rate, draw.choice(chosen), draw.random() * late_s
+        if not hit or message.time >= until_s or (kinds and message.kind not in kinds):
+            return None
+        return Fate(action, late if action in (Action.LATE, Action.SWAP) else 0.0)
+
+    return rule

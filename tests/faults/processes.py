@@ -1,0 +1,132 @@
+"""A cell of real processes whose members can be killed, stopped, drained, restarted and cut off.
+
+    with FaultCell(TARGET, DRAFTER, verifiers=2, between="tcp") as cell:
+        cell.kill("verify/0")                    # SIGKILL; gone on return
+        cell.freeze("verify/1"); cell.thaw("verify/1")
+        cell.restart("verify/0")                 # same endpoint, another incarnation
+        cell.proxies["draft/0"].blackhole()      # with between="tcp"
+        cell.plan.rules.append(once("VerifyEvent.verdicts", Action.DROP))   # with between="wire"
+
+Everything that `LocalCell` offers is here too. With `between`, the coordinator and the verifiers know workers by the
+address of a proxy of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from deploy.processes import Child, LocalCell
+from faults.plan import Plan
+from faults.tcp_proxy import TcpProxy
+from faults.wire_proxy import WireProxy
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = ROOT / "tests" / "data" / "target_qwen3"
+DRAFTER = ROOT / "tests" / "data" / "dspark_vanilla"
+
+EXIT_S = 30.0
+
+
+class FaultCell(LocalCell):
+    """A `LocalCell` to be hurt. between: a proxy before every worker, of TCP or of messages, or none."""
+
+    def __init__(
+        self,
+        target: str | Path = TARGET,
+        drafter: str | Path = DRAFTER,
+        *,
+        between: Literal["tcp", "wire"] | None = None,
+        plan: Plan | None = None,
+        **settings: Any,
+    ) -> None:
+        for role in ("verify", "draft"):  # a small pair has no step worth measuring at each start
+            settings[role] = {"measure_cost": False, **(settings.get(role) or {})}
+        super().__init__(target, drafter, **settings)
+        self.plan = plan or Plan()
+        self.proxies: dict[str, Any] = {}
+        self._between = between
+        self._own: dict[str, str] = {}  # endpoints behind proxies
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP: it keeps its connections and does nothing."""
+        self.kill(name, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        self.kill(name, signal.SIGCONT)
+
+    def terminate(self, name: str) -> None:
+        """SIGTERM; returns at once. See `await_exit`."""
+        self.kill(name, signal.SIGTERM)
+
+    def await_exit(self, name: str, within_s: float = EXIT_S) -> int:
+        """The exit status of a process that was told to go."""
+        return self.children[name].process.wait(within_s)
+
+    def alive(self, name: str) -> bool:
+        return self.children[name].process.poll() is None
+
+    def log(self, name: str) -> str:
+        """What a process wrote to stderr so far."""
+        return self.children[name].log.read_text(encoding="utf-8", errors="replace")
+
+    def resources(self, name: str) -> dict[str, int]:
+        """Resident bytes, open files and threads of a process, from /proc."""
+        folder = Path(f"/proc/{self.children[name].pid}")
+        pages = int((folder / "statm").read_text().split()[1])
+        return {
+            "rss": pages * os.sysconf("SC_PAGE_SIZE"),
+            "fds": len(list((folder / "fd").iterdir())),
+            "threads": len(list((folder / "task").iterdir())),
+        }
+
+    def settled(self, within_s: float = 10.0) -> bool:
+        """Whether every connected worker frees every sequence and page in time."""
+
+        def free() -> bool:
+            with self.client() as client:
+                return not any(each.sequences or each.pages_held for each in client.status().processes)
+
+        return until(free, within_s)
+
+    def stop(self) -> None:
+        for child in self.children.values():
+            if child.process.poll() is None:
+                child.process.send_signal(signal.SIGCONT)  # a stopped process cannot end in order
+        super().stop()
+        for proxy in self.proxies.values():
+            proxy.close()
+        self.proxies.clear()
+
+    def _await_ready(self, child: Child) -> None:
+        """Others learn the address of the proxy instead of the process's own."""
+        super()._await_ready(child)
+        if self._between is None or child.name.startswith("coordinator/"):
+            return
+        if child.name not in self.proxies:
+            made = TcpProxy if self._between == "tcp" else WireProxy
+            more = () if self._between == "tcp" else (self.plan,)
+            self.proxies[child.name] = made(child.name, child.endpoint, *more)
+        self._own[child.name] = child.endpoint
+        child.endpoint = self.proxies[child.name].endpoint
+
+    def restart(self, name: str) -> Child:
+        """Starts a dead process again at its old endpoint, with another incarnation."""
+        own = self._own.get(name)
+        if own is not None:  # behind its proxy, which stays
+            self.children[name].endpoint = own
+        return super().restart(name)
+
+
+def until(condition: Callable[[], bool], within_s: float = 30.0, each_s: float = 0.02) -> bool:
+    """Looks every so often; False when it does not come true in time."""
+    ends = time.monotonic() + within_s
+    while time.monotonic() < ends:
+        if condition():
+            return True
+        time.sleep(each_s)
+    return condition()

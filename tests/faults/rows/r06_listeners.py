@@ -1,0 +1,149 @@
+"""Row 6: on every socket that any process of a secured cell listens on, whoever does not belong is refused.
+
+Sockets are found in /proc, not in a list. Each is tried in plaintext, over TLS without a certificate, with one of
+another authority, and with one of ours by somebody without a token whose role is another; over gRPC on every method of
+the protocol, and over HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import ipaddress
+import ssl
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+from faults.processes import DRAFTER, TARGET
+from faults.secured_cell import Listener, SecuredCell
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks.row import Row, note
+from dspark.runtime.channel import sync_channel
+from dspark.runtime.roles import METHODS, METRICS, Role
+from dspark.runtime.tls import Tls
+
+ASK_S = 5.0
+REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+PAGES = ("/metrics", "/", "/v1/models", "/v1/chat/completions", "/health")
+OPEN_PAGES = ("/health",)  # who is alive may be asked, as over gRPC
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    args = parser.parse_args()
+    with SecuredCell(target=TARGET, drafter=DRAFTER, coordinator={"http": "127.0.0.1:0"}) as cell:
+        with cell.client() as client:
+            known = {process.name: process for process in client.status().processes}
+        listeners = cell.listeners()
+        tried, accepted = 0, []
+        speaks: Counter[str] = Counter()
+        for listener in listeners:
+            speech = "grpc" if _answers_grpc(listener, cell.authority.tls("operator")) else "http"
+            speaks[f"{listener.process} {speech}"] += 1
+            note(f"{listener.process}: {listener.address}:{listener.port} {speech}")
+            for who, tls, role in _strangers(cell):
+                for what, let_in in _knock(listener, speech, tls, role):
+                    tried += 1
+                    if let_in:
+                        accepted.append(f"{listener.process}:{listener.port} {what} by {who}")
+    wanted = {f"{name} grpc": 1 for name in known} | {f"{name} http": 1 for name in known}
+    wanted["coordinator/0 http"] += 1  # the front for OpenAI's clients
+    wide = [one for one in listeners if not ipaddress.ip_address(one.address).is_loopback]
+    value = {
+        "listeners": len(listeners),
+        "tried": tried,
+        "accepted": accepted[:10],
+        "unlisted": sorted((speaks - Counter(wanted)).elements()),
+        "missing": sorted((Counter(wanted) - speaks).elements()),
+        "beyond_loopback": len(wide),
+    }
+    holds = not accepted and speaks == Counter(wanted) and not wide
+    name = "strangers refused on every listening socket of a secured cell"
+    return Row(6, name, value, "0 accepted, 0 listeners outside the list", holds).show(as_json=args.json)
+
+
+def _strangers(cell: SecuredCell) -> Iterator[tuple[str, Tls | None, Role | None]]:
+    """Who knocks: what it shows, and the role of ours that its certificate names."""
+    yield "plaintext", None, None
+    yield "nobody, over TLS", cell.authority.tls(None), None
+    theirs, ours = cell.stranger.tls("node"), cell.authority.tls(None)
+    yield "another authority", Tls(theirs.cert, theirs.key, ours.ca), None
+    yield "another authority that it believes", theirs, None
+    yield "a worker", cell.authority.tls("node"), Role.WORKER
+    yield "a client", cell.authority.tls("client-acme"), Role.CLIENT
+    yield "a reader of metrics", cell.authority.tls("monitor"), Role.MONITOR
+
+
+def _knock(listener: Listener, speech: str, tls: Tls | None, role: Role | None) -> Iterator[tuple[str, bool]]:
+    """(what was asked, whether it was let in) for everything this role may not do."""
+    if speech == "http":
+        for page in PAGES:
+            # An HTTP server hands no certificate on: one of ours makes a client there, and says more at /metrics only.
+            may = page in OPEN_PAGES or (role is not None and page != "/metrics") or role in METRICS
+            if role is None or not may:
+                yield page, _http(listener, tls, page)
+        return
+    with _channel(listener, tls) as channel:
+        if role is None:  # not even health is free before TLS
+            yield "health", _answers(channel)
+        for method, roles in METHODS.items():
+            if role not in roles:
+                yield method, _lets_in(channel, method, connects=role is not None)
+
+
+@contextmanager
+def _channel(listener: Listener, tls: Tls | None) -> Iterator[grpc.Channel]:
+    channel = sync_channel(f"127.0.0.1:{listener.port}", tls=tls)
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def _answers_grpc(listener: Listener, tls: Tls) -> bool:
+    with _channel(listener, tls) as channel:
+        return _answers(channel)
+
+
+def _answers(channel: grpc.Channel) -> bool:
+    try:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ASK_S)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def _lets_in(channel: grpc.Channel, method: str, *, connects: bool) -> bool:
+    """Any answer but a refusal is an answer; so is silence. A listener may not know the method at all."""
+    try:
+        for _ in channel.stream_stream(method)(iter([b""]), timeout=ASK_S):
+            return True
+    except grpc.RpcError as error:
+        refused = {*REFUSED, grpc.StatusCode.UNIMPLEMENTED}
+        return error.code() not in (refused if connects else refused | {grpc.StatusCode.UNAVAILABLE})
+    return True
+
+
+def _http(listener: Listener, tls: Tls | None, page: str) -> bool:
+    try:
+        if tls is None:
+            connection = http.client.HTTPConnection("127.0.0.1", listener.port, timeout=ASK_S)
+        else:
+            context = ssl.create_default_context(cafile=tls.ca)
+            if tls.cert:
+                context.load_cert_chain(tls.cert, tls.key)
+            connection = http.client.HTTPSConnection("127.0.0.1", listener.port, timeout=ASK_S, context=context)
+        connection.request("GET", page)
+        return connection.getresponse().status not in (401, 403)
+    except (OSError, ssl.SSLError, http.client.HTTPException):
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Row 8: ten times the load a cell can serve, asked for in open loop: what is too much is refused at once, with a hint.
+
+Capacity is what a closed loop with as many clients as places gets. Then requests come at ten times that rate, whether
+or not earlier ones were answered. Held against it: goodput, how quickly refusals come, the wait of those taken in, the
+coordinator's memory, and how long a request takes once the load is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+
+import grpc
+from faults.processes import FaultCell
+from faults.synthetic_cell import Told, ask, closed_loop, message, share, synthetic_cell
+
+from benchmarks.row import Row, note
+
+PLACES, QUEUE, TOKENS = 8, 16, 64
+TIMES = 10.0
+BARS = {"goodput": 0.95, "refusal_p99_ms": 10.0, "back_s": 5.0}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--long", action="store_true", help="five minutes of load")
+    args = parser.parse_args()
+    given = {"max_running": PLACES, "max_queued": QUEUE, "policy": "fixed:4"}
+    with synthetic_cell(sequences=64, coordinator=given) as cell:
+        value = asyncio.run(_measure(cell, 300.0 if args.long else 20.0))
+    bar = "goodput >= 95 % of capacity, refusals p99 <= 10 ms, waits bounded by the queue, normal <= 5 s after"
+    holds = (
+        value["goodput"] >= BARS["goodput"]
+        and value["refusal_p99_ms"] <= BARS["refusal_p99_ms"]
+        and value["back_s"] <= BARS["back_s"]
+        and value["first_token_p99_s"] <= value["first_token_bound_s"]
+        and value["other_codes"] == 0
+    )
+    return Row(8, "ten times the load", value, bar, bool(holds)).show(as_json=args.json)
+
+
+async def _measure(cell: FaultCell, seconds: float) -> dict[str, float]:
+    async with grpc.aio.insecure_channel(cell.endpoint) as channel:
+        await closed_loop(channel, PLACES, 2.0, TOKENS)
+        alone = [(await ask(channel, message(TOKENS))).took_s for _ in range(5)]
+        capacity, _ = await closed_loop(channel, PLACES + 2, 8.0, TOKENS)
+        before = cell.resources("coordinator/0")["rss"]
+        note(f"capacity {capacity:.1f}/s")
+        asked = await _open_loop(channel, TIMES * capacity, seconds)
+        ended = time.monotonic()
+        back = 0.0
+        while (await ask(channel, message(TOKENS))).took_s > 1.5 * max(alone):
+            back = time.monotonic() - ended
+        after = cell.resources("coordinator/0")["rss"]
+    good = [told for told in asked if told.code is grpc.StatusCode.OK]
+    refused = [told for told in asked if told.code is grpc.StatusCode.RESOURCE_EXHAUSTED]
+    return {
+        "seconds": seconds,
+        "capacity_per_s": round(capacity, 1),
+        "offered": len(asked),
+        "served": len(good),
+        "refused": len(refused),
+        "other_codes": len(asked) - len(good) - len(refused),
+        "goodput": round(sum(told.ended <= ended for told in good) / seconds / capacity, 3),
+        "refusal_p50_ms": round(1e3 * share([told.took_s for told in refused], 0.5), 2),
+        "refusal_p99_ms": round(1e3 * share([told.took_s for told in refused], 0.99), 2),
+        "first_token_p99_s": round(share([told.first_s for told in good], 0.99), 3),
+        "first_token_bound_s": round(1.5 * (QUEUE + PLACES) / capacity + max(alone), 3),
+        "coordinator_rss_grew_mb": round((after - before) / 2**20, 1),
+        "back_s": round(back, 2),
+    }
+
+
+async def _open_loop(channel: grpc.aio.Channel, rate: float, seconds: float) -> list[Told]:
+    draw, running, told = random.Random(8), set[asyncio.Task[Told]](), list[Told]()
+    began = due = time.monotonic()
+    while due < began + seconds:
+        await asyncio.sleep(max(due - time.monotonic(), 0.0))
+        task = asyncio.create_task(ask(channel, message(TOKENS, seed=draw.randrange(1000))))
+        running.add(task)
+        task.add_done_callback(lambda done: (running.discard(done), told.append(done.result())))
+        due += draw.expovariate(rate)
+    await asyncio.gather(*running)
+    return told
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Row 9: one peer opens and cancels calls as fast as it can; others are answered as ever.
+
+The peer opens 50 calls at a time on one connection and cancels them a millisecond later, from a process of its own. An
+honest client on another connection asks one question after the other meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+
+import grpc
+from faults.processes import FaultCell
+
+from benchmarks.row import Row, note
+from dspark.runtime.channel import open_channel, sync_channel
+from dspark.wire.v1 import generate_pb2
+
+AT_ONCE = 50
+STORM_S, MEASURED_S = 8.0, 5.0
+METHOD = "/dspark.wire.v1.Generation/GetModelInfo"
+LEAST_RATE, MOST_P99_MS = 10_000, 10.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--storm", metavar="ENDPOINT", help="be the peer")
+    args = parser.parse_args()
+    if args.storm:
+        print(json.dumps(asyncio.run(_storm(args.storm))))
+        return 0
+    with FaultCell() as cell:
+        calm = _honest(cell.endpoint)
+        note(f"calm: {calm}")
+        command = [sys.executable, "-m", "faults.rows.r09_cancel_storm", "--storm", cell.endpoint]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as peer:
+            time.sleep(1.5)  # until it blows
+            hurt = _honest(cell.endpoint)
+            said, _ = peer.communicate(timeout=60)
+        rate = json.loads(said)["cancels_per_s"]
+        with cell.client() as client:
+            answer = client.complete([1, 2, 3], max_tokens=8, timeout=30)
+        served = len(answer.token_ids) == 8
+    value = {"cancels_per_s": rate, **hurt, "calm": calm, "generates_after": served}
+    holds = served and not hurt["failed"] and hurt["p99_ms"] <= MOST_P99_MS and rate >= LEAST_RATE
+    bar = f"0 failures, p99 <= {MOST_P99_MS:g} ms at >= {LEAST_RATE} cancels/s"
+    return Row(9, "a storm of cancels by one peer harms nobody else", value, bar, holds).show(as_json=args.json)
+
+
+def _honest(endpoint: str) -> dict[str, float]:
+    """Sequential calls for a while: how many, how many failed, and how long they took."""
+    took, failed = [], 0
+    with sync_channel(endpoint) as channel:
+        ask = channel.unary_unary(METHOD, generate_pb2.GetModelInfoRequest.SerializeToString)
+        ask(generate_pb2.GetModelInfoRequest(), timeout=10)
+        ends = time.monotonic() + MEASURED_S
+        while time.monotonic() < ends:
+            began = time.perf_counter()
+            try:
+                ask(generate_pb2.GetModelInfoRequest(), timeout=5)
+            except grpc.RpcError:
+                failed += 1
+            took.append(1e3 * (time.perf_counter() - began))
+    took.sort()
+    found = {f"p{share}_ms": round(took[min(int(len(took) * share / 100), len(took) - 1)], 2) for share in (50, 99)}
+    return {"calls": len(took), "failed": failed, **found}
+
+
+async def _storm(endpoint: str) -> dict[str, float]:
+    cancelled = 0
+    began = time.monotonic()
+    async with open_channel(endpoint) as channel:
+        ask = channel.unary_unary(METHOD)
+        while time.monotonic() - began < STORM_S:
+            calls = [ask(b"") for _ in range(AT_ONCE)]
+            await asyncio.sleep(0.001)
+            for call in calls:
+                call.cancel()
+            cancelled += len(calls)
+    return {"cancels_per_s": round(cancelled / (time.monotonic() - began))}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

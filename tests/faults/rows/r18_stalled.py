@@ -1,0 +1,113 @@
+"""Row 18: clients that stop reading: the others do not notice, and each of them is cut once it has taken nothing for T.
+
+Three times the same honest clients: alone, beside so many that read, beside so many that stop after their first token.
+Stalled streams take little ahead (a small window), so that what they do not read is felt; with gRPC's own windows two
+to six megabytes of an answer leave before anybody could notice, and cost the kernel's memory instead of the
+coordinator's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+
+import grpc
+from faults.processes import FaultCell
+from faults.synthetic_cell import ask, counter, message, share, small_channel, synthetic_cell
+
+from benchmarks.row import Row, note
+from dspark.wire.v1 import generate_pb2_grpc
+
+HONEST, TOKENS, LONG = 8, 400, 20_000
+UNREAD_S = 4.0
+FULL_S = 3.0  # in which a small window is full at this speed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--long", action="store_true", help="500 stalled readers")
+    args = parser.parse_args()
+    stalled = 500 if args.long else 60
+    given = {"max_running": 640, "max_unread_s": UNREAD_S, "max_prefills": 64, "policy": "off"}
+    with synthetic_cell(sequences=640, coordinator=given) as cell:
+        value = asyncio.run(_measure(cell, stalled))
+    bar = f"ITL p99 of others <= 1.2 x beside as many that read, <= 256 KB each, all cut after {UNREAD_S:g} s +- 1 s"
+    holds = (
+        value["itl_p99_ms"]["beside_stalled"] <= 1.2 * value["itl_p99_ms"]["beside_readers"]
+        and value["rss_kb_each"] <= 256
+        and value["cut"] == stalled
+        and value["left_over"] == 0
+        and value["cut_spread_s"] <= 2.0 + FULL_S
+    )
+    return Row(18, "stalled readers", value, bar, bool(holds)).show(as_json=args.json)
+
+
+async def _measure(cell: FaultCell, count: int) -> dict[str, object]:
+    channels = [small_channel(cell.endpoint, number) for number in range(max(count // 50, 1))]
+    async with grpc.aio.insecure_channel(cell.endpoint) as channel:
+        await _honest(channel)
+        alone = await _honest(channel)
+        others = [
+            asyncio.create_task(ask(channels[number % len(channels)], message(2000, seed=number, policy="off")))
+            for number in range(count)
+        ]
+        await asyncio.sleep(1.0)
+        reading = await _honest(channel)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0.5)
+        before = cell.resources("coordinator/0")["rss"]
+        calls, began = [], time.monotonic()
+        for number in range(count):
+            stub = generate_pb2_grpc.GenerationStub(channels[number % len(channels)])
+            call = stub.Generate(message(LONG, seed=number, policy="off"))
+            await call.read()
+            calls.append(call)
+        begun = time.monotonic() - began
+        beside = await _honest(channel)
+        grown = cell.resources("coordinator/0")["rss"] - before
+        cuts: list[float] = []
+        while time.monotonic() - began < begun + FULL_S + UNREAD_S + 20.0 and len(cuts) < count:
+            cuts += [time.monotonic() - began] * (await _cut(cell) - len(cuts))
+            await asyncio.sleep(0.1)
+        with cell.client() as client:
+            await asyncio.sleep(1.0)
+            left = sum(each.sequences for each in client.status().processes if each.name != "coordinator/0")
+        codes = [call.code() for call in calls if call.done()]
+        note(f"stalled clients that read on hear {set(codes)}")
+        for call in calls:
+            call.cancel()
+        for small in channels:
+            await small.close()
+    itl = {"alone": alone, "beside_readers": reading, "beside_stalled": beside}
+    return {
+        "stalled": count,
+        "itl_p99_ms": {name: round(1e3 * share(gaps, 0.99), 1) for name, gaps in itl.items()},
+        "rss_kb_each": round(grown / 1024 / count, 1),
+        "cut": len(cuts),
+        "first_cut_s": round(cuts[0], 2) if cuts else None,
+        "last_cut_s": round(cuts[-1], 2) if cuts else None,
+        "cut_spread_s": round(cuts[-1] - cuts[0] - begun, 2) if cuts else 1e9,
+        "unread_s": UNREAD_S,
+        "left_over": left,
+    }
+
+
+async def _honest(channel: grpc.aio.Channel) -> list[float]:
+    """Seconds between chunks of clients that read."""
+    told = await asyncio.gather(*(ask(channel, message(TOKENS, seed=n, policy="off")) for n in range(HONEST)))
+    assert all(each.code is grpc.StatusCode.OK for each in told), [each.details for each in told]
+    return [gap for each in told for gap in each.gaps]
+
+
+async def _cut(cell: FaultCell) -> int:
+    """How many clients the coordinator has cut so far."""
+    return await asyncio.to_thread(counter, cell, "dspark_slow_readers_cut_total")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Row 19: what is too large or too many is refused before anything is made of it, alike at every entry.
+
+One table of requests, each asked of the coordinator, of a front end before it and, where the interface has such a
+field, over HTTP; and one of commands to the workers. Everything is serialised beforehand, so that the time is the
+server's and the wire's. The peak of resident memory is read from the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from faults.processes import ROOT, FaultCell
+
+from benchmarks.row import Row, note
+from deploy.head import free_ports
+from dspark.runtime.channel import sync_channel
+from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, verify_pb2
+
+TARGET, DRAFTER = ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark"  # with a tokenizer
+MIB = 1 << 20
+MANY = 1_000_000
+TRIES = 5
+MOST_MS, MOST_GROWTH = 10.0, 2.0
+SPARE = 4 * MIB  # of memory that an allocator keeps for itself
+SESSIONS = {"verify": "/dspark.wire.v1.Verify/Session", "draft": "/dspark.wire.v1.Draft/Session"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request. http: the same as a body of /v1/completions. metadata: of the call."""
+
+    name: str
+    message: bytes
+    http: dict[str, Any] | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    method: str = "/dspark.wire.v1.Generation/Generate"
+
+    @property
+    def size(self) -> int:
+        return max(len(self.message), sum(len(value) for _, value in self.metadata))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    host = f"127.0.0.1:{free_ports(1)[0]}"
+    with FaultCell(TARGET, DRAFTER, coordinator={"http": host}) as cell:
+        cell._await_ready(cell._begin("frontend", 0, {"coordinator": cell.endpoint, "target": TARGET}))
+        before = {name: child.pid for name, child in cell.children.items()}
+        for name in ("coordinator/0", "frontend/0"):
+            with sync_channel(cell.children[name].endpoint) as channel:
+                rows += [_measured(cell, name, case, lambda c=case, ch=channel: _grpc(ch, c)) for case in _requests()]
+        for case in _requests():
+            if case.http is not None:
+                body = json.dumps({"model": "", "prompt": [1, 2, 3], **case.http}).encode()
+                rows.append(_measured(cell, "coordinator/0", case, lambda b=body: _http(host, b), "http", len(body)))
+        for role, case in _commands():
+            with sync_channel(cell.children[f"{role}/0"].endpoint) as channel:
+                rows.append(_measured(cell, f"{role}/0", case, lambda c=case, ch=channel: _grpc(ch, c), "session"))
+        with cell.client() as client:
+            served = len(client.complete([1, 2, 3], max_tokens=8, timeout=30).token_ids) == 8
+        alive = all(cell.alive(name) and cell.children[name].pid == pid for name, pid in before.items())
+    for row in rows:
+        note(json.dumps(row))
+    let_in = [f"{row['case']} at {row['entry']}" for row in rows if not row["refused"]]
+    grown = [f"{row['case']} at {row['entry']}: {row['growth']}" for row in rows if row["growth"] > MOST_GROWTH]
+    slow = [f"{row['case']} at {row['entry']}: {row['ms']} ms" for row in rows if row["ms"] > MOST_MS]
+    value = {
+        "cases": len(rows),
+        "let_in": let_in,
+        "above_10_ms": slow,
+        "grown": grown,
+        "slowest_ms": max(row["ms"] for row in rows),
+        "same_processes": alive,
+        "serves_after": served,
+    }
+    holds = not let_in and not slow and not grown and alive and served
+    name = "oversize and over-count requests are refused before anything is allocated, at every entry"
+    return Row(19, name, value, f"all refused in <= {MOST_MS:g} ms, memory <= +{MOST_GROWTH:g}x", holds).show(
+        as_json=args.json
+    )
+
+
+def _requests() -> Iterator[Case]:
+    def ask(**fields: Any) -> bytes:
+        params = generate_pb2.SamplingParams(**fields)
+        prompt = generate_pb2.TokenizedInput(input_ids=[1, 2, 3])
+        return generate_pb2.GenerateRequest(tokenized=prompt, sampling_params=params).SerializeToString()
+
+    small = ask(max_tokens=4)
+    long_text = "x" * (4 * MIB + 1)
+    ids = generate_pb2.TokenizedInput(input_ids=[1] * MANY)
+    yield Case("message of 16 MiB + 1", b"\x0a" + _length(16 * MIB) + bytes(16 * MIB))
+    yield Case(
+        "text of 4 MiB + 1", generate_pb2.GenerateRequest(text=long_text).SerializeToString(), {"prompt": long_text}
+    )
+    yield Case("a million ids", generate_pb2.GenerateRequest(tokenized=ids).SerializeToString(), {"prompt": [1] * MANY})
+    yield Case("metadata of 17 KiB", small, metadata=(("x-much", "y" * 17 * 1024),))
+    yield Case("n of a thousand million", ask(n=10**9), {"n": 10**9})
+    yield Case("max_tokens of 4e9", ask(max_tokens=2**32 - 1), {"max_tokens": 2**32 - 1})
+    yield Case("100,000 stop strings", ask(stop=["stop"] * 100_000), {"stop": ["stop"] * 100_000})
+    yield Case("a stop string of 1 MiB", ask(stop=["s" * MIB]), {"stop": "s" * MIB})
+    yield Case("a million stop ids", ask(stop_token_ids=[1] * MANY))
+    yield Case("200,000 biases", ask(logit_bias=dict.fromkeys(range(200_000), 1.0)))
+    yield Case("logprobs of 4e9", ask(logprobs=2**31 - 1), {"logprobs": 2**31 - 1})
+    request = generate_pb2.GenerateRequest(request_id="r" * MIB, tokenized=generate_pb2.TokenizedInput(input_ids=[1]))
+    yield Case("a request id of 1 MiB", request.SerializeToString())
+    request = generate_pb2.GenerateRequest(cache_salt="r" * MIB, tokenized=generate_pb2.TokenizedInput(input_ids=[1]))
+    yield Case("a salt of 1 MiB", request.SerializeToString())
+    yield Case(
+        "300,000 ids to abort",
+        generate_pb2.AbortRequest(request_ids=["some-id"] * 300_000).SerializeToString(),
+        method="/dspark.wire.v1.Generation/Abort",
+    )
+
+
+def _commands() -> Iterator[tuple[str, Case]]:
+    many = [1] * MANY
+    cursors = types_pb2.Cursors(sequence=many, epoch=many, round=many, committed_len=many)
+    law = types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN)
+    prefill = verify_pb2.Prefill(cursor=types_pb2.Cursor(sequence=1, committed_len=MANY), token_ids=many, law=law)
+    cohort = verify_pb2.VerifyCohort(cursors=cursors, anchors=many, lengths=many, q_entries=many, source=many)
+    claimed = verify_pb2.VerifyCohort(
+        cursors=types_pb2.Cursors(sequence=[1], epoch=[0], round=[1], committed_len=[4]),
+        anchors=[1],
+        lengths=[2**32 - 1],
+        q_entries=[2**32 - 1],
+        source=[0],
+    )
+    for name, command in (
+        ("a prompt of a million ids", verify_pb2.VerifyCommand(prefill=prefill)),
+        ("a cohort of a million", verify_pb2.VerifyCommand(verify=cohort)),
+        ("lengths and entries of 4e9", verify_pb2.VerifyCommand(verify=claimed)),
+    ):
+        yield "verify", Case(name, command.SerializeToString(), method=SESSIONS["verify"])
+    cursor = types_pb2.Cursor(sequence=1, epoch=0, round=0, committed_len=4)
+    biased = types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN, stop_token_ids=many, min_tokens=1)
+    for name, draft in (
+        ("a reservation of 4e9", draft_pb2.Open(cursor=cursor, reserve_tokens=2**32 - 1, law=law)),
+        ("a law of a million ids", draft_pb2.Open(cursor=cursor, reserve_tokens=8, law=biased)),
+    ):
+        yield "draft", Case(name, draft_pb2.DraftCommand(open=draft).SerializeToString(), method=SESSIONS["draft"])
+    chunk = features_pb2.FeatureChunk(rows=types_pb2.TensorChunk(dtype="float32", shape=[2**32 - 1, 2**32 - 1]))
+    chunk.runs.extend([features_pb2.FeatureRun(sequence=1)] * 200_000)
+    yield "draft", Case("rows of 2^64", chunk.SerializeToString(), method="/dspark.wire.v1.Features/Push")
+
+
+def _measured(
+    cell: FaultCell, name: str, case: Case, ask: Callable[[], bool], entry: str = "grpc", size: int = 0
+) -> dict[str, Any]:
+    """The best of a few tries: a slow machine is not the server's doing."""
+    ask()  # what a connection and an allocator keep for next time
+    status, pid = Path(f"/proc/{cell.children[name].pid}/status"), cell.children[name].pid
+    times, refused = [], True
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # forgets the peak
+    before = _peak(status)
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        refused &= ask()
+        times.append(1e3 * (time.perf_counter() - began))
+    grown = max(_peak(status) - before - SPARE, 0) / max(size or case.size, 1)
+    growth = round(grown, 2) if (size or case.size) >= MIB else 0.0
+    return {
+        "case": case.name,
+        "entry": f"{name} {entry}",
+        "refused": refused,
+        "ms": round(min(times), 2),
+        "growth": growth,
+    }
+
+
+def _peak(status: Path) -> int:
+    """Bytes of resident memory at its highest."""
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+def _grpc(channel: grpc.Channel, case: Case) -> bool:
+    """Whether it was refused: by a status, or within a session by an event that says so."""
+    try:
+        for event in channel.stream_stream(case.method)(iter([case.message]), timeout=20, metadata=case.metadata):
+            return _refuses(case.method, event)
+    except grpc.RpcError as error:
+        return error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    return False
+
+
+def _refuses(method: str, event: bytes) -> bool:
+    if method == SESSIONS["verify"]:
+        said = verify_pb2.VerifyEvent.FromString(event)
+        return bool(said.prefilled.HasField("refusal") or said.verdicts.HasField("refusal") or said.verdicts.refusals)
+    if method == SESSIONS["draft"]:
+        return draft_pb2.DraftEvent.FromString(event).opened.HasField("refusal")
+    if method.endswith("/Push"):
+        return bool(features_pb2.FeatureAck.FromString(event).refused)
+    return False
+
+
+def _http(host: str, body: bytes) -> bool:
+    connection = http.client.HTTPConnection(host, timeout=20)
+    try:
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        return 400 <= connection.getresponse().status < 500
+    finally:
+        connection.close()
+
+
+def _length(count: int) -> bytes:
+    """As a protobuf varint."""
+    out = bytearray()
+    while count >= 0x80:
+        out.append(count & 0x7F | 0x80)
+        count >>= 7
+    return bytes([*out, count])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

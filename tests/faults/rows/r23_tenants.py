@@ -1,0 +1,114 @@
+"""Row 23: one tenant floods with 64 streams, four others ask for one answer after the other: what everybody gets.
+
+Weighted service is compared with the bound of the virtual token counter at every millisecond in which two tenants wait;
+first tokens of the light tenants are compared with those they get without the flood. All in simulated time: the real
+coordinator, admission and front desk, callers known by their tokens, workers whose passes take 15 and 2 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from faults.simulated import SimulatedCell, simulate
+
+from benchmarks.row import Row
+from coordinator.shares import ANSWER, PROMPT
+from dspark.client import AsyncClient
+
+FLOOD, LIGHT = 64, 4
+PLACES, PROMPT_TOKENS, FLOOD_TOKENS, LIGHT_TOKENS = 16, 32, 48, 24
+WORKER = "worker-token-of-this-cell"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--long", action="store_true", help="ten simulated minutes")
+    args = parser.parse_args()
+    seconds = 600.0 if args.long else 30.0
+    with tempfile.TemporaryDirectory() as folder:
+        alone = _run(Path(folder), seconds, flood=0)
+        beside = _run(Path(folder), seconds, flood=FLOOD)
+    bound = 2.0 * max(PROMPT * PROMPT_TOKENS, ANSWER * PLACES * FLOOD_TOKENS)
+    ratio = beside["light_first_token_p99_ms"] / alone["light_first_token_p99_ms"]
+    value = {"simulated_s": seconds, "alone": alone, "beside": beside, "p99_ratio": round(ratio, 2), "bound": bound}
+    bar = "gap of weighted tokens within the counter's bound; p99 of light first tokens <= 1.5 x alone"
+    holds = beside["widest_gap"] <= bound and ratio <= 1.5 and beside["light_errors"] == 0
+    return Row(23, "a tenant floods", value, bar, bool(holds)).show(as_json=args.json)
+
+
+def _run(folder: Path, seconds: float, *, flood: int) -> dict[str, Any]:
+    worker, clients = folder / "worker", folder / "clients"
+    worker.write_text(WORKER)
+    tenants = ["flood", *(f"light{number}" for number in range(LIGHT))]
+    clients.write_text("".join(f"{tenant} {_token(tenant)}\n" for tenant in tenants))
+    settings = {"token_file": str(worker)}
+    return simulate(
+        lambda cell: _story(cell, seconds, flood),
+        verifiers=1,
+        drafters=1,
+        synthetic=True,
+        coordinator={"max_running": PLACES, "max_queued": 256, "client_token_file": str(clients), **settings},
+        verify=settings,
+        draft=settings,
+    )
+
+
+def _token(tenant: str) -> str:
+    return f"token-of-tenant-{tenant}"
+
+
+async def _story(cell: SimulatedCell, seconds: float, flood: int) -> dict[str, Any]:
+    draw, firsts, errors, widest, looks = random.Random(23), list[float](), 0, 0.0, 0
+    ends, served = cell.now + seconds, dict.fromkeys(("flood", "light"), 0)
+
+    async def client(tenant: str, number: int, tokens: int, pause_s: float) -> None:
+        nonlocal errors
+        kind = "flood" if tenant == "flood" else "light"
+        async with AsyncClient(cell.endpoint, token=_token(tenant)) as own:
+            while cell.now < ends:
+                began, first = cell.now, None
+                prompt = [draw.randrange(1, 1000) for _ in range(PROMPT_TOKENS)]
+                try:
+                    async for _ in own.generate(prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True):
+                        first = cell.now if first is None else first
+                    served[kind] += tokens
+                except Exception:
+                    errors += kind == "light"
+                if kind == "light" and first is not None:
+                    firsts.append(first - began)
+                await asyncio.sleep(pause_s * draw.random())
+
+    async def look() -> None:
+        nonlocal widest, looks
+        admission = cell.processes["coordinator/0"].admission
+        while cell.now < ends:
+            given = admission.given()
+            if len(given) > 1:
+                widest, looks = max(widest, max(given.values()) - min(given.values())), looks + 1
+            await asyncio.sleep(0.001)
+
+    await asyncio.gather(
+        look(),
+        *(client("flood", number, FLOOD_TOKENS, 0.0) for number in range(flood)),
+        *(client(f"light{number}", number, LIGHT_TOKENS, 0.2) for number in range(LIGHT)),
+    )
+    return {
+        "light_first_token_p50_ms": round(1e3 * sorted(firsts)[len(firsts) // 2], 1),
+        "light_first_token_p99_ms": round(1e3 * sorted(firsts)[int(0.99 * len(firsts))], 1),
+        "light_answers": len(firsts),
+        "light_errors": errors,
+        "tokens": served,
+        "widest_gap": round(widest, 1),
+        "looks_with_two_waiting": looks,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Row 32: a peer that asks every 10 s whether a silent server is there is kept; one that asks every second is cut.
+
+Both wait on a stream that says nothing for a minute, as a long prefill does. Processes of the cell watch each other
+more closely than strangers may: on a worker's listener a ping a second is welcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+
+import grpc
+from faults.processes import FaultCell
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks.row import Row
+
+SILENCE_S = 62.0
+CUT_WITHIN_S = 30.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    args = parser.parse_args()
+    with FaultCell() as cell:
+        value = asyncio.run(_watch(cell))
+    kept = value["each_10_s"] is None and value["worker_each_1_s"] is None
+    cut = value["each_1_s"]
+    holds = kept and cut is not None and cut["after_s"] <= CUT_WITHIN_S and cut["calm"]
+    name = "pings every 10 s through a silent minute are kept, pings every second are cut"
+    return Row(32, name, value, f"0 false cuts; cut with ENHANCE_YOUR_CALM within {CUT_WITHIN_S:g} s", holds).show(
+        as_json=args.json
+    )
+
+
+async def _watch(cell: FaultCell) -> dict[str, dict[str, object] | None]:
+    asked = {
+        "each_10_s": (cell.endpoint, 10_000),
+        "each_1_s": (cell.endpoint, 1_000),
+        "worker_each_1_s": (cell.children["verify/0"].endpoint, 1_000),
+    }
+    found = await asyncio.gather(*(_silence(endpoint, each_ms) for endpoint, each_ms in asked.values()))
+    return dict(zip(asked, found, strict=True))
+
+
+async def _silence(endpoint: str, each_ms: int) -> dict[str, object] | None:
+    """Waits on a stream that has nothing to say; None when it was still open at the end, else how it was cut."""
+    options = [
+        ("grpc.keepalive_time_ms", each_ms),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    began = time.monotonic()
+    async with grpc.aio.insecure_channel(endpoint, options=options) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                async for _ in call:
+                    pass
+        except TimeoutError:
+            return None
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or ""
+            calm = "too_many_pings" in details or "ENHANCE_YOUR_CALM" in f"{details} {error.debug_error_string()}"
+            return {"after_s": round(time.monotonic() - began, 1), "calm": calm, "said": details[:120]}
+    return {"after_s": round(time.monotonic() - began, 1), "calm": False, "said": "the stream ended"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""A cell under lock and key: certificates of an authority of its own, a token per role, and every kind of listener.
+
+with SecuredCell() as cell:
+    cell.stranger           # certificates of another authority
+    cell.client()           # an operator
+    cell.listeners()        # every socket its processes listen on, from /proc
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from deploy.processes import Child
+from dspark.cli.certificates import issue
+from dspark.client import Client
+from dspark.runtime.identity import write_token
+from dspark.runtime.tls import Tls
+from faults.processes import FaultCell
+
+TENANTS = ("acme", "globex")
+_LISTEN = "0A"  # state of a socket in /proc/net/tcp
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A TCP socket that takes connections."""
+
+    process: str
+    address: str
+    port: int
+
+
+class SecuredCell(FaultCell):
+    """Coordinator, verifier, drafter and a front end, under mutual TLS and tokens."""
+
+    def __init__(self, **settings: Any) -> None:
+        coordinator = settings.pop("coordinator", {})
+        self._http = bool(coordinator.get("http"))
+        super().__init__(**settings)
+        self.stranger = _Authority(self.folder / "stranger")
+        self.authority = _Authority(self.folder / "authority")
+        self.tokens = {
+            key: write_token(self.folder / key) for key in ("token_file", "operator_token_file", "metrics_token_file")
+        }
+        self.tenants = {name: f"token-of-the-tenant-{name}" for name in TENANTS}
+        clients = self.folder / "client_token_file"
+        clients.write_text("".join(f"{name} {token}\n" for name, token in self.tenants.items()))
+        self._common: dict[str, object] = {
+            **{key: str(self.folder / key) for key in self.tokens},
+            **self.authority.settings(),
+        }
+        for role in ("verify", "draft"):
+            self._flags[role] = {**self._flags[role], **self._common}
+        self._flags["coordinator"] = {**coordinator, **self._common, "client_token_file": str(clients)}
+
+    def client(self) -> Client:
+        return Client(self.endpoint, token=self.tokens["operator_token_file"], tls=self.authority.tls("operator"))
+
+    def start(self) -> Self:
+        super().start()
+        clients = self._flags["coordinator"]["client_token_file"]
+        front = {**self._common, "client_token_file": clients, "coordinator": self.endpoint}
+        self._await_ready(self._begin("frontend", 0, {"target": self._models["target"], **front}))
+        return self
+
+    def listeners(self) -> list[Listener]:
+        """Of all processes of the cell."""
+        return [one for name, child in self.children.items() for one in _of_process(name, child)]
+
+
+class _Authority:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        issue(folder, hosts=[], tenants=list(TENANTS), days=1)
+
+    def tls(self, name: str | None) -> Tls:
+        """What the holder of a certificate knows; without a name, whoever has the authority's certificate only."""
+        mine = (self._path(f"{name}.crt"), self._path(f"{name}.key")) if name else (None, None)
+        return Tls(*mine, self._path("ca.crt"))
+
+    def settings(self) -> dict[str, str]:
+        return {"tls_cert": self._path("node.crt"), "tls_key": self._path("node.key"), "tls_ca": self._path("ca.crt")}
+
+    def _path(self, file: str) -> str:
+        return str(self._folder / file)
+
+
+def _of_process(name: str, child: Child) -> list[Listener]:
+    mine = set()
+    for file in Path(f"/proc/{child.pid}/fd").iterdir():
+        try:
+            target = str(file.readlink())
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith("socket:["):
+            mine.add(target[len("socket:[") : -1])
+    found = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/{child.pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == _LISTEN and words[9] in mine:
+                host, _, port = words[1].partition(":")
+                found.append(Listener(name, _address(host, family), int(port, 16)))
+    return found
+
+
+def _address(text: str, family: socket.AddressFamily) -> str:
+    """The kernel writes addresses as words of the machine's own byte order."""
+    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))

@@ -1,0 +1,290 @@
+"""A whole cell in one event loop and in simulated time: the real processes, an in-memory network, faults at will.
+
+    async def story(cell: SimulatedCell) -> None:
+        asking = asyncio.create_task(cell.ask([5, 9, 17], max_tokens=40))
+        await cell.after(0.05)
+        cell.kill("verify/0")
+        answer = await asking
+    simulate(story, verifiers=2)
+
+What runs is what `dspark serve` runs: `start` of coordinator, verifiers and drafters, their services, engines and
+codecs, and the Python client. Replaced are gRPC's sockets (`memory_grpc`), the device's thread (`device`), clocks and
+`secrets.randbits`; so a story with a seed is the same story every time, and ten simulated minutes take as long as
+what is computed in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from coordinator.simulation.virtual_loop import VirtualLoop
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.client import AsyncClient, Chunk, DsparkError, Finished
+from dspark.synthetic.pace import Pace
+from faults.device import SimulatedDevice
+from faults.memory_grpc import MemoryChannel, MemoryServer
+from faults.network import Network
+from faults.plan import Plan
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = ROOT / "tests" / "data" / "target_qwen3"
+DRAFTER = ROOT / "tests" / "data" / "dspark_vanilla"
+SYNTHETIC = ROOT / "benchmarks" / "synthetic" / "flat.yaml"
+LONGEST_S = 3600.0  # simulated seconds that a story may take
+
+T = TypeVar("T")
+
+
+@dataclass
+class Answer:
+    """What a client got. Offsets are checked as they come: each chunk begins where the last one ended."""
+
+    ids: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)  # of each chunk, simulated seconds
+    end: Finished | None = None
+    error: DsparkError | None = None
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max((b - a for a, b in zip(self.times, self.times[1:], strict=False)), default=0.0)
+
+
+class SimulatedCell:
+    """Names are those of processes: "coordinator/0", "verify/0", "draft/1"."""
+
+    def __init__(
+        self,
+        *,
+        verifiers: int = 1,
+        drafters: int = 1,
+        synthetic: bool = False,
+        coordinator: Mapping[str, Any] | None = None,
+        verify: Mapping[str, Any] | None = None,
+        draft: Mapping[str, Any] | None = None,
+        plan: Plan | None = None,
+        hop_s: float = 0.0002,
+        watch_s: float = 4.0,
+        seconds: dict[str, float] | None = None,
+    ) -> None:
+        self.network = Network(plan, hop_s=hop_s, watch_s=watch_s)
+        self.seconds = seconds or {}
+        self.processes: dict[str, Any] = {}  # what each `start` returned
+        self._counts = {"verify": verifiers, "draft": drafters}
+        given: dict[str, dict[str, Any]] = {
+            "verify": {"measure_cost": synthetic, "kv_tokens": 8192},
+            "draft": {"measure_cost": synthetic, "context_tokens": 8192},
+        }
+        if synthetic:
+            for role, more in given.items():
+                more.update(engine="synthetic", synthetic=str(SYNTHETIC), max_sequences=64)
+                more["kv_tokens" if role == "verify" else "context_tokens"] = 1 << 16
+        else:
+            given["verify"].update(target=str(TARGET), drafter=str(DRAFTER))
+            given["draft"].update(drafter=str(DRAFTER))
+        given["verify"].update(verify or {})
+        given["draft"].update(draft or {})
+        given["coordinator"] = dict(coordinator or {})
+        self._given = given
+        self._binds: dict[str, str] = {}
+
+    @property
+    def endpoint(self) -> str:
+        """Of the coordinator."""
+        return self._binds["coordinator/0"]
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def start(self) -> None:
+        """Every process, workers first, until the coordinator is connected to all."""
+        for role, count in self._counts.items():
+            for index in range(count):
+                await self.begin(f"{role}/{index}")
+        await self.begin("coordinator/0")
+        await self.connected(sum(self._counts.values()))
+
+    async def connected(self, workers: int, within_s: float = 60.0) -> None:
+        """Until the coordinator is connected to so many workers."""
+        membership = self.processes["coordinator/0"].membership
+        await self.until(lambda: sum(worker.connected for worker in membership.workers) >= workers, within_s)
+
+    async def begin(self, name: str) -> Any:
+        """Starts a process, at its old endpoint if it had one."""
+        role = name.partition("/")[0]
+        given = {"bind": self._binds.get(name, "127.0.0.1:0"), **self._given[role]}
+        if role == "coordinator":
+            for pool in self._counts:
+                given.setdefault(pool, tuple(at for who, at in self._binds.items() if who.startswith(f"{pool}/")))
+            work = coordinator_process.start(CoordinatorConfig(**given), name=name)
+        elif role == "verify":
+            work = verify_process.start(VerifyConfig(**given), name=name)
+        else:
+            work = draft_process.start(DraftConfig(**given), name=name)
+        process = await self.network.within(self.network.begin(name), work)
+        self.processes[name], self._binds[name] = process, process.endpoint
+        return process
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self.network.kill(name)
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP."""
+        self.network.freeze(name)
+
+    def thaw(self, name: str) -> None:
+        """SIGCONT."""
+        self.network.thaw(name)
+
+    async def terminate(self, name: str, grace_s: float = 10.0) -> None:
+        """SIGTERM, until the process has ended."""
+        await self.network.within(self.network.nodes[name], self.processes[name].stop(grace_s))
+        self.network.kill(name)
+
+    async def restart(self, name: str) -> Any:
+        """Another process, with another incarnation, at the old endpoint."""
+        if self.network.nodes[name].alive:
+            self.kill(name)
+        return await self.begin(name)
+
+    def partition(self, one: str, other: str, *, one_way: bool = False) -> None:
+        """Nothing passes until `heal`."""
+        self.network.wall(one, other)
+        if not one_way:
+            self.network.wall(other, one)
+
+    def heal(self) -> None:
+        self.network.open_walls()
+
+    async def ask(self, prompt: list[int], *, timeout: float = 600.0, **options: Any) -> Answer:
+        """One request by the Python client; greedy and to its full length unless told otherwise."""
+        answer = Answer()
+        options = {"temperature": 0.0, "ignore_eos": True, "seed": 7, **options}
+        async with AsyncClient(self.endpoint) as client:
+            try:
+                async for event in client.generate(prompt, timeout=timeout, **options):
+                    if isinstance(event, Chunk):
+                        assert event.offset == len(answer.ids), f"offset {event.offset} after {len(answer.ids)} tokens"
+                        answer.ids += event.token_ids
+                        answer.times.append(self.now)
+                    else:
+                        answer.end = event
+            except DsparkError as error:
+                answer.error = error
+        return answer
+
+    async def after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def until(self, condition: Callable[[], bool], within_s: float = 30.0, each_s: float = 0.001) -> None:
+        """Looks every so often; raises when it does not come true in simulated time."""
+        ends = self.now + within_s
+        while not condition():
+            if self.now > ends:
+                raise AssertionError(f"not so within {within_s:g} simulated seconds")
+            await asyncio.sleep(each_s)
+
+    def held(self, name: str) -> int:
+        """Sequences that a worker holds."""
+        return int(self.processes[name].engine.held.sequences)
+
+    def left_over(self) -> dict[str, int]:
+        """What living processes still hold for requests: empty when everything was freed."""
+        held = {name: self.held(name) for name in self.processes if name[0] in "vd" and self.network.nodes[name].alive}
+        admission = self.processes["coordinator/0"].admission
+        held["coordinator/0"] = admission.running + admission.queued
+        return {name: count for name, count in held.items() if count}
+
+    def metric(self, name: str, process: str = "coordinator/0", **labels: str) -> float:
+        """A counter of a process, summed over the labels that are not given; 0 when it never counted."""
+        total = 0.0
+        for family in self.processes[process].metrics.registry.collect():
+            for sample in family.samples:
+                if sample.name == f"dspark_{name}" and labels.items() <= sample.labels.items():
+                    total += sample.value
+        return total
+
+
+class _Loop(VirtualLoop):
+    """Work for threads is done on the spot."""
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def simulate(story: Callable[[SimulatedCell], Awaitable[T]], *, seed: int = 0, **settings: Any) -> T:
+    """Starts a cell, runs the story in it and returns what it returned. `settings` are those of `SimulatedCell`."""
+
+    async def main() -> T:
+        cell = SimulatedCell(**settings)
+        with _in_memory(cell):
+            await cell.start()
+            return await asyncio.wait_for(story(cell), LONGEST_S)
+
+    return run_simulated(main(), seed=seed)
+
+
+def run_simulated(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
+    """In a loop whose time jumps, with every clock of the process on that time."""
+    loop = _Loop()
+    draw = random.Random(f"simulated/{seed}")
+    asyncio.set_event_loop(loop)
+    with contextlib.ExitStack() as stack:
+        for name, read in (
+            ("monotonic", loop.time),
+            ("perf_counter", loop.time),
+            ("perf_counter_ns", lambda: int(loop.time() * 1e9)),
+        ):
+            stack.enter_context(mock.patch.object(time, name, read))
+        stack.enter_context(mock.patch("secrets.randbits", draw.getrandbits))
+        stack.enter_context(mock.patch.object(Pace, "sleep_until", return_value=0))  # the device's own time
+        try:
+            return loop.run_until_complete(main)
+        finally:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+@contextlib.contextmanager
+def _in_memory(cell: SimulatedCell) -> Iterator[None]:
+    """Servers, channels and devices of this story are those of its network."""
+    network = cell.network
+
+    def channel(endpoint: str, *_: Any, **__: Any) -> MemoryChannel:
+        return MemoryChannel(network, endpoint)
+
+    def server(*_: Any, interceptors: Any = (), **__: Any) -> MemoryServer:
+        return MemoryServer(network, interceptors)
+
+    def device(*_: Any, **__: Any) -> SimulatedDevice:
+        return SimulatedDevice(network, cell.seconds)
+
+    with contextlib.ExitStack() as stack:
+        for name, made in (("insecure_channel", channel), ("secure_channel", channel), ("server", server)):
+            stack.enter_context(mock.patch(f"grpc.aio.{name}", made))
+        for module in (verify_process, draft_process):
+            stack.enter_context(mock.patch.object(module, "DeviceWorker", device))
+        yield

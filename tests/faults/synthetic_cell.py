@@ -1,0 +1,129 @@
+"""A cell of real processes whose workers sleep instead of computing, and an asyncio client without ceremony for floods.
+
+Both exist so that thousands of requests and hundreds of streams fit on a small machine: what is measured is admission,
+streams and their bounds, not a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from benchmarks.load import prometheus
+from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
+from faults.processes import DRAFTER, TARGET, FaultCell
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAT = ROOT / "benchmarks" / "synthetic" / "flat.yaml"
+
+
+def synthetic_cell(*, sequences: int, coordinator: Mapping[str, Any] | None = None) -> FaultCell:
+    """One verifier and one drafter with room for so many sequences."""
+    room = {"engine": "synthetic", "synthetic": FLAT, "max_sequences": sequences, "measure_cost": True}
+    return FaultCell(
+        TARGET,
+        DRAFTER,
+        coordinator=coordinator,
+        verify={**room, "kv_tokens": sequences * 32768},
+        draft={**room, "context_tokens": sequences * 32768},
+    )
+
+
+def counter(cell: FaultCell, name: str) -> int:
+    """A counter of the coordinator, without labels."""
+    with cell.client() as client:
+        port = next(each.metrics_port for each in client.status().processes if each.name == "coordinator/0")
+    return int(prometheus.fetch(f"http://127.0.0.1:{port}/metrics").get(name, 0.0))
+
+
+def small_channel(endpoint: str, number: int = 0) -> grpc.aio.Channel:
+    """A channel of its own whose streams take little ahead of their reader, so that a stall is felt soon."""
+    options = [
+        ("grpc.http2.lookahead_bytes", 1024),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.channel_number", number),  # channels of equal options would share a connection
+    ]
+    return grpc.aio.insecure_channel(endpoint, options=options)
+
+
+@dataclass
+class Told:
+    """What one request brought."""
+
+    began: float
+    code: grpc.StatusCode = grpc.StatusCode.OK
+    first: float | None = None
+    ended: float = 0.0
+    tokens: int = 0
+    gaps: list[float] = field(default_factory=list)  # seconds between chunks
+    details: str = ""
+
+    @property
+    def first_s(self) -> float:
+        return (self.first if self.first is not None else self.ended) - self.began
+
+    @property
+    def took_s(self) -> float:
+        return self.ended - self.began
+
+
+def message(tokens: int, *, prompt: int = 16, seed: int = 0, policy: str = "") -> generate_pb2.GenerateRequest:
+    return generate_pb2.GenerateRequest(
+        tokenized=generate_pb2.TokenizedInput(input_ids=[(seed * 31 + at) % 1000 + 1 for at in range(prompt)]),
+        sampling_params=generate_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0),
+        speculation=generate_pb2.SpeculationParams(policy=policy),
+    )
+
+
+async def ask(
+    channel: grpc.aio.Channel,
+    request: generate_pb2.GenerateRequest,
+    *,
+    timeout: float = 600.0,
+    token: str | None = None,
+) -> Told:
+    """One request to its end, whatever that is."""
+    told = Told(time.monotonic())
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    call = generate_pb2_grpc.GenerationStub(channel).Generate(request, timeout=timeout, metadata=metadata)
+    last = None
+    try:
+        async for response in call:
+            now = time.monotonic()
+            if response.HasField("chunk"):
+                told.first = now if told.first is None else told.first
+                told.tokens += len(response.chunk.token_ids)
+                if last is not None:
+                    told.gaps.append(now - last)
+                last = now
+    except grpc.aio.AioRpcError as error:
+        told.code, told.details = error.code(), error.details() or ""
+    told.ended = time.monotonic()
+    return told
+
+
+def share(values: list[float], at: float) -> float:
+    """A quantile; 0 of nothing."""
+    return sorted(values)[min(int(at * len(values)), len(values) - 1)] if values else 0.0
+
+
+async def closed_loop(channel: grpc.aio.Channel, streams: int, seconds: float, tokens: int) -> tuple[float, list[Told]]:
+    """Answers a second with so many clients that ask again as soon as they have an answer."""
+    ends = time.monotonic() + seconds
+    done: list[Told] = []
+
+    async def one(number: int) -> None:
+        while time.monotonic() < ends:
+            told = await ask(channel, message(tokens, seed=number))
+            if time.monotonic() <= ends:
+                done.append(told)
+
+    await asyncio.gather(*(one(number) for number in range(streams)))
+    return sum(told.code is grpc.StatusCode.OK for told in done) / seconds, done

@@ -1,0 +1,120 @@
+"""A TCP proxy before one process: the connection that hangs, stalls one way, crawls, is reset or refused.
+
+`blackhole` keeps every connection open and passes nothing, as a process under SIGSTOP or a route that died does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import socket
+import struct
+
+from faults.loop_thread import LoopThread
+
+CHUNK = 1 << 16
+
+
+class Way(enum.Enum):
+    """Direction of travel."""
+
+    IN = "in"  # to the process
+    OUT = "out"  # from it
+
+
+class TcpProxy:
+    """Before the process at `upstream`; `endpoint` is where others find it. Runs on a thread of its own."""
+
+    def __init__(self, name: str, upstream: str) -> None:
+        self.name = name
+        self._host, _, port = upstream.rpartition(":")
+        self._port = int(port)
+        self._loop = LoopThread(f"tcp-proxy-{name}")
+        self._open = {way: asyncio.Event() for way in Way}
+        for gate in self._open.values():
+            gate.set()
+        self.late_s = 0.0  # per chunk
+        self.bytes_per_s = 0.0  # 0: as fast as it goes
+        self.refusing = False
+        self.passed = dict.fromkeys(Way, 0)  # bytes
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.endpoint = self._loop.run(self._start())
+
+    def blackhole(self, *ways: Way) -> None:
+        """Passes nothing in these directions, in both if none is named, and keeps connections open."""
+        for way in ways or tuple(Way):
+            self._loop.loop.call_soon_threadsafe(self._open[way].clear)
+
+    def heal(self) -> None:
+        """Passes everything again, what was held back first."""
+        self.refusing = False
+        for gate in self._open.values():
+            self._loop.loop.call_soon_threadsafe(gate.set)
+
+    def reset(self) -> None:
+        """Breaks every connection with RST."""
+        self._loop.loop.call_soon_threadsafe(self._reset_all)
+
+    def refuse(self) -> None:
+        """Breaks every connection and takes no new one until `heal`."""
+        self.refusing = True
+        self.reset()
+
+    def close(self) -> None:
+        self.refuse()
+        self._loop.run(self._stop())
+        self._loop.close()
+
+    async def _start(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _stop(self) -> None:
+        self._server.close()
+        self._reset_all()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refusing:
+            self._reset(writer)
+            return
+        try:
+            there, back = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            self._reset(writer)
+            return
+        ends = {writer, back}
+        self._writers |= ends
+        ways = [
+            asyncio.create_task(self._pump(reader, back, Way.IN)),
+            asyncio.create_task(self._pump(there, writer, Way.OUT)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in ways:
+                task.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            self._writers -= ends
+            for end in ends:
+                end.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
+        with contextlib.suppress(ConnectionError, OSError):
+            while data := await reader.read(CHUNK):
+                if self.late_s or self.bytes_per_s:
+                    await asyncio.sleep(self.late_s + (len(data) / self.bytes_per_s if self.bytes_per_s else 0.0))
+                await self._open[way].wait()
+                self.passed[way] += len(data)
+                writer.write(data)
+                await writer.drain()
+
+    def _reset_all(self) -> None:
+        for writer in list(self._writers):
+            self._reset(writer)
+
+    @staticmethod
+    def _reset(writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
