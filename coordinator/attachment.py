@@ -26,7 +26,7 @@ from dspark.wire.v1 import frontend_pb2
 
 log = structlog.get_logger("dspark.attachment")
 
-MAX_UNSENT = 65_536  # commits that wait for one front end to read: seconds of everything a coordinator can commit
+MAX_UNSENT = 65_536  # parts of messages that wait for one front end to read: seconds of all a coordinator can commit
 MAX_ID = 128
 MAX_ABORTS = 1024
 TERMS_S = 0.25  # how old the terms that a front end knows may be
@@ -108,7 +108,7 @@ class Attachment:
             names = abort.request_ids[:MAX_ABORTS]
             running = [name for name in names if self._cell.admission.abort(name)]
             self._unsent.aborted.append(frontend_pb2.Aborted(call=abort.call, request_ids=running))
-            self._bell.ring()
+            self._told()
 
     def end(self) -> None:
         """The front end has said its last word."""
@@ -128,13 +128,7 @@ class Attachment:
 
     def said(self, number: int, piece: Piece) -> None:
         self._unsent.commits.append((number, piece))
-        self._bell.ring()
-        if len(self._unsent.commits) > MAX_UNSENT and not self._overran:
-            log.warning("frontend.not_read", name=self.hello.name, commits=len(self._unsent.commits))
-            self._metrics.dropped.labels(kind="commit", reason="not_read").inc(len(self._unsent.commits))
-            self._overran = True
-            self._unsent = _Unsent()
-            self._clock.call_later(0.0, self.close)  # not now: a lane is in the middle of a verdict
+        self._told()
 
     def over(self, relay: _Relay, error: Exception | None) -> None:
         """A request has ended."""
@@ -213,7 +207,18 @@ class Attachment:
 
     def _fail(self, number: int, error: Exception) -> None:
         self._unsent.failed.append(cell_wire.write_failure(number, error))
+        self._told()
+
+    def _told(self) -> None:
+        """Something more waits; whoever does not read it is let go."""
         self._bell.ring()
+        unsent = self._unsent
+        if len(unsent.commits) + len(unsent.failed) + len(unsent.aborted) > MAX_UNSENT and not self._overran:
+            log.warning("frontend.not_read", name=self.hello.name, commits=len(unsent.commits))
+            self._metrics.dropped.labels(kind="commit", reason="not_read").inc(len(unsent.commits))
+            self._overran = True
+            self._unsent = _Unsent()
+            self._clock.call_later(0.0, self.close)  # not now: a lane is in the middle of a verdict
 
     def _tell_terms(self) -> None:
         """Now, and whenever they have changed."""

@@ -37,6 +37,8 @@ from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, ver
 
 log = structlog.get_logger("dspark.clients")
 
+MALFORMED_COHORTS = 3  # in a row, after which a drafter is let go
+
 
 class DrafterClient:
     """One drafter process."""
@@ -52,6 +54,7 @@ class DrafterClient:
     ) -> None:
         self.facts = facts
         self._metrics = metrics
+        self._malformed = 0  # cohorts in a row without one good block
         stub = draft_pb2_grpc.DraftStub(channel)  # type: ignore[no-untyped-call]
 
         def stream(commands: AsyncIterator[draft_pb2.DraftCommand]) -> Any:
@@ -108,6 +111,7 @@ class DrafterClient:
         except PeerError as error:
             log.warning("blocks.malformed", drafter=self.facts.name, field=str(error))
             malformed.inc(len(orders))
+            self._judge(bad=True)
             return [_malformed(order) for order in orders]
         for row, (block, order) in enumerate(zip(blocks, orders, strict=True)):
             slots = len(block.token_ids)
@@ -117,7 +121,14 @@ class DrafterClient:
         lost = [row for row, slots in enumerate(message.lengths) if slots and not blocks[row].token_ids]
         if lost:
             malformed.inc(len(lost))
+        self._judge(bad=bool(lost) and len(lost) == len(blocks))
         return blocks
+
+    def _judge(self, *, bad: bool) -> None:
+        """A drafter that sends nothing but garbage is let go; the breaker decides when it is tried again."""
+        self._malformed = self._malformed + 1 if bad else 0
+        if self._malformed >= MALFORMED_COHORTS:
+            self.close(f"{self._malformed} cohorts in a row were malformed")
 
 
 class VerifierClient:

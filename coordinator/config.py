@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dspark.runtime.listen_config import PublicConfig
+from coordinator.http.config import HttpConfig
 
 
 @dataclass(frozen=True)
-class CoordinatorConfig(PublicConfig):
+class CoordinatorConfig(HttpConfig):
     """One coordinator process."""
 
     target: str | None = field(default=None, metadata={"doc": "Folder or hub id whose tokenizer is used; absent: ids."})
@@ -31,6 +31,12 @@ class CoordinatorConfig(PublicConfig):
     max_running: int = field(default=256, metadata={"doc": "Requests in rounds or prefill at one time."})
     max_queued: int = field(default=1024, metadata={"doc": "Requests that may wait; more are refused."})
     max_prefills: int = field(default=8, metadata={"doc": "Prefills at one time per verifier; the others wait."})
+    queue_deadline_s: float = field(
+        default=60.0, metadata={"doc": "Longest wait for a place; who has waited so long is refused with a hint."}
+    )
+    max_unread_s: float = field(
+        default=10.0, metadata={"doc": "How long a client may leave a message untaken before it is cut."}
+    )
     max_unread: int = field(default=1024, metadata={"doc": "Commits a client may leave unread before it is cut."})
     request_deadline_s: float = field(default=600.0, metadata={"doc": "Longest life of any request."})
     open_deadline_s: float = field(default=1.0, metadata={"doc": "Longest wait for a drafter to make room."})
@@ -47,4 +53,21 @@ class CoordinatorConfig(PublicConfig):
     live_page: bool = field(default=True, metadata={"doc": "Serve the live page at / of the HTTP front."})
     live_streams: int = field(
         default=16, metadata={"doc": "Background streams the live page may add at most; 0 takes its slider away."}
+    )
+    flap_limit: int = field(
+        default=4, metadata={"doc": "Losses of a worker within a minute after which it is held off; 0: never."}
+    )
+    journal: str | None = field(
+        default=None, metadata={"doc": "Folder that keeps what was committed, so that clients resume; absent: none."}
+    )
+    journal_sync: str = field(
+        default="interval",
+        metadata={"doc": "When it is on the disk: `always` before a token is shown, or `interval`."},
+    )
+    journal_sync_s: float = field(default=1.0, metadata={"doc": "Longest time to the disk under `interval`."})
+    journal_keep_s: float = field(
+        default=600.0, metadata={"doc": "How long an answer can be resumed after its end or the loss of its client."}
+    )
+    journal_segment_mb: int = field(
+        default=64, metadata={"doc": "Megabytes of a segment of the journal; at most two stand on the disk."}
     )

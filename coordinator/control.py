@@ -13,8 +13,10 @@ from coordinator.cell_service import CellService
 from coordinator.cost_curve import CostCurve
 from coordinator.lane import Lane
 from coordinator.local_cell import LocalCell
+from coordinator.totals import write_totals
 from coordinator.worker import Address, Role, Worker
 from dspark.errors import InvalidRequest
+from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, verify_pb2
 
 DESCRIBE_S = 0.5  # a worker that takes longer to say what it holds is shown without
@@ -26,8 +28,10 @@ _ROLES = {control_pb2.ROLE_VERIFY: Role.VERIFY, control_pb2.ROLE_DRAFT: Role.DRA
 class ControlService(control_pb2_grpc.ControlServicer):
     """Announce, GetStatus."""
 
-    def __init__(self, cell: LocalCell, frontends: CellService, *, name: str, incarnation: int) -> None:
-        self._cell, self._frontends = cell, frontends
+    def __init__(
+        self, cell: LocalCell, frontends: CellService, metrics: Metrics, *, name: str, incarnation: int
+    ) -> None:
+        self._cell, self._frontends, self._metrics = cell, frontends, metrics
         self._name, self._incarnation = name, incarnation
         self.endpoint = ""  # known once the server listens
         self.metrics_port = 0
@@ -45,13 +49,15 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.GetStatusReply:
         admission, membership = self._cell.admission, self._cell.membership
         workers = await asyncio.gather(*(_worker_status(worker) for worker in membership.workers))
-        return control_pb2.GetStatusReply(
+        reply = control_pb2.GetStatusReply(
             processes=[self._own_status(), *map(_frontend_status, self._frontends.attached), *workers],
             lanes=[self._lane_status(lane) for lane in membership.lanes],
             queued=admission.queued,
             queue_limit=admission.queue_limit,
             version=metadata.version("dspark-serving"),
         )
+        write_totals(self._metrics, reply)
+        return reply
 
     def _own_status(self) -> control_pb2.ProcessStatus:
         return control_pb2.ProcessStatus(
@@ -120,6 +126,7 @@ async def _worker_status(worker: Worker) -> control_pb2.ProcessStatus:
     if said.draining:
         status.state = "draining"
     status.pages_held, status.pages_total = said.load.pages_held, said.load.pages_total
+    status.busy_s, status.wait_s, status.waits = said.load.busy_s, said.load.wait_s, said.load.waits
     return status
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from coordinator.clock import Clock
+from coordinator.monitor import Monitor
 from coordinator.ports import Declined, DrafterPort, Sink, VerifierPort
 from coordinator.track import Feed, Track
 from dspark.runtime.telemetry import Metrics
@@ -32,13 +33,22 @@ PATIENCE_S = 5.0  # an order that is not answered in this time has failed
 class Feeding:
     """The drafters of one lane and their hold on its sequences."""
 
-    def __init__(self, verifier: VerifierPort, load: Counter[DrafterPort], clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        verifier: VerifierPort,
+        load: Counter[DrafterPort],
+        clock: Clock,
+        metrics: Metrics,
+        monitor: Monitor | None = None,
+    ) -> None:
         self._verifier = verifier
+        self._monitor = monitor if monitor is not None else Monitor(metrics)
         self._load = load  # sequences per drafter, over all lanes
         self._clock = clock
         self._metrics = metrics
         self._drafters: list[DrafterPort] = []
         self._full_until: dict[DrafterPort, float] = {}
+        self._leaving: set[DrafterPort] = set()
 
     @property
     def drafters(self) -> tuple[DrafterPort, ...]:
@@ -52,15 +62,20 @@ class Feeding:
         if drafter in self._drafters:
             self._drafters.remove(drafter)
         self._full_until.pop(drafter, None)
+        self._leaving.discard(drafter)
         for track in tracks:
             if track.drafter is drafter:
                 self._detach(track)
+
+    def leaves(self, drafter: DrafterPort, leaves: bool) -> None:
+        """Whether it gets nobody new; who is with it stays until there is another one."""
+        (self._leaving.add if leaves else self._leaving.discard)(drafter)
 
     def open(self, track: Track) -> Future[Declined | None] | None:
         """Asks the least loaded drafter for room; None when there is nobody to ask or nothing to ask for."""
         if not track.speculates or not self._verifier.facts.projection:
             return None
-        able = [drafter for drafter in self._drafters if self._may_serve(drafter, track)]
+        able = self._able(track)
         if not able:
             return None
         drafter = min(able, key=lambda each: (self._load[each], each.facts.name))
@@ -113,6 +128,11 @@ class Feeding:
 
     def between_rounds(self, track: Track) -> None:
         """The one moment at which rows may be ordered."""
+        if track.drafter is not None and not self._trusts(track.drafter, track):
+            self.drop(track)
+        if track.drafter in self._leaving and self._able(track):
+            self.drop(track)
+            track.attach_at = 0.0
         if track.feed is Feed.NONE:
             if self._clock.time() >= track.attach_at:
                 self.open(track)
@@ -144,7 +164,8 @@ class Feeding:
         if not track.speculates:
             return "policy_off"
         if track.drafter is None:
-            return "too_long" if track.too_long else "no_drafter"
+            distrusted = self._drafters and not any(self._trusts(each, track) for each in self._drafters)
+            return "too_long" if track.too_long else "distrusted" if distrusted else "no_drafter"
         if track.feed is not Feed.FED:
             return str(track.feed.value)
         if track.missing >= MISSING_ROUNDS:
@@ -173,10 +194,17 @@ class Feeding:
             track.drafter.release(track.sequence.cursor)
             self._detach(track)
 
+    def _able(self, track: Track) -> list[DrafterPort]:
+        return [drafter for drafter in self._drafters if self._may_serve(drafter, track)]
+
     def _may_serve(self, drafter: DrafterPort, track: Track) -> bool:
-        """Whether it has room as far as is known, and blocks for a sequence of this length."""
+        """Whether it has room as far as is known, blocks for a sequence of this length, and the monitor's trust."""
         reach = drafter.facts.context_length - drafter.facts.block_size
-        return self._clock.time() >= self._full_until.get(drafter, 0.0) and track.sequence.cursor.committed_len <= reach
+        fits = track.sequence.cursor.committed_len <= reach and drafter not in self._leaving
+        return self._clock.time() >= self._full_until.get(drafter, 0.0) and fits and self._trusts(drafter, track)
+
+    def _trusts(self, drafter: DrafterPort, track: Track) -> bool:
+        return self._monitor.trusts(drafter.facts.fingerprint, track.request.law)
 
     def _detach(self, track: Track) -> None:
         if track.drafter is not None:

@@ -19,6 +19,7 @@ from coordinator.clock import Clock, settled
 from coordinator.drafting import Drafting, DraftWaits, result_of
 from coordinator.explain import Explain
 from coordinator.feeding import Feeding
+from coordinator.monitor import Monitor
 from coordinator.ports import Declined, DrafterPort, Prefilled, PrefillOrder, VerifierPort
 from coordinator.round_loop import Pace, RoundLoop
 from coordinator.sequence import Event, State
@@ -31,6 +32,10 @@ from dspark.runtime.telemetry import Metrics
 from dspark.types import RefusalReason
 
 log = structlog.get_logger("dspark.lane")
+
+
+MOVING_S = 1.0  # before a verifier ends, its sequences move ...
+MOVING_SHARE = 0.5  # ... but not before this share of what it gave them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,13 @@ class Lane:
         clock: Clock,
         metrics: Metrics,
         explain: Explain | None = None,
+        monitor: Monitor | None = None,
         write: Callable[[], None] = lambda: None,
     ) -> None:
         self.verifier = verifier
         self._owner, self._waits, self._clock, self._metrics = owner, waits, clock, metrics
-        self._feeding = Feeding(verifier, load, clock, metrics)
+        monitor = monitor if monitor is not None else Monitor(metrics)
+        self._feeding = Feeding(verifier, load, clock, metrics, monitor)
         self._drafting = drafting = Drafting(self._feeding, waits.draft, clock, metrics)
         self._settling = Settling(owner, self._orphan, self._make_room, verifier.facts.vocab_size, metrics, write)
         self._tracks: dict[int, Track] = {}
@@ -72,6 +79,7 @@ class Lane:
         self._prefill_room = asyncio.Semaphore(waits.prefills)
         self._siblings = Siblings()
         self._closed = False
+        self.draining = False  # it takes nobody new
         self._heard = clock.time()  # when the verifier last answered a prefill
         self._loop = RoundLoop(
             verifier,
@@ -84,6 +92,7 @@ class Lane:
             clock=clock,
             metrics=metrics,
             explain=explain,
+            monitor=monitor,
         )
         metrics.cost_curve_in_force.labels(lane=verifier.facts.name).set(float(self.cost.verify is not None))
 
@@ -129,14 +138,14 @@ class Lane:
     def can_take(self, track: Track) -> bool:
         """Whether the page pool, as far as this coordinator filled it, has room for one more, see `paging`."""
         facts = self.verifier.facts
-        if self._closed or not facts.pages_total:
-            return not self._closed
+        if self._closed or self.draining or not facts.pages_total:
+            return not (self._closed or self.draining)
         return paging.fits(track, self._tracks.values(), page_size=facts.page_size, pages_total=facts.pages_total)
 
     def could_take(self, track: Track) -> bool:
         """Whether the sequence would fit if the pool were empty."""
         total = self.verifier.facts.pages_total
-        return not self._closed and (
+        return not (self._closed or self.draining) and (
             not total or paging.pages(track.request.longest, self.verifier.facts.page_size) <= total
         )
 
@@ -164,6 +173,23 @@ class Lane:
     def drafter_left(self, drafter: DrafterPort) -> None:
         self._feeding.left(drafter, list(self._tracks.values()))
         self._drafting.left(drafter)
+
+    def drain(self, finish_within_s: float) -> None:
+        """The verifier will leave: nobody new, and who has not ended shortly before goes to another one."""
+        self.draining = True
+        self._clock.call_later(max(finish_within_s - MOVING_S, MOVING_SHARE * finish_within_s), self.move_all)
+
+    def move_all(self) -> None:
+        """Its sequences begin again elsewhere, the oldest first in line."""
+        self.draining = True
+        for track in reversed(list(self._tracks.values())):
+            self.forget(track)
+            track.sequence.apply(Event.MOVED)
+            self._owner.moved(track)
+
+    def drafter_leaves(self, drafter: DrafterPort, leaves: bool = True) -> None:
+        """It takes nobody new; its sequences go to another one as soon as there is one."""
+        self._feeding.leaves(drafter, leaves)
 
     def close(self) -> None:
         """The verifier is gone: every sequence goes back to where it came from, oldest first in line."""

@@ -69,6 +69,8 @@ class LocalCell:
         if not verifiers:
             raise Unavailable("no verifier is connected")
         capacities = [facts.capacity for facts in verifiers]
+        # Requests that name no rule keep being drafted for, by a rule that no draft can hurt.
+        distrusted = self.membership.monitor.distrusts_all(facts.fingerprint for facts in self.membership.drafters)
         limits = Limits(
             vocab_size=verifiers[0].vocab_size,
             context_length=min(facts.context_length for facts in verifiers),
@@ -76,13 +78,13 @@ class LocalCell:
             stop_token_ids=verifiers[0].stop_token_ids,
             has_tokenizer=False,
             policy=self.offer.policy,
-            rule=self.offer.rule,
+            rule=Rule.COUPLED if distrusted else self.offer.rule,
         )
         drafter = next(iter(self.membership.drafters), None)
         return Terms(verifiers[0].model, drafter.model if drafter else "", drafter.block_size if drafter else 0, limits)
 
-    def check_capacity(self) -> None:
-        self.admission.check_capacity()
+    def check_capacity(self, tenant: str = "") -> None:
+        self.admission.check_capacity(tenant=tenant)
 
     def submit(self, order: Order, sink: Sink) -> LocalCall:
         """A track per answer, with one sink for all; of a resumed request, per answer that is not complete."""
@@ -92,7 +94,7 @@ class LocalCell:
             known = look_up(order, self.journal)
             request = known.request
             self._take_over(request.id)
-        self.admission.check_capacity(request.choices)
+        self.admission.check_capacity(request.choices, request.tenant)
         if self.admission.find(request.id) is not None:
             raise InvalidRequest("request_id", "a running request has this id")
         kept = None

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import grpc
 import structlog
 
 from coordinator.admission import Admission
+from coordinator.breaker import Doubts
 from coordinator.clients import DrafterClient, VerifierClient, drafter_facts, verifier_facts
 from coordinator.clock import Clock
 from coordinator.compatibility import drafter_mismatch, verifier_mismatch
 from coordinator.explain import Explain
 from coordinator.lane import Conduct, Lane
+from coordinator.monitor import Monitor
 from coordinator.ports import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.worker import Address, Role, Worker
 from dspark.runtime.telemetry import Metrics
@@ -45,10 +47,14 @@ class Membership:
         clock: Clock,
         metrics: Metrics,
         write: Callable[[], None] = lambda: None,
+        doubts: Doubts | None = None,
     ) -> None:
         """`write` makes commits last before they are shown, see `settling`."""
-        self._write = write
+        self._write, self._doubts = write, doubts or Doubts()
+        self._draining: frozenset[Address] = frozenset()
         self.explain = Explain()
+        self.monitor = Monitor(metrics)
+        self.on_serving: Callable[[bool], None] = lambda serving: None  # told whether anybody can be taken in
         self._admission, self._waits, self._describe_s = admission, waits, describe_s
         self._token, self._tls, self._clock, self._metrics = token, tls, clock, metrics
         self._workers: dict[Address, Worker] = {}
@@ -74,9 +80,10 @@ class Membership:
     def drafters(self) -> tuple[DrafterFacts, ...]:
         return tuple(client.facts for client in self._drafters)
 
-    async def announce(self, addresses: Iterable[Address]) -> int:
-        """Replaces the set of workers; returns how many are connected."""
+    async def announce(self, addresses: Iterable[Address], draining: Collection[Address] = ()) -> int:
+        """Replaces the set of workers; returns how many are connected. Those that drain get nobody new."""
         wanted = dict.fromkeys(addresses)
+        self._draining = frozenset(draining)
         for address in [known for known in self._workers if known not in wanted]:
             self._let_go(self._workers.pop(address), "no longer announced")
         for address in wanted:
@@ -85,10 +92,14 @@ class Membership:
                     address,
                     self._join,
                     describe_s=self._describe_s,
+                    doubts=self._doubts,
+                    alone=self._alone,
                     token=self._token,
                     tls=self._tls,
                     metrics=self._metrics,
                 )
+        for worker in self._workers.values():
+            self._drain(worker, worker.address in self._draining)
         waiting = [worker.settled.wait() for worker in self._workers.values()]
         if waiting:
             tasks = [asyncio.ensure_future(wait) for wait in waiting]
@@ -96,6 +107,45 @@ class Membership:
             for task in tasks:
                 task.cancel()
         return sum(worker.connected for worker in self._workers.values())
+
+    def idle(self) -> tuple[str, ...]:
+        """Names of workers that were announced as draining and that no sequence needs any more."""
+        return tuple(
+            worker.address.name
+            for worker in self._workers.values()
+            if worker.address in self._draining and not self._sequences(worker)
+        )
+
+    def _alone(self, worker: Worker) -> bool:
+        """Whether nobody else of its role is connected."""
+        role = worker.address.role
+        return not any(
+            other.connected and not other.leaving
+            for other in self._workers.values()
+            if other is not worker and other.address.role is role
+        )
+
+    def _sequences(self, worker: Worker) -> int:
+        if isinstance(worker.port, VerifierClient):
+            return len(self._lanes[worker.port])
+        return self._load[worker.port] if isinstance(worker.port, DrafterClient) else 0
+
+    def _drain(self, worker: Worker, drains: bool) -> None:
+        """By the operator's word: nobody new, and who is there finishes."""
+        if isinstance(worker.port, VerifierClient):
+            self._lanes[worker.port].draining = drains or worker.leaving
+        elif isinstance(worker.port, DrafterClient):
+            for lane in self._lanes.values():
+                lane.drafter_leaves(worker.port, drains or worker.leaving)
+
+    def _leaves(self, worker: Worker, finish_within_s: float) -> None:
+        """By the worker's own word: it ends in so many seconds."""
+        log.info("worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1))
+        worker.leaving, worker.state = True, "draining"
+        self._drain(worker, True)
+        if isinstance(worker.port, VerifierClient):
+            self._lanes[worker.port].drain(finish_within_s)
+        self._note_fits()
 
     async def close(self) -> None:
         workers, self._workers = self._workers, {}
@@ -105,6 +155,8 @@ class Membership:
 
     def _let_go(self, worker: Worker, why: str) -> None:
         log.info("worker.let_go", worker=worker.address.name, why=why)
+        if isinstance(worker.port, VerifierClient):
+            self._lanes[worker.port].move_all()
         leaving = asyncio.get_running_loop().create_task(worker.close(why))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
@@ -136,7 +188,10 @@ class Membership:
             self._admission.lane_left(lane)
             self._gone(worker, why)
 
-        client = VerifierClient(facts, channel, self._token, self._metrics, lost)
+        def leaves(finish_within_s: float) -> None:
+            self._leaves(worker, finish_within_s)
+
+        client = VerifierClient(facts, channel, self._token, self._metrics, lost, leaves)
         worker.hold(client, client.session)
         lane = Lane(
             client,
@@ -146,12 +201,15 @@ class Membership:
             clock=self._clock,
             metrics=self._metrics,
             explain=self.explain,
+            monitor=self.monitor,
             write=self._write,
         )
         self._lanes[client] = lane
         for drafter in self._drafters:
             if drafter_mismatch(facts, drafter.facts) is None:
                 lane.drafter_joined(drafter)
+        for each in self._workers.values():
+            self._drain(each, each.address in self._draining)
         self._note_fits()
         loop = asyncio.get_running_loop().create_task(lane.run())
         self._loops.add(loop)
@@ -172,12 +230,16 @@ class Membership:
             self._load.pop(client, None)
             self._gone(worker, why)
 
-        client = DrafterClient(facts, channel, self._token, self._metrics, lost)
+        def leaves(finish_within_s: float) -> None:
+            self._leaves(worker, finish_within_s)
+
+        client = DrafterClient(facts, channel, self._token, self._metrics, lost, leaves)
         worker.hold(client, client.session)
         self._drafters[client] = worker
         for verifier, lane in self._lanes.items():
             if drafter_mismatch(verifier.facts, facts) is None:
                 lane.drafter_joined(client)
+        self._drain(worker, worker.address in self._draining)
         self._note_fits()
         log.info("drafter.joined", drafter=facts.name, model=facts.model)
         return None
@@ -187,17 +249,18 @@ class Membership:
         for drafter, worker in self._drafters.items():
             problems = [drafter_mismatch(verifier, drafter.facts) for verifier in self.verifiers]
             problem = next(filter(None, problems), "") if all(problems) else ""
-            if problem != worker.detail:
+            if problem != worker.detail and not worker.leaving:
                 worker.state, worker.detail = ("connecting", problem) if problem else ("serving", "")
                 if problem:
                     log.warning("drafter.does_not_fit", drafter=drafter.facts.name, why=problem)
+        self.on_serving(any(not lane.draining for lane in self.lanes))
         for role in Role:
             states = Counter(worker.state for worker in self._workers.values() if worker.address.role is role)
             for state in ("serving", "connecting", "draining"):
                 self._metrics.pool_replicas.labels(pool=role.value, state=state).set(states[state])
 
     def _gone(self, worker: Worker, why: str) -> None:
-        if self._workers.get(worker.address) is worker:  # otherwise it was let go
+        if self._workers.get(worker.address) is worker and not worker.leaving:  # otherwise it was let go
             self._metrics.worker_losses.labels(pool=worker.address.role.value).inc()
             log.warning("worker.lost", worker=worker.address.name, why=why)
         worker.lost(why)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from coordinator.admission import Admission, Bounds
+from coordinator.breaker import Doubts
 from coordinator.cell_service import CELL, CellService
 from coordinator.config import CoordinatorConfig
 from coordinator.control import ControlService
 from coordinator.drafting import DraftWaits
 from coordinator.frontdesk import FrontDesk
+from coordinator.http.front import HttpFront, open_front
+from coordinator.journal import Journal
+from coordinator.journal_file import SYNCS, JournalFile
 from coordinator.lane import Conduct
 from coordinator.local_cell import LocalCell, Offer
 from coordinator.membership import Membership
+from coordinator.pacing import read_pace
 from coordinator.policy import Policy, parse_policy
 from coordinator.rule import parse_rule
 from coordinator.service import GENERATION, MAX_REQUEST, GenerationService
@@ -29,6 +36,11 @@ from dspark.runtime.server import LEAST_PUBLIC_PING_MS, GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule
 from dspark.wire.v1 import control_pb2_grpc, frontend_pb2_grpc, generate_pb2_grpc
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from coordinator.http.door import Door
 
 log = structlog.get_logger("dspark.coordinator")
 
@@ -47,7 +59,14 @@ class CoordinatorProcess:
     membership: Membership
     admission: Admission
     _server: GrpcServer = field(repr=False)
+    _journal: Journal | None = field(repr=False)
     _metrics_server: MetricsServer | None = field(repr=False)
+    _http: HttpFront | None = field(repr=False)
+
+    @property
+    def http_url(self) -> str | None:
+        """Of the HTTP front, if there is one."""
+        return self._http.url if self._http is not None else None
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Takes no new requests, lets running streams finish within the grace, then lets everybody go."""
@@ -56,7 +75,11 @@ class CoordinatorProcess:
         await self.admission.emptied(grace_s)
         self.admission.cut_all()
         await self._server.drain(min(grace_s, LAST_WRITES_S))
+        if self._http is not None:
+            await self._http.stop(min(grace_s, LAST_WRITES_S))
         await self.membership.close()
+        if self._journal is not None:
+            self._journal.close()
         if self._metrics_server is not None:
             self._metrics_server.close()
             self._metrics_server = None
@@ -71,6 +94,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
     metrics.policy_info.labels(policy=str(offer.policy)).set(1)
     admission = Admission(_bounds(config), clock, metrics)
+    journal = _journal(config, metrics)
     membership = Membership(
         admission,
         waits=_waits(config),
@@ -79,10 +103,12 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         tls=security.tls,
         clock=clock,
         metrics=metrics,
+        doubts=Doubts(losses=config.flap_limit),
+        write=journal.write if journal is not None else lambda: None,
     )
-    cell = LocalCell(admission, membership, offer)
+    cell = LocalCell(admission, membership, offer, journal)
     frontends = CellService(cell, clock, metrics)
-    control = ControlService(cell, frontends, name=name, incarnation=incarnation)
+    control = ControlService(cell, frontends, metrics, name=name, incarnation=incarnation)
     server = GrpcServer(
         bind=config.bind,
         security=security,
@@ -91,7 +117,9 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         least_ping_ms=LEAST_PUBLIC_PING_MS,
     )
     desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
-    generation = GenerationService(desk, clock, config.request_deadline_s, metrics)
+    generation = GenerationService(
+        desk, clock, config.request_deadline_s, metrics, unread_s=config.max_unread_s, pace=read_pace(config)
+    )
     server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
     server.add(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL)
     server.add(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL)
@@ -103,10 +131,23 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         if config.metrics_port is not None:
             metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
             control.metrics_port = metrics_server.port
+        http = await open_front(
+            config,
+            desk,
+            clock,
+            metrics,
+            most=config.max_running + config.max_queued + 64,
+            more=lambda door: _live(config, door, membership, admission),
+        )
         await server.set_serving(True)
+        health = _Health(server, admission)
+        health.change(any(not lane.draining for lane in membership.lanes))
+        membership.on_serving = health.change
     except BaseException:
         await membership.close()
         await server.drain(0.0)
+        if journal is not None:
+            journal.close()
         raise
     log.info(
         "coordinator.serving",
@@ -124,8 +165,36 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         membership=membership,
         admission=admission,
         _server=server,
+        _journal=journal,
         _metrics_server=metrics_server,
+        _http=http,
     )
+
+
+def _live(config: CoordinatorConfig, door: Door, membership: Membership, admission: Admission) -> tuple[APIRouter, ...]:
+    """The live page, where it is wanted. Called once the HTTP libraries are known to be there."""
+    if not config.live_page:
+        return ()
+    from coordinator.http.live import live_routes
+
+    return (live_routes(door, membership, admission, config.live_streams),)
+
+
+class _Health:
+    """Clients hear NOT_SERVING while no verifier is there; workers and operators find the process all the same."""
+
+    def __init__(self, server: GrpcServer, admission: Admission) -> None:
+        self._server, self._admission = server, admission
+        self._serving = True
+        self._changes: set[asyncio.Task[None]] = set()
+
+    def change(self, serving: bool) -> None:
+        if serving == self._serving or self._admission.draining:
+            return
+        self._serving = serving
+        change = asyncio.get_running_loop().create_task(self._server.set_serving(serving, GENERATION))
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
 
 
 def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
@@ -133,11 +202,13 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
     for key in ("max_running", "max_prefills", "max_unread"):
         if getattr(config, key) < 1:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is less than 1")
-    for key in ("max_queued", "max_handovers", "feature_wait_us"):
+    for key in ("max_queued", "flap_limit", "max_handovers", "feature_wait_us", "live_streams"):
         if getattr(config, key) < 0:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is negative")
     for key in (
         "request_deadline_s",
+        "queue_deadline_s",
+        "max_unread_s",
         "open_deadline_s",
         "draft_deadline_s",
         "drafter_patience_s",
@@ -145,9 +216,15 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
         "verify_deadline_s",
         "describe_deadline_s",
         "verifier_wait_s",
+        "journal_sync_s",
+        "journal_keep_s",
     ):
         if not getattr(config, key) > 0:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is not above 0")
+    if config.journal_sync not in SYNCS:
+        raise ConfigError(f"coordinator.journal_sync: {config.journal_sync!r} is none of {', '.join(SYNCS)}")
+    if not 1 <= config.journal_segment_mb <= 1 << 20:
+        raise ConfigError(f"coordinator.journal_segment_mb: {config.journal_segment_mb} is not in 1..{1 << 20}")
     if not 0.0 < config.explore_share < 1.0:
         raise ConfigError(f"coordinator.explore_share: {config.explore_share} is not between 0 and 1")
     if config.cohorts not in (0, 1, 2):
@@ -172,8 +249,27 @@ def _static(config: CoordinatorConfig) -> list[Address]:
     ]
 
 
+def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:
+    """What earlier coordinators of this folder left is read here, before anything is served."""
+    if config.journal is None:
+        return None
+    file = JournalFile(
+        Path(config.journal),
+        sync=config.journal_sync,
+        sync_s=config.journal_sync_s,
+        segment_bytes=config.journal_segment_mb << 20,
+    )
+    return Journal(file, keep_s=config.journal_keep_s, metrics=metrics)
+
+
 def _bounds(config: CoordinatorConfig) -> Bounds:
-    return Bounds(config.max_running, config.max_queued, config.verifier_wait_s, config.max_handovers)
+    return Bounds(
+        config.max_running,
+        config.max_queued,
+        config.verifier_wait_s,
+        config.max_handovers,
+        config.queue_deadline_s,
+    )
 
 
 def _waits(config: CoordinatorConfig) -> Conduct:

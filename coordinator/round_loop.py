@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from asyncio import Future
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ from coordinator.monitor import Monitor
 from coordinator.pipelining import Pipelining
 from coordinator.planning import Cohort, Plan, Planner
 from coordinator.policy import Kind
-from coordinator.ports import DrafterPort, Judged, VerifierPort
+from coordinator.ports import DrafterPort, Judged, VerifierPort, VerifyOrder
 from coordinator.rounds import Blocks, Terms, Turn, choose_prefixes
 from coordinator.sequence import Event, State
 from coordinator.settling import Settling
@@ -237,6 +238,19 @@ class RoundLoop:
                 budget = self._budget.slots(rows, tokens, float(cohort.weight.sum()), step)
         return Terms(self.cost.of_round(cohort.context, draft_s, len(turns)), cohort.extra_tokens, budget)
 
+    async def _settled(self, reply: Future[Judged], orders: Sequence[VerifyOrder]) -> tuple[Future[Judged], bool]:
+        """Waits; asks once more when half of the time is over, in case a message got lost.
+
+        The verifier answers the same command with the same verdicts, whether it has carried it out before or not.
+        """
+        await settled((reply,), self._pace.verify_s / 2, self._clock)
+        if reply.done():
+            return reply, False
+        self._metrics.asked_again.labels(kind="verify").inc()
+        reply = self._verifier.verify(orders)
+        await settled((reply,), self._pace.verify_s / 2, self._clock)
+        return reply, True
+
     async def _verify(self, part: int, turns: Sequence[Turn], cohort: Cohort) -> tuple[Judged | None, float]:
         """Verdicts on every prefix, and how long they took; None when there is nobody left to ask or to ask for."""
         if not turns or self._closed:
@@ -254,7 +268,7 @@ class RoundLoop:
             await let_orders_leave()
             self._catch_up()
             self._foresight.plan_ahead(part, turns, cohort)
-            await settled((reply,), self._pace.verify_s, self._clock)
+            reply, again = await self._settled(reply, orders)
         finally:
             self._in_verification -= 1
         took = self._clock.time() - began
@@ -264,7 +278,7 @@ class RoundLoop:
             return None, took
         self.heard = self._clock.time()
         self._metrics.verify_rpc.observe(took)
-        if alone and self._in_verification == 0:
+        if alone and self._in_verification == 0 and not again:
             drafted = any(turn.block.token_ids for turn in turns)
             overheads = self.cost.speculative if drafted else self.cost.plain
             overheads.verify_hops.observe(took - judged.forward_s)

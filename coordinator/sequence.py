@@ -33,6 +33,7 @@ class Event(enum.Enum):
     JUDGED = "judged"
     DECLINED = "declined"  # its draft was refused, or no page was left: the same anchor goes again without one
     PREEMPTED = "preempted"  # another one needs its pages: it begins again with what it has said
+    MOVED = "moved"  # its verifier will leave: it begins again on another one, with what it has said
     ORPHANED = "orphaned"  # its verifier is gone or does not know it
     ENDED = "ended"  # by a stop, a limit, its client or a failure
 
@@ -51,6 +52,10 @@ NEXT: dict[tuple[State, Event], State] = {
     (State.READY, Event.PREEMPTED): State.WAITING,
     (State.DRAFTING, Event.PREEMPTED): State.WAITING,
     (State.VERIFYING, Event.PREEMPTED): State.WAITING,
+    (State.PREFILLING, Event.MOVED): State.WAITING,
+    (State.READY, Event.MOVED): State.WAITING,
+    (State.DRAFTING, Event.MOVED): State.WAITING,
+    (State.VERIFYING, Event.MOVED): State.WAITING,
     (State.PREFILLING, Event.ORPHANED): State.WAITING,
     (State.READY, Event.ORPHANED): State.WAITING,
     (State.DRAFTING, Event.ORPHANED): State.WAITING,
@@ -86,7 +91,7 @@ class Sequence:
             raise UnlistedEvent(f"sequence {self.number} is {self.state.value} and was {event.value}") from None
         if event in (Event.PREFILLED, Event.JUDGED):
             self.round += 1
-        elif event in (Event.ORPHANED, Event.PREEMPTED):
+        elif event in (Event.ORPHANED, Event.MOVED, Event.PREEMPTED):
             self.epoch += 1
             self.round = 0
 

@@ -26,6 +26,7 @@ T = TypeVar("T")
 Command = TypeVar("Command")
 
 MAX_UNSENT = 8192
+MAX_OPEN = 65_536
 
 
 class Session(Generic[Command]):
@@ -39,9 +40,10 @@ class Session(Generic[Command]):
         incarnation: int,
         metrics: Metrics,
         on_lost: Callable[[str], None],
+        on_news: Callable[[Any], None] = lambda event: None,
     ) -> None:
         self._stream, self._name, self._incarnation = stream, name, incarnation
-        self._metrics, self._on_lost = metrics, on_lost
+        self._metrics, self._on_lost, self._on_news = metrics, on_lost, on_news
         self._tags = itertools.count(1)
         self._unsent: deque[Command] = deque()
         self._sender: asyncio.Future[None] | None = None
@@ -61,6 +63,8 @@ class Session(Generic[Command]):
         self._wake_sender()
         if len(self._unsent) > MAX_UNSENT:
             self.close(f"{len(self._unsent)} commands wait to be sent")
+        elif len(self._open) > MAX_OPEN:
+            self.close(f"{len(self._open)} commands wait for an answer")
         return future
 
     def close(self, why: str) -> None:
@@ -94,6 +98,9 @@ class Session(Generic[Command]):
     def _heard(self, event: Any) -> None:
         if event.incarnation != self._incarnation:
             self._metrics.dropped.labels(kind="event", reason="wrong_incarnation").inc()
+            return
+        if not event.tag:  # it answers nothing
+            self._on_news(event)
             return
         future, read = self._open.pop(event.tag, (None, None))
         if future is None or read is None:

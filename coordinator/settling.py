@@ -38,6 +38,9 @@ class Owner(Protocol):
     def preempted(self, track: Track) -> None:
         """It gave its pages to an older one and begins again."""
 
+    def moved(self, track: Track) -> None:
+        """Its verifier will leave, and it goes to another one."""
+
     def orphaned(self, track: Track) -> None:
         """It needs a verifier that takes it in anew."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import grpc
 import structlog
 
+from coordinator.breaker import Breaker, Doubts
 from coordinator.ports import DrafterPort, VerifierPort
 from coordinator.session import Session
 from dspark.runtime.channel import auth_metadata, open_channel
@@ -26,6 +28,7 @@ log = structlog.get_logger("dspark.worker")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+LOOK_S = 0.1  # how often a worker that is held off looks whether it is needed
 
 Description = verify_pb2.VerifierDescription | draft_pb2.DrafterDescription
 
@@ -54,6 +57,8 @@ class Worker:
         join: Callable[[Worker, Description, grpc.aio.Channel], str | None],
         *,
         describe_s: float,
+        doubts: Doubts,
+        alone: Callable[[Worker], bool],
         token: str | None,
         tls: Tls | None = None,
         metrics: Metrics,
@@ -61,10 +66,12 @@ class Worker:
         self.address = address
         self.state = "connecting"
         self.detail = ""
+        self.leaving = False  # it said that it will end
         self.settled = asyncio.Event()  # the first attempt is over, one way or the other
         self.port: DrafterPort | VerifierPort | None = None
         self._session: Session[Any] | None = None
         self._join, self._describe_s, self._token, self._metrics = join, describe_s, token, metrics
+        self._breaker, self._alone = Breaker(doubts), alone
         self._channel = open_channel(address.endpoint, tls=tls)
         self._released = asyncio.Event()
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
@@ -76,13 +83,16 @@ class Worker:
     def hold(self, port: DrafterPort | VerifierPort, session: Session[Any]) -> None:
         """The worker was taken in."""
         self.port, self._session = port, session
-        self.state, self.detail = "serving", ""
+        self.state, self.detail, self.leaving = "serving", "", False
         self._released.clear()
 
     def lost(self, why: str) -> None:
         """Its stream ended."""
         self.port = None
         self.state, self.detail = "lost", why
+        if not self.leaving and self._breaker.lost(time.monotonic()):
+            self._metrics.breakers_opened.labels(pool=self.address.role.value).inc()
+            log.warning("worker.held_off", worker=self.address.name, seconds=self._held_off_s)
         self._released.set()
 
     def drop(self, why: str) -> None:
@@ -122,11 +132,22 @@ class Worker:
             if problem is None:
                 await self._released.wait()
                 pause_s = FIRST_PAUSE_S
+                await self._hold_off()
             elif problem != self.detail:
                 self.detail = problem
                 log.warning("worker.not_connected", worker=self.address.name, why=problem)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    @property
+    def _held_off_s(self) -> float:
+        return round(self._breaker.left_s(time.monotonic()), 1)
+
+    async def _hold_off(self) -> None:
+        """While it is doubted and there are others."""
+        while self._held_off_s and not self._alone(self):
+            self.state = "held off"
+            await asyncio.sleep(min(self._held_off_s, LOOK_S))
 
     async def _connect(self) -> str | None:
         """None once taken in; else why not."""

@@ -47,8 +47,8 @@ class DraftProcess:
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Takes no new sequences, lets running calls end within the grace, frees everything."""
-        self._service.drain()
         await self._server.set_serving(False)
+        self._service.drain(grace_s)
         # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
         for _ in range(int(grace_s / _LOOK_S)):
             if not self.engine.held.sequences:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -14,6 +13,7 @@ from draft_service.interface import Engine
 from draft_service.session import DraftSession
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.draining import Draining
 from dspark.runtime.telemetry import Metrics
 from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
@@ -40,12 +40,12 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         self._metrics = metrics
         self._incarnation = incarnation
         self._cost = cost
-        self._draining = asyncio.Event()
+        self._draining = Draining()
         self.metrics_port = 0  # known once it listens
 
-    def drain(self) -> None:
-        """Takes no new sequences from now on."""
-        self._draining.set()
+    def drain(self, grace_s: float) -> None:
+        """Takes no new sequences from now on, and tells every coordinator so."""
+        self._draining.begin(grace_s)
 
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -15,11 +14,12 @@ from draft_service.interface import DraftItem, Engine
 from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.draining import Draining
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, RefusalReason
 from dspark.wire import codec
-from dspark.wire.cohorts import fit, read_cursors, write_blocks
-from dspark.wire.v1 import draft_pb2
+from dspark.wire.cohorts import MAX_ROWS, fit, read_cursors, write_blocks
+from dspark.wire.v1 import draft_pb2, types_pb2
 
 log = structlog.get_logger("dspark.draft")
 
@@ -38,7 +38,7 @@ class DraftSession:
         cohorts: Cohorts,
         metrics: Metrics,
         incarnation: int,
-        draining: asyncio.Event,
+        draining: Draining,
     ) -> None:
         self._engine = engine
         self._device = device
@@ -53,11 +53,16 @@ class DraftSession:
         """Events until the coordinator ends the stream."""
         stream = CommandStream(self._answer, self._metrics)
         try:
-            async with contextlib.aclosing(stream.run(requests)) as events:
-                async for event in events:
-                    yield event
+            with self._draining.telling(lambda: stream.say(self._farewell())):
+                async with contextlib.aclosing(stream.run(requests)) as events:
+                    async for event in events:
+                        yield event
         finally:
             await self._free()
+
+    def _farewell(self) -> draft_pb2.DraftEvent:
+        left = types_pb2.Draining(finish_within_ms=self._draining.left_ms)
+        return draft_pb2.DraftEvent(incarnation=self._incarnation, draining=left)
 
     async def _free(self) -> None:
         try:
@@ -151,7 +156,7 @@ class DraftSession:
         return draft_pb2.Opened(cursor=command.cursor, refusal=codec.write_refusal(refusal))
 
     async def _release(self, command: draft_pb2.DraftRelease, wrong: bool) -> draft_pb2.DraftReleased:
-        named = [] if wrong else [(ref.sequence, ref.epoch) for ref in command.sequences]
+        named = [] if wrong else [(ref.sequence, ref.epoch) for ref in command.sequences[:MAX_ROWS]]
 
         def free() -> int:
             return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)

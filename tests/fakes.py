@@ -19,6 +19,7 @@ from coordinator.admission import Admission, Bounds
 from coordinator.answer import Answer
 from coordinator.commit_log import CommitLog
 from coordinator.cost_curve import CostCurve
+from coordinator.explain import Explain
 from coordinator.lane import Conduct, Lane
 from coordinator.outlet import Outlet
 from coordinator.policy import parse_policy
@@ -277,6 +278,8 @@ class FakeVerifier(_Worker):
         self.prefills = 0
         self.decline: Declined | None = None  # answers the next item with this
         self.no_pages = False
+        self.loses_replies = 0  # so many verdicts get lost on their way
+        self._last: dict[int, Verdict] = {}  # of every sequence, to be said again
         self.tampers: Callable[[Verdict], Verdict] = lambda verdict: verdict
         self.facts = VerifierFacts(
             name=name,
@@ -323,6 +326,12 @@ class FakeVerifier(_Worker):
         )
         self.talk.say(f"{self.name} <- verify [{asked}]")
         tokens = sum(1 + len(order.draft_ids) for order in orders)
+        if self.loses_replies:
+            self.loses_replies -= 1
+            asyncio.get_running_loop().call_soon(lambda: [self._judge(order) for order in orders])
+            lost: asyncio.Future[Judged] = asyncio.get_running_loop().create_future()
+            self._open.add(lost)
+            return lost
         return self.reply("verify", lambda: Judged(tuple(map(self._judge, orders)), STEP_S, tokens))
 
     def resend(self, cursor: Cursor, sink: Sink, from_position: int) -> asyncio.Future[Declined | None]:
@@ -348,6 +357,9 @@ class FakeVerifier(_Worker):
         epoch, ids = self.sequences.get(cursor.sequence, (-1, []))
         if epoch != cursor.epoch:
             return Declined(cursor, RefusalReason.UNKNOWN_SEQUENCE)
+        last = self._last.get(cursor.sequence)
+        if last is not None and last.cursor == cursor:
+            return last
         assert cursor.committed_len == len(ids), "one cursor"
         assert order.anchor == ids[-1], "one anchor"
         assert order.q.entries * len(order.draft_ids) * 4 == len(order.q.ids), "q is cut to the prefix"
@@ -359,7 +371,8 @@ class FakeVerifier(_Worker):
             token, position, accepted = drafted, position + 1, accepted + 1
         ids += [*order.draft_ids[:accepted], after(token, position)]
         self._push(order.sink, cursor.sequence, cursor.committed_len - 1, len(ids) - 1)
-        return self.tampers(Verdict(cursor, accepted, ids[-1], len(ids) - 1, len(order.draft_ids)))
+        verdict = self._last[cursor.sequence] = Verdict(cursor, accepted, ids[-1], len(ids) - 1, len(order.draft_ids))
+        return self.tampers(verdict)
 
     def _push(self, sink: Sink | None, sequence: int, start: int, stop: int) -> None:
         epoch, ids = self.sequences.get(sequence, (-1, []))
@@ -383,6 +396,7 @@ class ToyCell:
         self.talk = Talk()
         self.clock = ManualClock()
         self.metrics = Metrics()
+        self.explain = Explain()
         self.drafters = [FakeDrafter(self.talk, f"draft/{i}", incarnation=11 + i) for i in range(drafters)]
         self.admission = Admission(bounds or Bounds(), self.clock, self.metrics)
         self._waits, self._outlet = waits or Conduct(), outlet
@@ -394,7 +408,13 @@ class ToyCell:
 
     def add_lane(self, verifier: FakeVerifier) -> Lane:
         lane = Lane(
-            verifier, self.admission, load=self._load, waits=self._waits, clock=self.clock, metrics=self.metrics
+            verifier,
+            self.admission,
+            load=self._load,
+            waits=self._waits,
+            clock=self.clock,
+            metrics=self.metrics,
+            explain=self.explain,
         )
         verifier.on_close = lambda: (lane.close(), self.admission.lane_left(lane))
         for drafter in self.drafters:

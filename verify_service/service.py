@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -11,6 +10,7 @@ import grpc
 
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.draining import Draining
 from dspark.runtime.telemetry import Metrics
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
@@ -42,13 +42,13 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         self._metrics = metrics
         self._incarnation = incarnation
         self._cost = cost
-        self._draining = asyncio.Event()
+        self._draining = Draining()
         self._intake = Intake(engine, device, metrics)
         self.metrics_port = 0  # known once it listens
 
-    def drain(self) -> None:
-        """Takes no new sequences from now on."""
-        self._draining.set()
+    def drain(self, grace_s: float) -> None:
+        """Takes no new sequences from now on, and tells every coordinator so."""
+        self._draining.begin(grace_s)
 
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
@@ -79,7 +79,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             )
             if cost
             else None,
-            load=codec.write_load(engine.held, self._device.queued),
+            load=codec.write_load(engine.held, self._device.queued, self._device.busy_s),
             feature_dtype=engine.config.feature_dtype if projection is not None else "",
             stop_token_ids=engine.target.stop_ids,
             draining=self._draining.is_set(),

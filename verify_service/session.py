@@ -18,12 +18,13 @@ import structlog
 from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.draining import Draining
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec, cohorts
 from dspark.wire.v1 import types_pb2, verify_pb2
 from verify_service import commands
-from verify_service.commands import cursor_of, read_cohort, read_law, read_sink, refuse_all
+from verify_service.commands import MAX_SALT, cursor_of, read_cohort, read_law, read_sink, refuse_all
 from verify_service.feature_push import FeaturePush, Sink
 from verify_service.intake import Intake
 from verify_service.interface import Engine, FeatureRun, Judged, Prefill
@@ -47,7 +48,7 @@ class VerifySession:
         push: FeaturePush,
         metrics: Metrics,
         incarnation: int,
-        draining: asyncio.Event,
+        draining: Draining,
         intake: Intake,
     ) -> None:
         self._engine = engine
@@ -65,11 +66,16 @@ class VerifySession:
         """Events until the coordinator ends the stream."""
         stream = CommandStream(self._answer, self._metrics)
         try:
-            async with contextlib.aclosing(stream.run(requests)) as events:
-                async for event in events:
-                    yield event
+            with self._draining.telling(lambda: stream.say(self._farewell())):
+                async with contextlib.aclosing(stream.run(requests)) as events:
+                    async for event in events:
+                        yield event
         finally:
             await self._free()
+
+    def _farewell(self) -> verify_pb2.VerifyEvent:
+        left = types_pb2.Draining(finish_within_ms=self._draining.left_ms)
+        return verify_pb2.VerifyEvent(incarnation=self._incarnation, draining=left)
 
     async def _free(self) -> None:
         try:
@@ -127,6 +133,8 @@ class VerifySession:
             forward_ns=judged.forward_ns,
             tokens=judged.tokens,
             prefill_tokens=judged.prefill_tokens,
+            labels=judged.labels,
+            draws=judged.draws,
         )
 
     def _after_event(self, job: Callable[[], None]) -> None:
@@ -168,6 +176,8 @@ class VerifySession:
         law = read_law(command.law)
         if self._draining.is_set():
             law = Refusal(RefusalReason.NO_PAGES, "the verifier is draining")
+        if len(command.cache_salt) > MAX_SALT:
+            law = invalid(f"cache_salt: {len(command.cache_salt)} characters, at most {MAX_SALT} are taken")
         if isinstance(law, Refusal):
             return self._not_taken(command, law)
         ids = list(command.token_ids)
@@ -239,7 +249,7 @@ class VerifySession:
         return verify_pb2.Resent(cursor=command.cursor, rows=rows)
 
     async def _release(self, command: verify_pb2.VerifyRelease) -> verify_pb2.VerifyReleased:
-        named = [(ref.sequence, ref.epoch) for ref in command.sequences]
+        named = [(ref.sequence, ref.epoch) for ref in command.sequences[: cohorts.MAX_ROWS]]
 
         def free() -> int:
             return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)

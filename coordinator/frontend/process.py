@@ -11,6 +11,8 @@ import structlog
 from coordinator.frontdesk import FrontDesk
 from coordinator.frontend.config import FrontendConfig
 from coordinator.frontend.remote_cell import RemoteCell
+from coordinator.http.front import HttpFront, open_front
+from coordinator.pacing import read_pace
 from coordinator.service import GENERATION, MAX_REQUEST, GenerationService
 from coordinator.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
@@ -38,6 +40,12 @@ class FrontendProcess:
     cell: RemoteCell
     _server: GrpcServer = field(repr=False)
     _metrics_server: MetricsServer | None = field(repr=False)
+    _http: HttpFront | None = field(repr=False)
+
+    @property
+    def http_url(self) -> str | None:
+        """Of the HTTP front, if there is one."""
+        return self._http.url if self._http is not None else None
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Takes no new requests, lets running streams finish within the grace, then lets everybody go."""
@@ -46,6 +54,8 @@ class FrontendProcess:
         await self.cell.emptied(grace_s)
         self.cell.cut_all("the front end stops")
         await self._server.drain(min(grace_s, LAST_WRITES_S))
+        if self._http is not None:
+            await self._http.stop(min(grace_s, LAST_WRITES_S))
         await self.cell.close()
         if self._metrics_server is not None:
             self._metrics_server.close()
@@ -92,10 +102,17 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
         )
         desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
         generation = GenerationService(
-            desk, clock, config.request_deadline_s, metrics, interval_s=config.chunk_interval_ms / 1000
+            desk,
+            clock,
+            config.request_deadline_s,
+            metrics,
+            interval_s=config.chunk_interval_ms / 1000,
+            unread_s=config.max_unread_s,
+            pace=read_pace(config),
         )
         server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
         hello.endpoint = server.endpoint(await server.start())
+        http = await open_front(config, desk, clock, metrics, most=config.max_streams + 64)
         cell.start()
         await cell.attached(config.attach_wait_s)
     except BaseException:
@@ -113,6 +130,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
         cell=cell,
         _server=server,
         _metrics_server=metrics_server,
+        _http=http,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +13,8 @@ from dspark.client.cell import find_cell
 from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Completion, Event, Finished, ModelInfo, read_event, read_model_info
 from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
+from dspark.client.resuming import Resuming
+from dspark.errors import DsparkError
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate_pb2_grpc
@@ -20,21 +23,44 @@ from dspark.wire.v1 import control_pb2, control_pb2_grpc, generate_pb2, generate
 class AsyncStream(AsyncIterator[Event]):
     """Events of one answer. Dropped or closed before its end, it cancels the call."""
 
-    def __init__(self, call: Any, request_id: str, endpoint: str) -> None:
-        self._call = call
+    def __init__(
+        self,
+        ask: Callable[[generate_pb2.GenerateRequest, float | None], Any],
+        request: generate_pb2.GenerateRequest,
+        endpoint: str,
+        resuming: Resuming,
+    ) -> None:
+        self._ask, self._resuming = ask, resuming
+        self._call = ask(request, resuming.left_s)
         self._messages: Any = None
         self._endpoint = endpoint
-        self.request_id = request_id
+        self.request_id = request.request_id
 
     async def __anext__(self) -> Event:
-        if self._messages is None:
-            self._messages = aiter(self._call)
-        try:
-            while (event := read_event(await anext(self._messages))) is None:
+        while True:
+            if self._messages is None:
+                self._messages = aiter(self._call)
+            try:
+                while (event := read_event(await anext(self._messages))) is None:
+                    continue
+            except grpc.aio.AioRpcError as error:
+                await self._again(read_error(error, self._endpoint))
                 continue
+            self._resuming.note(event)
             return event
-        except grpc.aio.AioRpcError as error:
-            raise read_error(error, self._endpoint) from None
+
+    async def _again(self, error: DsparkError) -> None:
+        """Asks for the rest of the answer, or raises what ended it."""
+        pause = self._resuming.pause(error)
+        if pause is None:
+            raise error from None
+        await asyncio.sleep(pause)
+        self._call, self._messages = self._ask(self._resuming.again(), self._resuming.left_s), None
+
+    @property
+    def resumed(self) -> int:
+        """How often the rest was asked for after its stream broke."""
+        return self._resuming.times
 
     def close(self) -> None:
         """Ends the request; harmless after its end."""
@@ -73,17 +99,26 @@ class AsyncClient:
         self._operator = self._channel if operator == endpoint else open_channel(operator, tls=tls)
         self._control = control_pb2_grpc.ControlStub(self._operator)  # type: ignore[no-untyped-call]
 
-    def generate(self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Any) -> AsyncStream:
-        """Streams the answer to a text or to token ids. `options`: see `Sampling`; `timeout`: the deadline."""
+    def generate(
+        self, prompt: str | Sequence[int], *, timeout: float | None = None, resume_s: float = 0.0, **options: Any
+    ) -> AsyncStream:
+        """Streams the answer to a text or to token ids. `options`: see `Sampling`; `timeout`: the deadline.
+
+        `resume_s`: how many seconds to go on asking for the rest when the stream breaks because a process of the cell
+        is gone. Needs the coordinator's journal, unless the law repeats the ids: temperature 0, or coupled with a seed.
+        """
         request = write_request(prompt, Sampling(**options))
-        call = self._generation.Generate(request, timeout=timeout, metadata=self._metadata)
-        return AsyncStream(call, request.request_id, self.endpoint)
+
+        def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
+            return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)
+
+        return AsyncStream(ask, request, self.endpoint, Resuming(request, resume_s=resume_s, timeout=timeout))
 
     async def complete(
-        self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Any
+        self, prompt: str | Sequence[int], *, timeout: float | None = None, resume_s: float = 0.0, **options: Any
     ) -> Completion:
         """The whole answer at once."""
-        async with self.generate(prompt, timeout=timeout, **options) as stream:
+        async with self.generate(prompt, timeout=timeout, resume_s=resume_s, **options) as stream:
             events = [event async for event in stream]
         if not events or not isinstance(events[-1], Finished):
             raise ServerError(f"{self.endpoint} ended the answer without saying why")

@@ -50,6 +50,10 @@ class CommandStream(Generic[C, E]):
                 task.cancel()
             await asyncio.gather(reader, *self._running, return_exceptions=True)
 
+    def say(self, event: E) -> None:
+        """An event that answers nothing."""
+        self._emit(event)
+
     async def _read(self, requests: AsyncIterator[C]) -> None:
         try:
             async for command in requests:

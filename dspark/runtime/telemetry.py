@@ -147,6 +147,8 @@ class Metrics:
         self.resends = self._counter("resends", "Feature resends commanded, by reason.", "reason")
         self.pool_replicas = self._gauge("pool_replicas", "Known workers.", "pool", "state")
         self.worker_losses = self._counter("worker_losses", "Workers lost.", "pool")
+        self.breakers_opened = self._counter("breakers_opened", "Workers held off for being lost too often.", "pool")
+        self.asked_again = self._counter("asked_again", "Commands repeated because no reply came, by kind.", "kind")
         self.handovers = self._counter("handovers", "Sequences that went to another verifier, by reason.", "reason")
         self.resumed = self._counter("requests_resumed", "Requests that their clients resumed.")
         self.journal_failed = self._gauge("journal_failed", "1 when the journal could not be written any more.")

@@ -1,0 +1,41 @@
+"""Whether a worker is about to leave, and who has to hear of it at once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+
+class Draining:
+    """Begins once and never ends."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None  # monotonic
+        self._listeners: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        return self._until is not None
+
+    @property
+    def left_ms(self) -> int:
+        """Milliseconds until whatever is still here ends."""
+        return max(int((self._until - time.monotonic()) * 1000), 0) if self._until is not None else 0
+
+    def begin(self, grace_s: float) -> None:
+        """Takes nobody new from now on, and ends the others after `grace_s`."""
+        if self._until is None:
+            self._until = time.monotonic() + grace_s
+            for tell in list(self._listeners):
+                tell()
+
+    @contextlib.contextmanager
+    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Inside, `tell` is called when it begins; at once if it has begun."""
+        self._listeners.append(tell)
+        if self._until is not None:
+            tell()
+        try:
+            yield
+        finally:
+            self._listeners.remove(tell)
