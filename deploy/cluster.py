@@ -127,8 +127,9 @@ class RayFleet:
                 name=f"{replica.name}{_SEPARATOR}{token_hex(4)}",
                 namespace=NAMESPACE,
                 lifetime="detached",
-                num_cpus=0,  # makes Ray give torch one thread
+                num_cpus=replica.cpus,  # 0 makes Ray give torch one thread
                 num_gpus=replica.gpus,
+                label_selector=dict(replica.selector),
                 max_restarts=0,
             )
             .remote()
@@ -180,13 +181,19 @@ class RayFleet:
             if time.monotonic() > deadline:
                 placed.cancel()
                 raise TimeoutError
-            has = ray.cluster_resources().get("GPU", 0.0)
-            free = ray.available_resources().get("GPU", 0.0)
-            self._waiting[replica.name] = (
-                f"waiting for {replica.gpus:g} GPU, the cluster has {has:g} of which {free:g} are free"
-                if replica.gpus
-                else "waiting for Ray to start a worker process"
-            )
+            self._waiting[replica.name] = _why_pending(replica)
+
+
+def _why_pending(replica: Replica) -> str:
+    """What a replica asks of a node, beside what the cluster has."""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    asked = [
+        f"{wanted:g} {kind} (the cluster has {total.get(kind, 0.0):g}, {free.get(kind, 0.0):g} free)"
+        for kind, wanted in (("GPU", replica.gpus), ("CPU", replica.cpus))
+        if wanted
+    ]
+    asked += [f"a node labelled {key}={value}" for key, value in replica.selector.items()]
+    return f"waiting for {', '.join(asked)}" if asked else "waiting for Ray to start a worker process"
 
 
 @dataclass(frozen=True)

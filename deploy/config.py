@@ -56,6 +56,16 @@ class ClusterConfig:
     device: str | None = field(default=None, metadata={"doc": "Device of both pools; absent: what is there."})
     verifier_gpus: float = field(default=0.0, metadata={"doc": "GPUs Ray reserves for each verifier."})
     drafter_gpus: float = field(default=0.0, metadata={"doc": "GPUs Ray reserves for each drafter."})
+    coordinator_cpus: float = field(default=0.0, metadata={"doc": "CPUs Ray reserves for the coordinator."})
+    verifier_cpus: float = field(
+        default=0.0, metadata={"doc": "CPUs Ray reserves for each verifier, and its torch's threads; 0: one thread."}
+    )
+    drafter_cpus: float = field(default=0.0, metadata={"doc": "The same for each drafter."})
+    coordinator_selector: str | None = field(
+        default=None, metadata={"doc": "Label nodes of the coordinator must have, `key=value`; absent: any node."}
+    )
+    verifier_selector: str | None = field(default=None, metadata={"doc": "The same for verifiers."})
+    drafter_selector: str | None = field(default=None, metadata={"doc": "The same for drafters."})
     http: str | None = field(
         default="127.0.0.1:8000",
         metadata={"doc": "host:port of the coordinator's HTTP front, or a free port if that one is taken; none: off."},
@@ -80,8 +90,13 @@ class ClusterConfig:
             raise ConfigError(f"cluster.frontends: {self.frontends} is negative")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"cluster.port: {self.port} is no port")
-        if min(self.verifier_gpus, self.drafter_gpus) < 0:
-            raise ConfigError("cluster.verifier_gpus, cluster.drafter_gpus: must not be negative")
+        for key in ("verifier_gpus", "drafter_gpus", "coordinator_cpus", "verifier_cpus", "drafter_cpus"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"cluster.{key}: {getattr(self, key):g} is negative")
+        for key in ("coordinator_selector", "verifier_selector", "drafter_selector"):
+            label, _, value = (getattr(self, key) or "any=any").partition("=")
+            if not label or not value:
+                raise ConfigError(f"cluster.{key}: {getattr(self, key)!r} is not key=value")
         if self.address is not None and (":" not in self.address or "//" in self.address):
             raise ConfigError(f"cluster.address: {self.address!r} is not host:port of a Ray cluster's GCS")
         if len({bool(path) for path in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:

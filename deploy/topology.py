@@ -24,13 +24,16 @@ class Role(enum.StrEnum):
 class Replica:
     """One process that should exist.
 
-    name: for people, stable over restarts. settings: fields of the room's configuration. gpus: what Ray reserves.
+    name: for people, stable over restarts. settings: fields of the room's configuration. gpus, cpus: what Ray
+    reserves. selector: labels its node must have.
     """
 
     name: str
     role: Role
     settings: Mapping[str, Any] = field(default_factory=dict)
     gpus: float = 0.0
+    cpus: float = 0.0
+    selector: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,16 @@ class Topology:
 
 def desired(config: ClusterConfig, settings: Mapping[Role, Mapping[str, Any]]) -> Topology:
     """The processes `config` asks for; `settings` holds the resolved configuration of each room."""
-    gpus = {Role.COORDINATOR: 0.0, Role.VERIFY: config.verifier_gpus, Role.DRAFT: config.drafter_gpus}
-    templates = {role: Replica(str(role), role, dict(settings.get(role, {})), gpus.get(role, 0.0)) for role in Role}
+    needs: dict[Role, tuple[float, float, str | None]] = {
+        Role.COORDINATOR: (0.0, config.coordinator_cpus, config.coordinator_selector),
+        Role.VERIFY: (config.verifier_gpus, config.verifier_cpus, config.verifier_selector),
+        Role.DRAFT: (config.drafter_gpus, config.drafter_cpus, config.drafter_selector),
+        Role.FRONTEND: (0.0, 0.0, None),
+    }
+    templates = {
+        role: Replica(str(role), role, dict(settings.get(role, {})), gpus, cpus, _labels(selector))
+        for role, (gpus, cpus, selector) in needs.items()
+    }
     return _build(templates, _counts(config.verifiers, config.drafters, config.frontends))
 
 
@@ -81,6 +92,11 @@ def adopted(topology: Topology, names: Iterable[str]) -> Topology:
         return topology
     sizes = {role: max((int(i) + 1 for r, _, i in left if r == role and i.isdigit()), default=0) for role in Role}
     return resized(topology, max(1, sizes[Role.VERIFY]), sizes[Role.DRAFT])
+
+
+def _labels(selector: str | None) -> dict[str, str]:
+    label, _, value = (selector or "").partition("=")
+    return {label: value} if label else {}
 
 
 def _counts(verifiers: int, drafters: int, frontends: int) -> dict[Role, int]:

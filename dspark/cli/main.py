@@ -20,6 +20,7 @@ from dspark.cli import (
     discovery,
     doctor,
     generate,
+    health,
     judging,
     lifecycle,
     logs,
@@ -47,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    mine = (lifecycle, scale, status, top, logs, doctor, discovery)
+    mine = (lifecycle, scale, status, top, logs, doctor, health, discovery)
     for module in (*mine, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
         module.add_commands(commands, shared)
     return parser

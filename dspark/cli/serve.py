@@ -40,6 +40,9 @@ def room_parser(role: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="YAML file with a section for this role")
     parser.add_argument("--name", default=f"{role}/0", help="replica name for people")
     parser.add_argument("--ready-json", action="store_true", help="print one JSON line on stdout when serving")
+    parser.add_argument(
+        "--grace-s", type=float, default=10.0, metavar="S", help="time to finish what runs after SIGTERM (10)"
+    )
     parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this parent process has ended")
     parser.add_argument("--log-format", default="auto", choices=["auto", "json", "console"], help="lines on stderr")
     hints = typing.get_type_hints(cls)
@@ -77,5 +80,6 @@ def _serve(args: argparse.Namespace) -> int:
         else:
             print(f"{given.name} serves at {process.endpoint}", flush=True)
 
-    asyncio.run(run_until_signal(lambda: start_room(role, settings, name=given.name), ready=ready))
+    grace_s = max(given.grace_s, 0.0)
+    asyncio.run(run_until_signal(lambda: start_room(role, settings, name=given.name), grace_s=grace_s, ready=ready))
     return 0

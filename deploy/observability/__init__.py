@@ -1,0 +1,1 @@
+"""What watches a cell: Prometheus, its alerts, the Grafana dashboard."""

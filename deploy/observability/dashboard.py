@@ -1,0 +1,279 @@
+"""The Grafana dashboard, written from this list of panels: `python -m deploy.observability.dashboard` writes the file.
+
+A panel is a title, a unit and queries; rows follow the life of a request: clients, speculation, rounds, pools.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parent / "grafana" / "dashboards" / "dspark.json"
+WIDTH, HEIGHT, COLUMNS = 8, 7, 3
+
+
+@dataclass(frozen=True)
+class Panel:
+    """queries: (PromQL, legend)."""
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    text: str = ""
+    kind: str = "timeseries"
+    stack: bool = field(default=False)
+
+
+def _rate(name: str, by: str = "") -> str:
+    return f"sum{f' by ({by})' if by else ''} (rate(dspark_{name}[$__rate_interval]))"
+
+
+def _percentile(name: str, share: float, by: str = "") -> str:
+    grouped = f"le, {by}" if by else "le"
+    return f"histogram_quantile({share}, sum by ({grouped}) (rate(dspark_{name}_bucket[$__rate_interval])))"
+
+
+def _latency(name: str) -> tuple[tuple[str, str], ...]:
+    return tuple((_percentile(name, share), f"p{round(100 * share)}") for share in (0.5, 0.95, 0.99))
+
+
+ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
+    (
+        "Clients",
+        (
+            Panel("Tokens per second", "short", ((_rate("generation_tokens_total"), "generated"),)),
+            Panel("Time to first token", "s", _latency("time_to_first_token_seconds")),
+            Panel("Time per token", "s", _latency("inter_token_latency_seconds")),
+            Panel(
+                "Requests",
+                "short",
+                (("sum(dspark_num_requests_running)", "running"), ("sum(dspark_num_requests_waiting)", "waiting")),
+            ),
+            Panel("Requests ended", "reqps", ((_rate("requests_total", "outcome"), "{{outcome}}"),), stack=True),
+            Panel("Requests refused", "reqps", ((_rate("admission_rejections_total", "reason"), "{{reason}}"),)),
+        ),
+    ),
+    (
+        "Speculation",
+        (
+            Panel(
+                "Accepted length (tau)",
+                "short",
+                (
+                    (
+                        f"1 + {_rate('spec_decode_num_accepted_tokens_total')} / {_rate('rounds_total')}",
+                        "tokens per round",
+                    ),
+                ),
+                "Tokens committed per verification round, the target's own included.",
+            ),
+            Panel(
+                "Accepted share by slot",
+                "percentunit",
+                (
+                    (
+                        f"{_rate('spec_decode_num_accepted_tokens_per_pos_total', 'position')} / on() group_left "
+                        f"{_rate('spec_decode_num_drafts_total')}",
+                        "slot {{position}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "What became of drafted tokens",
+                "short",
+                (
+                    (_rate("spec_decode_num_accepted_tokens_total"), "accepted"),
+                    (_rate("draft_wasted_tokens_total", "reason"), "{{reason}}"),
+                ),
+                stack=True,
+            ),
+            Panel(
+                "Calibration",
+                "percentunit",
+                (
+                    (
+                        f"{_rate('spec_decode_num_accepted_tokens_total')} / "
+                        f"{_rate('spec_decode_num_expected_tokens_total')}",
+                        "accepted / promised",
+                    ),
+                ),
+                "1 is a calibrated drafter; below, it promises too much.",
+            ),
+            Panel(
+                "Acceptance by label",
+                "percentunit",
+                (
+                    (
+                        f"{_rate('label_accepted_tokens_total', 'label')} / "
+                        f"{_rate('label_draft_tokens_total', 'label')}",
+                        "{{label}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Rounds without a draft", "short", ((_rate("empty_blocks_total", "reason"), "{{reason}}"),), stack=True
+            ),
+        ),
+    ),
+    (
+        "Rounds",
+        (
+            Panel(
+                "Verified prefix",
+                "short",
+                (
+                    (_percentile("scheduled_verify_length", 0.5), "p50"),
+                    (_percentile("scheduled_verify_length", 0.95), "p95"),
+                ),
+                "Drafted tokens sent to verification per sequence and round: the verification budget at work.",
+            ),
+            Panel("Verification round trip", "s", _latency("verify_rpc_seconds")),
+            Panel("Draft round trip", "s", _latency("draft_rpc_seconds")),
+            Panel(
+                "Verifier waits with work",
+                "s",
+                _latency("pipeline_bubble_seconds"),
+                "From one cohort's verdicts to the next cohort, while sequences are there: what drafting costs.",
+            ),
+            Panel(
+                "Device time of a pass",
+                "s",
+                (
+                    (_percentile("forward_seconds", 0.5, "kind"), "{{kind}} p50"),
+                    (_percentile("forward_seconds", 0.95, "kind"), "{{kind}} p95"),
+                ),
+            ),
+            Panel(
+                "Packed batch",
+                "short",
+                (
+                    (_percentile("verify_batch_tokens", 0.5), "verify tokens p50"),
+                    (_percentile("draft_batch_sequences", 0.5), "draft sequences p50"),
+                ),
+            ),
+        ),
+    ),
+    (
+        "Pools",
+        (
+            Panel("Workers", "short", (("max by (pool, state) (dspark_pool_replicas)", "{{pool}} {{state}}"),)),
+            Panel(
+                "Drafters' busy share",
+                "percentunit",
+                (
+                    (
+                        'sum by (instance) (rate(dspark_forward_seconds_sum{kind="draft"}[$__rate_interval]))',
+                        "{{instance}}",
+                    ),
+                ),
+                "What the drafter pool is scaled by.",
+            ),
+            Panel("Cohorts wait for a drafter", "s", _latency("draft_wait_seconds")),
+            Panel(
+                "Pages in use",
+                "percentunit",
+                (
+                    (
+                        "sum by (instance) (dspark_pages_held) / sum by (instance) (dspark_pages_total > 0)",
+                        "{{instance}}",
+                    ),
+                ),
+                "What the verifier pool is scaled by, with the queue and the promised latencies.",
+            ),
+            Panel("Wait for admission", "s", _latency("request_queue_time_seconds")),
+            Panel(
+                "Losses and preemptions",
+                "short",
+                (
+                    ("sum by (pool) (increase(dspark_worker_losses_total[$__rate_interval]))", "lost {{pool}}"),
+                    ("sum (increase(dspark_num_preemptions_total[$__rate_interval]))", "preempted"),
+                    ("sum by (reason) (increase(dspark_resends_total[$__rate_interval]))", "resent: {{reason}}"),
+                ),
+            ),
+            Panel("Bytes", "Bps", ((_rate("bytes_total", "direction, kind"), "{{direction}} {{kind}}"),)),
+            Panel("Dropped messages", "short", ((_rate("dropped_total", "kind, reason"), "{{kind}}: {{reason}}"),)),
+            Panel(
+                "Prefix cache hits",
+                "percentunit",
+                (
+                    (
+                        f"{_rate('prefix_cache_hits_total')} / {_rate('prefix_cache_queries_total')}",
+                        "share of prompt tokens",
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+
+
+def dashboard() -> dict[str, Any]:
+    """The JSON model Grafana imports."""
+    panels: list[dict[str, Any]] = []
+    y = number = 0
+    for title, members in ROWS:
+        number += 1
+        panels.append(
+            {"id": number, "type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": _at(0, y, 24, 1)}
+        )
+        y += 1
+        for index, panel in enumerate(members):
+            number += 1
+            x = (index % COLUMNS) * WIDTH
+            panels.append(_panel(number, panel, _at(x, y + index // COLUMNS * HEIGHT, WIDTH, HEIGHT)))
+        y += (len(members) + COLUMNS - 1) // COLUMNS * HEIGHT
+    return {
+        "uid": "dspark",
+        "title": "DSpark",
+        "tags": ["dspark"],
+        "schemaVersion": 41,
+        "version": 1,
+        "editable": True,
+        "refresh": "5s",
+        "time": {"from": "now-15m", "to": "now"},
+        "templating": {"list": []},
+        "annotations": {"list": []},
+        "panels": panels,
+    }
+
+
+def _at(x: int, y: int, width: int, height: int) -> dict[str, int]:
+    return {"x": x, "y": y, "w": width, "h": height}
+
+
+def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "prometheus"}
+    stacking = {"mode": "normal" if panel.stack else "none"}
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.text,
+        "datasource": source,
+        "gridPos": place,
+        "fieldConfig": {
+            "defaults": {
+                "unit": panel.unit,
+                "min": 0,
+                "custom": {"fillOpacity": 20 if panel.stack else 5, "stacking": stacking, "showPoints": "never"},
+            },
+            "overrides": [],
+        },
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [
+            {"refId": chr(65 + index), "datasource": source, "expr": query, "legendFormat": legend}
+            for index, (query, legend) in enumerate(panel.queries)
+        ],
+    }
+
+
+def write() -> None:
+    """The file, as it should be."""
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    FILE.write_text(json.dumps(dashboard(), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

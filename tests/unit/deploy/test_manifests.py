@@ -1,0 +1,281 @@
+"""Every file under deploy/ that another program reads: valid by that program's schema, and true of this software."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy.autoscale_config import AutoscaleConfig
+from deploy.config import ClusterConfig
+from deploy.observability import dashboard
+from deploy.rooms import ROOMS, load_settings
+from deploy.topology import Role
+from dspark.cli.main import build_parser
+from dspark.cli.serve import room_parser
+from dspark.errors import ConfigError
+from dspark.runtime.config import load_config
+from dspark.runtime.telemetry import Metrics
+
+ROOT = Path(__file__).parents[3]
+DEPLOY, SCHEMAS = ROOT / "deploy", ROOT / "tests" / "data" / "schemas"
+KUBERNETES = "1.31"  # gRPC probes are stable since 1.27
+CUSTOM = {"RayCluster": "ray_cluster", "RayJob": "ray_job", "PodMonitor": "pod_monitor"}
+
+Manifest = dict[str, Any]
+
+
+def _manifests() -> Iterator[tuple[str, Manifest]]:
+    for path in sorted((DEPLOY / "kubernetes").rglob("*.yaml")):
+        for index, document in enumerate(yaml.safe_load_all(path.read_text())):
+            if document["kind"] != "Kustomization":
+                yield f"{path.relative_to(DEPLOY / 'kubernetes')}:{index}", document
+
+
+MANIFESTS = dict(_manifests())
+
+
+def _pods(manifest: Manifest) -> Iterator[Manifest]:
+    """Pod templates, as pods."""
+    spec = manifest.get("spec", {})
+    groups = [spec.get("headGroupSpec", {}), *spec.get("workerGroupSpecs", []), spec]
+    for group in groups:
+        if "template" in group:
+            template = group["template"]
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any"}, "spec": template["spec"]}
+
+
+def _check(manifest: Manifest) -> None:
+    if manifest["kind"] in CUSTOM:
+        jsonschema.validate(manifest, json.loads((SCHEMAS / f"{CUSTOM[manifest['kind']]}.json").read_text()))
+    else:
+        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+    for pod in _pods(manifest):
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifests_are_valid(name: str) -> None:
+    _check(MANIFESTS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "break_it"),
+    [
+        ("plain/verify.yaml:0", lambda it: it["spec"]["template"]["spec"]["containers"][0].update(imagee="x")),
+        ("plain/coordinator.yaml:0", lambda it: it["spec"].update(replicas="one")),
+        ("ray/raycluster.yaml:0", lambda it: it["spec"]["workerGroupSpecs"][0].pop("groupName")),
+        ("ray/raycluster.yaml:0", lambda it: it["spec"].update(rayversion="2")),
+        ("ray/rayjob.yaml:0", lambda it: it["spec"].update(submissionMode="Email")),
+        ("podmonitor.yaml:0", lambda it: it["spec"]["podMetricsEndpoints"][0].update(interval="often")),
+    ],
+)
+def test_a_wrong_manifest_is_noticed(name: str, break_it: Any) -> None:
+    manifest = copy.deepcopy(MANIFESTS[name])
+    break_it(manifest)
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        _check(manifest)
+
+
+@pytest.mark.parametrize("name", ["plain/config.yaml:0", "ray/config.yaml:0"])
+def test_the_mounted_configuration_is_one_the_processes_read(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "cell.yaml"
+    file.write_text(MANIFESTS[name]["data"]["cell.yaml"])
+    sections = yaml.safe_load(file.read_text())
+    known = {ROOMS[role].section for role in Role} | {"cluster", "autoscale"}
+    assert set(sections) <= known
+    for role in Role:
+        load_settings(role, file=file, environ={}, flags={})
+    if "cluster" in sections:
+        config = load_config(ClusterConfig, section="cluster", file=file, environ={})
+        assert load_config(AutoscaleConfig, section="autoscale", file=file, environ={}).enabled
+        groups = MANIFESTS["ray/raycluster.yaml:0"]["spec"]["workerGroupSpecs"]
+        labelled = {f"{key}={value}" for group in groups for key, value in group["labels"].items()}
+        assert {config.coordinator_selector, config.verifier_selector, config.drafter_selector} == labelled
+
+
+def test_the_headless_names_in_the_configuration_are_those_of_the_stateful_sets() -> None:
+    sections = yaml.safe_load(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
+    for pool in ("verify", "draft"):
+        service = MANIFESTS[f"plain/{pool}.yaml:1"]
+        port = service["spec"]["ports"][0]["port"]
+        assert service["spec"]["clusterIP"] == "None"
+        assert MANIFESTS[f"plain/{pool}.yaml:0"]["spec"]["serviceName"] == service["metadata"]["name"]
+        for index, endpoint in enumerate(sections["coordinator"][pool]):
+            assert endpoint == f"{pool}-{index}.{pool}:{port}"
+
+
+def test_probes_ask_for_services_that_exist_at_ports_that_are_listened_on() -> None:
+    services = {room.service for room in ROOMS.values()}
+    probed = 0
+    for manifest in MANIFESTS.values():
+        for pod in _pods(manifest):
+            for container in pod["spec"]["containers"]:
+                ports = {port["containerPort"] for port in container.get("ports", ())}
+                for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    probe = container.get(kind, {}).get("grpc")
+                    if probe is not None:
+                        probed += 1
+                        assert probe["port"] in ports
+                        assert probe.get("service", "") in {"", *services}
+    assert probed == 9
+
+
+def test_a_pod_has_longer_to_end_than_its_process() -> None:
+    for pool in ("coordinator", "verify", "draft"):
+        pod = MANIFESTS[f"plain/{pool}.yaml:0"]["spec"]["template"]["spec"]
+        (grace,) = [word for word in pod["containers"][0]["args"] if word.startswith("--grace-s=")]
+        assert pod["terminationGracePeriodSeconds"] > float(grace.partition("=")[2])
+        room_parser(pool).parse_args([word.replace("$(POD_NAME)", "x") for word in pod["containers"][0]["args"]])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("overlay", ["plain", "ray", "ray-redis"])
+def test_overlays_build(overlay: str) -> None:
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(DEPLOY / "kubernetes" / overlay)], capture_output=True, text=True, timeout=120
+    )
+    assert built.returncode == 0, built.stderr
+    kinds = [document["kind"] for document in yaml.safe_load_all(built.stdout)]
+    assert "Namespace" in kinds
+    for document in yaml.safe_load_all(built.stdout):
+        _check(document)
+    if overlay == "ray-redis":
+        (cluster,) = [each for each in yaml.safe_load_all(built.stdout) if each["kind"] == "RayCluster"]
+        assert cluster["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis:6379"
+
+
+# Compose and the image.
+
+COMPOSE = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())
+DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
+
+
+def test_compose_is_valid() -> None:
+    schema = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
+    jsonschema.validate(COMPOSE, json.loads(schema.read_text(encoding="utf-8")))
+
+
+def test_compose_serves_with_options_that_exist_and_mounts_files_that_exist() -> None:
+    for pool in ("coordinator", "verify", "draft"):
+        service = COMPOSE["services"][pool]
+        room_parser(pool).parse_args(service["command"])
+        assert f"AS {service['build']['target']}\n" in DOCKERFILE
+        used = set(re.findall(r"/run/secrets/(\w+)", " ".join(service["command"])))
+        assert used == set(service["secrets"])
+    for service in COMPOSE["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert source in COMPOSE["volumes"] or (DEPLOY / "docker" / source).exists(), source
+    drawn = (DEPLOY / "docker" / "secrets.sh").read_text()
+    assert all(name in drawn for name in COMPOSE["secrets"])
+
+
+def test_secrets_are_drawn_once(tmp_path: Path) -> None:
+    script = tmp_path / "secrets.sh"
+    shutil.copy(DEPLOY / "docker" / "secrets.sh", script)
+    subprocess.run(["sh", str(script)], check=True, timeout=30)
+    first = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    assert set(first) == set(COMPOSE["secrets"])
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in first.values())
+    subprocess.run(["sh", str(script)], check=True, timeout=30)
+    assert {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()} == first
+
+
+def test_entry_points_of_the_image_parse() -> None:
+    words = {"coordinator": "serve", "verify": "serve", "draft": "serve"}
+    stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)
+    for stage in stages:
+        name = re.match(r"\S+ AS (\S+)", stage)
+        if name is None or name[1] not in words:
+            continue
+        lines = dict(re.findall(r"^(ENTRYPOINT|CMD) (\[.*\])$", stage, re.MULTILINE))
+        entry, command = json.loads(lines["ENTRYPOINT"]), json.loads(lines["CMD"])
+        assert entry[:5] == ["tini", "--", "dspark", "serve", name[1]]
+        room_parser(name[1]).parse_args(entry[5:] + command)
+        (check,) = re.findall(r"HEALTHCHECK .* CMD (\[.*\])", stage)
+        build_parser().parse_args(json.loads(check)[1:])
+        words.pop(name[1])
+    assert not words
+
+
+def test_the_job_runs_a_command_that_exists() -> None:
+    words = shlex.split(MANIFESTS["ray/rayjob.yaml:0"]["spec"]["entrypoint"])
+    build_parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("verifier_selector", "role"), ("drafter_cpus", -1.0), ("http", "8000"), ("drain_s", -1.0)]
+)
+def test_a_wrong_setting_of_the_cluster_is_named(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"cluster|host:port|8000"):
+        load_config(ClusterConfig, section="cluster", flags={key: value})
+
+
+# Prometheus and Grafana.
+
+
+def _names() -> set[str]:
+    """Every sample name /metrics may show."""
+    found = set()
+    for family in Metrics().registry.collect():
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+        found |= {family.name + suffix for suffix in suffixes}
+    return found
+
+
+def _labels(name: str) -> set[str]:
+    bare = re.sub("_(total|bucket|sum|count)$", "", name)
+    for metric in vars(Metrics()).values():
+        if getattr(metric, "_name", None) in (name, bare):
+            return set(metric._labelnames)
+    return set()
+
+
+def _queries() -> Iterator[str]:
+    for panel in json.loads(dashboard.FILE.read_text())["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    for group in yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+
+
+@pytest.mark.parametrize("query", sorted(set(_queries())))
+def test_queries_name_metrics_and_labels_that_exist(query: str) -> None:
+    used = re.findall(r"dspark_\w+", query)
+    assert used
+    assert set(used) <= _names(), set(used) - _names()
+    allowed = {"le", "instance", "pool"}.union(*(_labels(name) for name in used))
+    for grouping in re.findall(r"by \(([^)]*)\)", query):
+        assert {label.strip() for label in grouping.split(",")} <= allowed
+    for matcher in re.findall(r"\{([^}]*)\}", query):
+        assert set(re.findall(r"(\w+)=", matcher)) <= allowed
+    assert query.count("(") == query.count(")")
+
+
+def test_the_dashboard_file_is_the_one_the_list_of_panels_makes() -> None:
+    assert json.loads(dashboard.FILE.read_text()) == dashboard.dashboard()
+    panels = dashboard.dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
+    assert len(set(taken)) == len(taken)
+
+
+def test_every_alert_names_a_section_of_the_operations_page() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    headings = {line.lstrip("#").strip() for line in page.splitlines() if line.startswith("#")}
+    for group in yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            section = rule["annotations"]["summary"].rpartition(", ")[2]
+            assert section in headings, section
