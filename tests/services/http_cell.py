@@ -1,0 +1,117 @@
+"""A cell with an HTTP front on an event loop of its own, for clients that block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import openai
+import yaml
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+MODELS = Path(__file__).parent.parent.parent / "models"
+TARGET, DRAFTER = MODELS / "demo-target", MODELS / "demo-dspark"
+
+
+class HttpCell:
+    """Services in this process, on one more thread; a context that stops them.
+
+    With `pair` a synthetic cell of that description, else the demo pair. `settings` go to the coordinator.
+    """
+
+    def __init__(self, pair: Path | None = None, *, workers: bool = True, **settings: Any) -> None:
+        self._pair, self._workers, self._settings = pair, workers, settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cell")
+        self.verifier: Any = None
+        self.drafter: Any = None
+        self.coordinator: Any = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.run(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Something on the cell's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
+
+    @property
+    def url(self) -> str:
+        return str(self.coordinator.http_url)
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        """The official client; it tries nothing again, so that every error shows."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, **{"api_key": "none", **options})
+
+    @property
+    def held(self) -> int:
+        """Sequences anywhere."""
+        admission = self.coordinator.admission
+        workers = self.verifier.engine.held.sequences + self.drafter.engine.held.sequences
+        return int(admission.running + admission.queued + workers)
+
+    def freed(self) -> None:
+        """Waits until neither the coordinator nor a pool holds anything."""
+        until(lambda: self.held == 0)
+        assert self.verifier.engine.held.pages_held == 0
+
+    async def _start(self) -> None:
+        quiet = {"metrics_port": None, "measure_cost": False}
+        if self._pair is not None:
+            engine: dict[str, Any] = {"engine": "synthetic", "synthetic": str(self._pair), "metrics_port": None}
+            verify, draft = VerifyConfig(**engine), DraftConfig(**engine)
+        else:
+            verify = VerifyConfig(target=str(TARGET), drafter=str(DRAFTER), **quiet)
+            draft = DraftConfig(drafter=str(DRAFTER), **quiet)
+        known: dict[str, Any] = {}
+        if self._workers:
+            self.verifier, self.drafter = await verify_process.start(verify), await draft_process.start(draft)
+            known = {"verify": (self.verifier.endpoint,), "draft": (self.drafter.endpoint,)}
+        given = {"target": str(TARGET), "http": "127.0.0.1:0", "metrics_port": None, **known, **self._settings}
+        self.coordinator = await coordinator_process.start(CoordinatorConfig(**given))
+
+    async def _stop(self) -> None:
+        for process in (self.coordinator, self.drafter, self.verifier):
+            if process is not None:
+                await process.stop(0.0)
+
+
+def synthetic_pair(folder: Path, *, step_ms: float = 2.0) -> Path:
+    """A pair over the demo tokenizer's ids, with steps long enough to be in the middle of."""
+    document = {
+        "verify": {"tokens": [1], "ms": [step_ms]},
+        "draft": {"sequences": [1], "ms": [0.2]},
+        "domains": {"easy": {"accept": [0.9, 0.9, 0.8], "concentration": 1.0}},
+        "vocabulary": 4096,
+    }
+    path = folder / "pair.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+def until(holds: Callable[[], Any], longest_s: float = 20.0) -> None:
+    """Waits for something that happens in its own time."""
+    deadline = time.monotonic() + longest_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never held"
+        time.sleep(0.01)

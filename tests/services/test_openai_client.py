@@ -1,0 +1,289 @@
+"""The official `openai` client against the HTTP front of a real cell of the demo pair, held to the gRPC interface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from coordinator.tokenizer import Tokenizer
+from dspark.client import Client
+from tests.services.http_cell import TARGET, HttpCell
+
+pytestmark = pytest.mark.services
+
+MODEL = "demo-target"
+PROMPT = "Worksheet on sums\n\nProblem 1: Add 12 and 30.\n"
+CODE = "def add(a, b):\n"
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[HttpCell]:
+    with HttpCell() as running:
+        yield running
+
+
+@pytest.fixture
+def client(cell: HttpCell) -> Iterator[openai.OpenAI]:
+    with cell.openai() as made:
+        yield made
+
+
+@pytest.fixture
+def direct(cell: HttpCell) -> Iterator[Client]:
+    with Client(cell.coordinator.endpoint) as made:
+        yield made
+
+
+def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == (MODEL, "model")
+    assert client.models.retrieve(MODEL) == model
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.models.retrieve("gpt-4")
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+
+
+def test_a_completion_says_what_the_grpc_interface_says(client: openai.OpenAI, direct: Client) -> None:
+    said = direct.complete(PROMPT, max_tokens=32, temperature=0.0)
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=32, temperature=0.0)
+    (choice,) = answer.choices
+    assert (choice.text, choice.index, choice.logprobs) == (said.text, 0, None)
+    assert choice.finish_reason == said.end.finish_reason
+    assert answer.usage is not None
+    usage = said.end.usage
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
+        usage.prompt_tokens,
+        usage.completion_tokens,
+    )
+    assert answer.usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert (answer.object, answer.model) == ("text_completion", MODEL)
+
+
+def test_without_a_limit_a_completion_has_sixteen_tokens(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=CODE, temperature=0.0, extra_body={"ignore_eos": True})
+    assert answer.usage is not None
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (16, "length")
+
+
+def test_a_streamed_completion_adds_up_to_the_whole_one(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "seed": 3, "temperature": 0.8}
+    whole = client.completions.create(**asked)
+    events = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert len({event.id for event in events}) == 1
+    *parts, last = events
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    assert [part.choices[0].finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert (last.choices, last.usage) == ([], whole.usage)
+    assert all(part.usage is None for part in parts)
+    assert len(parts) > 4
+
+
+def test_a_chat_is_its_template_and_an_answer(client: openai.OpenAI, direct: Client) -> None:
+    messages = [{"role": "system", "content": "Arithmetic."}, {"role": "user", "content": PROMPT}]
+    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)  # type: ignore[arg-type]
+    said = direct.complete(f"Arithmetic.\n\n{PROMPT}", max_tokens=24, temperature=0.0)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", said.text)
+    assert (answer.object, choice.finish_reason) == ("chat.completion", said.end.finish_reason)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == said.end.usage.prompt_tokens
+
+
+def test_a_streamed_chat_begins_with_the_role_and_ends_with_a_reason(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 30, "seed": 9}
+    whole = client.chat.completions.create(**asked)
+    events = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    first, *parts, last = events
+    assert (first.object, first.choices[0].delta.role, first.choices[0].delta.content) == (
+        "chat.completion.chunk",
+        "assistant",
+        "",
+    )
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
+    assert [part.choices[0].finish_reason for part in [first, *parts[:-1]]] == [None] * len(parts)
+    assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert (last.choices, last.usage) == ([], whole.usage)
+
+
+def test_the_client_s_own_accumulating_stream_works(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": PROMPT}]
+    with client.chat.completions.stream(model=MODEL, messages=messages, max_tokens=12, seed=1) as stream:  # type: ignore[arg-type]
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content
+    assert final.choices[0].finish_reason in ("stop", "length")
+
+
+def test_several_answers_differ_and_equal_those_of_grpc(client: openai.OpenAI, direct: Client) -> None:
+    said = direct.complete(CODE, max_tokens=20, seed=5, n=3)
+    answer = client.completions.create(model=MODEL, prompt=CODE, max_tokens=20, seed=5, n=3)
+    assert [choice.text for choice in answer.choices] == [choice.text for choice in said.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.text for choice in answer.choices}) > 1
+    texts = ["", "", ""]
+    ended = []
+    for event in client.completions.create(model=MODEL, prompt=CODE, max_tokens=20, seed=5, n=3, stream=True):
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+            ended += [choice.index] if choice.finish_reason else []
+    assert texts == [choice.text for choice in answer.choices]
+    assert sorted(ended) == [0, 1, 2]
+
+
+def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI) -> None:
+    prompts = [CODE, PROMPT]
+    alone = [client.completions.create(model=MODEL, prompt=prompt, max_tokens=12, temperature=0) for prompt in prompts]
+    both = client.completions.create(model=MODEL, prompt=prompts, max_tokens=12, temperature=0)
+    assert [choice.text for choice in both.choices] == [one.choices[0].text for one in alone]
+    assert both.usage is not None
+    assert both.usage.total_tokens == sum(one.usage.total_tokens for one in alone if one.usage)
+    tokenizer = Tokenizer.load(TARGET)
+    assert tokenizer is not None
+    ids = [list(tokenizer.encode(prompt)) for prompt in prompts]
+    by_ids = client.completions.create(model=MODEL, prompt=ids, max_tokens=12, temperature=0)
+    assert [choice.text for choice in by_ids.choices] == [choice.text for choice in both.choices]
+    streamed = ["", ""]
+    for event in client.completions.create(model=MODEL, prompt=ids, max_tokens=12, temperature=0, stream=True):
+        for choice in event.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == [choice.text for choice in both.choices]
+
+
+def test_an_echo_stands_before_the_answer(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "prompt": CODE, "max_tokens": 8, "temperature": 0.0}
+    plain, echoed = client.completions.create(**asked), client.completions.create(**asked, echo=True)
+    assert echoed.choices[0].text == CODE + plain.choices[0].text
+    streamed = client.completions.create(**asked, echo=True, stream=True)
+    assert "".join(event.choices[0].text for event in streamed) == echoed.choices[0].text
+
+
+def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0).choices[0].text
+    stop = whole[10:13]
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0, stop=[stop, "zzzz"])
+    assert answer.choices[0].text == whole[: whole.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    assert (answer.choices[0].model_extra or {})["stop_reason"] == stop
+    events = list(
+        client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0, stop=stop, stream=True)
+    )
+    assert "".join(event.choices[0].text for event in events) == answer.choices[0].text
+    assert events[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_seed_fixes_the_answer(client: openai.OpenAI) -> None:
+    def said(seed: int) -> str:
+        return client.completions.create(model=MODEL, prompt=CODE, max_tokens=30, seed=seed).choices[0].text
+
+    assert said(11) == said(11) != said(12)
+    assert said(-1) == said(-1)  # OpenAI's seeds are signed
+
+
+def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, logprobs=3)
+    (choice,) = answer.choices
+    told = choice.logprobs
+    assert told is not None
+    assert told.tokens is not None
+    assert told.token_logprobs is not None
+    assert told.top_logprobs is not None
+    assert told.text_offset is not None
+    assert "".join(told.tokens) == choice.text
+    assert all(value <= 0 for value in told.token_logprobs)
+    assert [len(top) for top in told.top_logprobs] == [3] * len(told.tokens)
+    for token, value, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert top[token] == value == max(top.values())  # greedy takes the likeliest
+    assert told.text_offset == [len("".join(told.tokens[:index])) for index in range(len(told.tokens))]
+    streamed = list(
+        client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, logprobs=3, stream=True)
+    )
+    parts = [event.choices[0].logprobs for event in streamed if event.choices[0].logprobs]
+    assert [token for part in parts for token in part.tokens or []] == told.tokens
+    assert [offset for part in parts for offset in part.text_offset or []] == told.text_offset
+
+
+def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
+    asked = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": 10,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.logprobs is not None
+    content = choice.logprobs.content
+    assert content is not None
+    assert b"".join(bytes(one.bytes or []) for one in content).decode() == choice.message.content
+    for one in content:
+        assert len(one.top_logprobs) == 2
+        assert math.isclose(one.top_logprobs[0].logprob, one.logprob)
+        assert one.top_logprobs[0].token == one.token
+    streamed = [event.choices[0] for event in client.chat.completions.create(**asked, stream=True)]
+    told = [one for part in streamed if part.logprobs for one in part.logprobs.content or []]
+    assert [one.token for one in told] == [one.token for one in content]
+
+
+def test_penalties_bias_and_the_other_fields_change_the_answer(client: openai.OpenAI, direct: Client) -> None:
+    tokenizer = Tokenizer.load(TARGET)
+    assert tokenizer is not None
+    (comma,) = tokenizer.encode(",")
+    answer = client.completions.create(
+        model=MODEL, prompt=CODE, max_tokens=5, logit_bias={str(comma): 100}, temperature=0
+    )
+    assert answer.choices[0].text == ",,,,,"
+    told = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "top_p": 0.9, "seed": 4, "temperature": 0.9}
+    more = {"repetition_penalty": 1.2, "top_k": 20, "min_p": 0.02, "min_tokens": 12, "speculation": {"policy": "off"}}
+    ours = direct.complete(
+        CODE, max_tokens=24, **told, **{key: value for key, value in more.items() if key != "speculation"}, policy="off"
+    )
+    theirs = client.completions.create(model=MODEL, prompt=CODE, max_tokens=24, **told, extra_body=more)
+    assert theirs.choices[0].text == ours.text
+
+
+def test_what_speculation_did_is_told_on_request(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    extra = {"per_request_spec_decode_metrics": "detailed", "ignore_eos": True}
+    plain = client.completions.create(**asked)
+    assert "metrics" not in (plain.model_extra or {})
+    events = list(
+        client.completions.create(**asked, extra_body=extra, stream=True, stream_options={"include_usage": True})
+    )
+    whole = client.completions.create(**asked, extra_body=extra)
+    for told in ((events[-1].model_extra or {})["metrics"], (whole.model_extra or {})["metrics"]):
+        spec = told["speculative_decoding"]
+        histogram = spec["acceptance_histogram"]
+        assert len(histogram) == spec["num_spec_tokens"] + 1
+        assert sum(histogram) == spec["num_spec_steps"] == len(spec["per_step_accepted"])
+        assert sum(index * count for index, count in enumerate(histogram)) == spec["num_accepted_draft_tokens"]
+        assert sum(spec["per_step_accepted"]) == spec["num_accepted_draft_tokens"] > 0
+        assert sum(spec["per_step_drafted"]) == spec["num_draft_tokens"] <= spec["num_proposed_draft_tokens"]
+        by_length = spec["acceptance_histogram_by_draft_length"]
+        assert sum(sum(counts) for counts in by_length.values()) == spec["num_spec_steps"]
+        assert 1 + spec["num_spec_steps"] + spec["num_accepted_draft_tokens"] == 40
+        assert math.isclose(spec["mean_acceptance_length"], 39 / spec["num_spec_steps"])
+        assert told["time_to_first_token_ms"] > 0
+    by_header = client.completions.create(**asked, extra_headers={"X-Spec-Decode-Metrics": "summary"})
+    assert "per_step_accepted" not in (by_header.model_extra or {})["metrics"]["speculative_decoding"]
+
+
+def test_token_ids_are_returned_on_request(client: openai.OpenAI, direct: Client) -> None:
+    said = direct.complete(PROMPT, max_tokens=12, temperature=0.0)
+    asked = {
+        "model": MODEL,
+        "prompt": PROMPT,
+        "max_tokens": 12,
+        "temperature": 0,
+        "extra_body": {"return_token_ids": True},
+    }
+    (choice,) = client.completions.create(**asked).choices
+    assert tuple((choice.model_extra or {})["token_ids"]) == said.token_ids
+    parts = [event.choices[0].model_extra or {} for event in client.completions.create(**asked, stream=True)]
+    assert tuple(token for part in parts for token in part["token_ids"]) == said.token_ids
+    assert len(parts[0]["prompt_token_ids"]) == said.end.usage.prompt_tokens
