@@ -51,6 +51,8 @@ METADATA_SOFT, METADATA_HARD = 8 * 1024, 16 * 1024
 # Between two pings of one peer. Processes of a cell watch each other; strangers reach public listeners only.
 LEAST_PING_MS, LEAST_PUBLIC_PING_MS = 900, 1_500
 PING_STRIKES = 10
+MAX_CONNECTIONS = 4096
+CONNECTIONS_FULL = 4  # connections with as many streams as they may have, before calls are refused
 
 
 class GrpcServer:
@@ -72,6 +74,8 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             interceptors=[_Guard(self._security.access)],
+            # Over all connections; what a connection may hold is bounded below.
+            maximum_concurrent_rpcs=CONNECTIONS_FULL * max_concurrent_streams,
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", max_receive),
@@ -81,6 +85,7 @@ class GrpcServer:
                 ("grpc.absolute_max_metadata_size", METADATA_HARD),
                 # Whoever connects and says nothing holds a socket no longer than this.
                 ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
                 # Bounds what one peer can do to the others by opening and cancelling calls.
                 ("grpc.max_concurrent_streams", max_concurrent_streams),
                 # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a word.
