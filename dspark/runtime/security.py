@@ -73,10 +73,10 @@ class Access:
     shown one, whose names may say a role. open_to: roles that anybody has.
     """
 
-    worker: str | None = None
-    operator: str | None = None
-    monitor: str | None = None
-    clients: ClientTokens | None = None
+    worker: str | None = field(default=None, repr=False)
+    operator: str | None = field(default=None, repr=False)
+    monitor: str | None = field(default=None, repr=False)
+    clients: ClientTokens | None = field(default=None, repr=False)
     certificates: bool = False
     open_to: Roles = frozenset()
 

@@ -12,7 +12,10 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from dspark.runtime.log_errors import as_data, as_text
+
 _SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+MOST_LABELS = 32  # every label is a handful of time series
 _LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -30,12 +33,11 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
         structlog.processors.StackInfoRenderer(),
     ]
     console = fmt == "console" or (fmt == "auto" and sys.stderr.isatty())
-    # Tracebacks without the frames' local variables: those hold prompts and tokens.
-    frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    # Tracebacks without local variables and without others' messages: those hold prompts and tokens.
     render: list[Any] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        [structlog.dev.ConsoleRenderer(exception_formatter=as_text)]
         if console
-        else [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer()]
+        else [structlog.processors.ExceptionRenderer(as_data), structlog.processors.JSONRenderer()]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -178,6 +180,8 @@ class Metrics:
             "coupled_near_ties", "Positions of coupled answers led by less than 1e-4 nats: rounding may flip them."
         )
 
+        self._labels: set[str] = set()  # of requests, as far as they are told apart
+
         # Everyone.
         self.dropped = self._counter("dropped", "Messages dropped, by kind and reason.", "kind", "reason")
 
@@ -189,6 +193,14 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"dspark_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def bounded_label(self, label: str) -> str:
+        """The label of a request, or "other" when more than `MOST_LABELS` different ones have come."""
+        if label not in self._labels:
+            if len(self._labels) >= MOST_LABELS:
+                return "other"
+            self._labels.add(label)
+        return label
 
     def value(self, name: str, **labels: str) -> float:
         """The sample `dspark_<name>` right now, 0.0 if it was never touched."""
