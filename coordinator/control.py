@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from importlib import metadata
 
 import grpc
@@ -11,6 +12,7 @@ import grpc
 from coordinator.attachment import Attachment
 from coordinator.cell_service import CellService
 from coordinator.cost_curve import CostCurve
+from coordinator.explain_wire import explanations
 from coordinator.lane import Lane
 from coordinator.local_cell import LocalCell
 from coordinator.totals import write_totals
@@ -26,7 +28,7 @@ _ROLES = {control_pb2.ROLE_VERIFY: Role.VERIFY, control_pb2.ROLE_DRAFT: Role.DRA
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    """Announce, GetStatus."""
+    """Announce, GetStatus, Explain."""
 
     def __init__(
         self, cell: LocalCell, frontends: CellService, metrics: Metrics, *, name: str, incarnation: int
@@ -58,6 +60,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         )
         write_totals(self._metrics, reply)
         return reply
+
+    def Explain(
+        self, request: control_pb2.ExplainRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[control_pb2.RoundExplanation]:
+        return explanations(self._cell.admission, self._cell.membership.explain, request)
 
     def _own_status(self) -> control_pb2.ProcessStatus:
         return control_pb2.ProcessStatus(

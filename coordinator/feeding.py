@@ -201,6 +201,7 @@ class Feeding:
         """Whether it has room as far as is known, blocks for a sequence of this length, and the monitor's trust."""
         reach = drafter.facts.context_length - drafter.facts.block_size
         fits = track.sequence.cursor.committed_len <= reach and drafter not in self._leaving
+        fits = fits and track.request.drafter in ("", drafter.facts.name)
         return self._clock.time() >= self._full_until.get(drafter, 0.0) and fits and self._trusts(drafter, track)
 
     def _trusts(self, drafter: DrafterPort, track: Track) -> bool:

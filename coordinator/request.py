@@ -25,6 +25,7 @@ class Request:
     cache_salt: str = ""  # computed prefixes are shared among equals
     tenant: str = ""  # whose it is, as its credentials say; "" where nobody is asked
     weight: float = 1.0  # what a token of this answer is worth to the scheduler beside those of others
+    drafter: str = ""  # replica that is to draft; empty: the least loaded one
 
     @property
     def longest(self) -> int:

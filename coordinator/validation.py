@@ -92,6 +92,7 @@ def read_request(
         skip_special=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
         choices=read_choices(params),
         weight=_read_weight(message.speculation),
+        drafter=_read_drafter(message.speculation),
         cache_salt=message.cache_salt,
     )
 
@@ -106,6 +107,12 @@ def read_resume(message: generate_pb2.GenerateRequest, choices: int) -> tuple[in
     if len(held) != choices:
         raise InvalidRequest("resume.offsets", f"{len(held)} offsets for {choices} answers")
     return held
+
+
+def _read_drafter(params: generate_pb2.SpeculationParams) -> str:
+    if len(params.drafter) > MAX_ID:
+        raise InvalidRequest("speculation.drafter", f"longer than {MAX_ID} characters")
+    return params.drafter
 
 
 def _read_weight(params: generate_pb2.SpeculationParams) -> float:

@@ -48,6 +48,7 @@ def sampling(body: Body, *, max_tokens: int | None, logprobs: int | None) -> Sam
         policy=speculation.policy if speculation else "",
         rule=speculation.rule if speculation else "",
         weight=speculation.weight if speculation else None,
+        drafter=speculation.drafter if speculation else "",
         **{name: getattr(body, name) for name in _PLAIN},
     )
 

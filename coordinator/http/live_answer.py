@@ -33,6 +33,7 @@ class Wish(BaseModel):
     policy: Annotated[str, Field(max_length=40)] = ""
     rule: Literal["", "token", "block", "coupled"] = ""
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+    drafter: Annotated[str, Field(max_length=128)] = ""
 
 
 def stream(door: Door, explain: Explain, wish: Wish) -> EventStream:
@@ -46,6 +47,7 @@ def stream(door: Door, explain: Explain, wish: Wish) -> EventStream:
             policy=wish.policy,
             rule=wish.rule,
             seed=wish.seed,
+            drafter=wish.drafter,
             request_id=f"live-{secrets.token_hex(8)}",
         )
         message = write_request(wish.prompt, options)

@@ -55,6 +55,7 @@ class Speculation(_Part):
     policy: str = ""
     rule: Literal["", "token", "block", "coupled"] = ""
     weight: float | None = None
+    drafter: str = ""
 
 
 class Body(BaseModel):

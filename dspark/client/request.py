@@ -67,6 +67,7 @@ class Sampling:
     logprobs: tell each token's log-probability and so many likeliest ones. n: answers to the same prompt.
     seed: key of the draws. policy: "off", "fixed:k", "threshold:t", "greedy" or "async". rule: "token", "block" or
     "coupled". weight: what a token of this answer is worth to the scheduler beside those of others.
+    drafter: replica that is to draft, e.g. "draft/1"; empty takes the least loaded one.
     cache_salt: computed prefixes are shared with requests of the same salt only.
     """
 
@@ -91,6 +92,7 @@ class Sampling:
     policy: str = ""
     rule: str = ""
     weight: float | None = None
+    drafter: str = ""
     cache_salt: str = ""
     request_id: str = field(default="")
 
@@ -120,6 +122,7 @@ def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb
                 policy=options.policy,
                 rule=RULES[options.rule],  # type: ignore[arg-type]
                 weight=options.weight,
+                drafter=options.drafter,
             ),
             cache_salt=options.cache_salt,
         )

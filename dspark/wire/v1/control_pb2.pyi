@@ -15,11 +15,58 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_VERIFY: _ClassVar[Role]
     ROLE_DRAFT: _ClassVar[Role]
     ROLE_FRONTEND: _ClassVar[Role]
+
+class Origin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ORIGIN_UNSPECIFIED: _ClassVar[Origin]
+    ORIGIN_DRAFTED: _ClassVar[Origin]
+    ORIGIN_CORRECTED: _ClassVar[Origin]
+    ORIGIN_BONUS: _ClassVar[Origin]
+    ORIGIN_PLAIN: _ClassVar[Origin]
+
+class Fate(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FATE_UNSPECIFIED: _ClassVar[Fate]
+    FATE_ACCEPTED: _ClassVar[Fate]
+    FATE_REJECTED: _ClassVar[Fate]
+    FATE_VOID: _ClassVar[Fate]
+    FATE_UNVERIFIED: _ClassVar[Fate]
+    FATE_CUT: _ClassVar[Fate]
+
+class PrefixEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREFIX_END_UNSPECIFIED: _ClassVar[PrefixEnd]
+    PREFIX_END_NO_DRAFT: _ClassVar[PrefixEnd]
+    PREFIX_END_WHOLE: _ClassVar[PrefixEnd]
+    PREFIX_END_ROOM: _ClassVar[PrefixEnd]
+    PREFIX_END_FIXED: _ClassVar[PrefixEnd]
+    PREFIX_END_THRESHOLD: _ClassVar[PrefixEnd]
+    PREFIX_END_PRICE: _ClassVar[PrefixEnd]
+    PREFIX_END_BUDGET: _ClassVar[PrefixEnd]
 ROLE_UNSPECIFIED: Role
 ROLE_COORDINATOR: Role
 ROLE_VERIFY: Role
 ROLE_DRAFT: Role
 ROLE_FRONTEND: Role
+ORIGIN_UNSPECIFIED: Origin
+ORIGIN_DRAFTED: Origin
+ORIGIN_CORRECTED: Origin
+ORIGIN_BONUS: Origin
+ORIGIN_PLAIN: Origin
+FATE_UNSPECIFIED: Fate
+FATE_ACCEPTED: Fate
+FATE_REJECTED: Fate
+FATE_VOID: Fate
+FATE_UNVERIFIED: Fate
+FATE_CUT: Fate
+PREFIX_END_UNSPECIFIED: PrefixEnd
+PREFIX_END_NO_DRAFT: PrefixEnd
+PREFIX_END_WHOLE: PrefixEnd
+PREFIX_END_ROOM: PrefixEnd
+PREFIX_END_FIXED: PrefixEnd
+PREFIX_END_THRESHOLD: PrefixEnd
+PREFIX_END_PRICE: PrefixEnd
+PREFIX_END_BUDGET: PrefixEnd
 
 class WorkerEndpoint(_message.Message):
     __slots__ = ("role", "endpoint", "incarnation", "name", "draining")
@@ -149,3 +196,85 @@ class Distribution(_message.Message):
     counts: _containers.RepeatedScalarFieldContainer[int]
     sum: float
     def __init__(self, name: _Optional[str] = ..., bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id", "rounds")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    rounds: int
+    def __init__(self, request_id: _Optional[str] = ..., rounds: _Optional[int] = ...) -> None: ...
+
+class SlotExplanation(_message.Message):
+    __slots__ = ("token_id", "confidence", "survival", "gain", "fate")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    SURVIVAL_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    confidence: float
+    survival: float
+    gain: float
+    fate: Fate
+    def __init__(self, token_id: _Optional[int] = ..., confidence: _Optional[float] = ..., survival: _Optional[float] = ..., gain: _Optional[float] = ..., fate: _Optional[_Union[Fate, str]] = ...) -> None: ...
+
+class RoundExplanation(_message.Message):
+    __slots__ = ("lane", "index", "round", "offset", "policy", "drafter", "empty_because", "asked", "slots", "prefix", "accepted", "token_ids", "origins", "why", "price", "sequences", "step_drafted", "step_verified", "step_tokens", "step_committed", "budget", "plain", "round_ms", "draft_ms", "draft_pass_ms", "verify_ms", "verify_pass_ms", "late")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    STEP_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    STEP_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PASS_MS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_MS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_PASS_MS_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    lane: str
+    index: int
+    round: int
+    offset: int
+    policy: str
+    drafter: str
+    empty_because: str
+    asked: int
+    slots: _containers.RepeatedCompositeFieldContainer[SlotExplanation]
+    prefix: int
+    accepted: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    origins: _containers.RepeatedScalarFieldContainer[Origin]
+    why: PrefixEnd
+    price: float
+    sequences: int
+    step_drafted: int
+    step_verified: int
+    step_tokens: int
+    step_committed: int
+    budget: int
+    plain: bool
+    round_ms: float
+    draft_ms: float
+    draft_pass_ms: float
+    verify_ms: float
+    verify_pass_ms: float
+    late: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lane: _Optional[str] = ..., index: _Optional[int] = ..., round: _Optional[int] = ..., offset: _Optional[int] = ..., policy: _Optional[str] = ..., drafter: _Optional[str] = ..., empty_because: _Optional[str] = ..., asked: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotExplanation, _Mapping]]] = ..., prefix: _Optional[int] = ..., accepted: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., why: _Optional[_Union[PrefixEnd, str]] = ..., price: _Optional[float] = ..., sequences: _Optional[int] = ..., step_drafted: _Optional[int] = ..., step_verified: _Optional[int] = ..., step_tokens: _Optional[int] = ..., step_committed: _Optional[int] = ..., budget: _Optional[int] = ..., plain: _Optional[bool] = ..., round_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., draft_pass_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., verify_pass_ms: _Optional[float] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...

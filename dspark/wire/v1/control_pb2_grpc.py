@@ -44,6 +44,11 @@ class ControlStub:
                 request_serializer=dspark_dot_wire_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=dspark_dot_wire_dot_v1_dot_control__pb2.GetStatusReply.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_stream(
+                '/dspark.wire.v1.Control/Explain',
+                request_serializer=dspark_dot_wire_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=dspark_dot_wire_dot_v1_dot_control__pb2.RoundExplanation.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -63,6 +68,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Explains the rounds of a running request as they are settled, until it ends. Nothing is recorded for anybody else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=dspark_dot_wire_dot_v1_dot_control__pb2.GetStatusRequest.FromString,
                     response_serializer=dspark_dot_wire_dot_v1_dot_control__pb2.GetStatusReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_stream_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=dspark_dot_wire_dot_v1_dot_control__pb2.ExplainRequest.FromString,
+                    response_serializer=dspark_dot_wire_dot_v1_dot_control__pb2.RoundExplanation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Control:
             '/dspark.wire.v1.Control/GetStatus',
             dspark_dot_wire_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
             dspark_dot_wire_dot_v1_dot_control__pb2.GetStatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dspark.wire.v1.Control/Explain',
+            dspark_dot_wire_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+            dspark_dot_wire_dot_v1_dot_control__pb2.RoundExplanation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,14 +75,16 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., skip_special_tokens: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ..., include_stop_str_in_output: _Optional[bool] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("policy", "rule", "weight")
+    __slots__ = ("policy", "rule", "weight", "drafter")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     policy: str
     rule: _types_pb2.Rule
     weight: float
-    def __init__(self, policy: _Optional[str] = ..., rule: _Optional[_Union[_types_pb2.Rule, str]] = ..., weight: _Optional[float] = ...) -> None: ...
+    drafter: str
+    def __init__(self, policy: _Optional[str] = ..., rule: _Optional[_Union[_types_pb2.Rule, str]] = ..., weight: _Optional[float] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "text", "tokenized", "sampling_params", "speculation", "cache_salt", "resume", "label")
