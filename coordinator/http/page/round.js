@@ -20,11 +20,12 @@ export function showRound(rounds, index) {
   if (!told) {
     say($("why"), "This round was not explained.");
     $("block").replaceChildren();
-    $("hops").hidden = true;
+    $("hops").hidden = $("block-note").hidden = true;
     return;
   }
   say($("why"), `${explain(told)} ${step(told.cohort)}${late(told.cohort)}`);
   $("block").replaceChildren(table(told, round.tokens));
+  $("block-note").hidden = !told.slots.length;
   hops(told);
 }
 
@@ -50,7 +51,7 @@ function table(told, tokens) {
         el("th", { scope: "col", class: "n" }, "#"),
         el("th", { scope: "col", class: "t" }, "token"),
         el("th", { scope: "col", class: "c" }, "confidence"),
-        el("th", { scope: "col" }, "chance to be reached and kept"),
+        el("th", { scope: "col" }, "survival"),
         el("th", { scope: "col", class: "f" }, "outcome"),
       ),
     ),

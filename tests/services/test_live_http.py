@@ -1,0 +1,172 @@
+"""What the live page asks of the coordinator, without a browser: rounds explained, frames, bounds, access."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dspark.client import Client
+from tests.services.http_cell import HttpCell, synthetic_pair, until
+
+pytestmark = pytest.mark.services
+
+PROMPT = "Worksheet on sums\n\nProblem 1: Add 12 and 30.\n"
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[HttpCell]:
+    with HttpCell(live_streams=4) as running:
+        yield running
+
+
+@pytest.fixture
+def http(cell: HttpCell) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=cell.url, timeout=30.0) as client:
+        yield client
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def ask(http: httpx.Client, **wish: Any) -> list[dict[str, Any]]:
+    given = {"prompt": PROMPT, "max_tokens": 48, **wish}
+    with http.stream("POST", "/live/generate", json=given) as response:
+        assert response.status_code == 200
+        return list(events(response))
+
+
+@pytest.mark.parametrize("policy", ["greedy", "fixed:3", "off"])
+def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, http: httpx.Client, policy: str) -> None:
+    with Client(cell.coordinator.endpoint) as client:
+        expected = client.complete(PROMPT, max_tokens=48, temperature=0.0, policy=policy)
+    begin, first, *rounds, end = ask(http, policy=policy)
+    assert (begin["type"], first["type"], end["type"]) == ("begin", "first", "end")
+    assert begin["policy"] == policy
+    tokens = [token for told in (first, *rounds) for token in told["tokens"]]
+    assert [token["id"] for token in tokens] == list(expected.token_ids)
+    assert "".join(token["text"] for token in tokens) == expected.text
+    assert end["tokens"] == 48
+    assert end["rounds"] == len(rounds)
+    for told in (each["told"] for each in rounds):
+        slots = told["slots"]
+        assert [slot["survival"] for slot in slots] == sorted((slot["survival"] for slot in slots), reverse=True)
+        assert told["prefix"] <= (3 if policy == "fixed:3" else len(slots))
+        assert told["cohort"]["ms"]["round"] > 0
+        assert (told["empty_because"] != "") == (not slots)
+    drafted = sum(token["origin"] == "drafted" for token in tokens)
+    assert drafted == sum(each["told"]["accepted"] for each in rounds) == end["accepted"]
+
+
+def test_leaving_frees_the_sequence_at_once(cell: HttpCell, http: httpx.Client) -> None:
+    with http.stream("POST", "/live/generate", json={"prompt": PROMPT, "max_tokens": 1024}) as response:
+        assert next(events(response))["type"] == "begin"
+    cell.freed()
+    until(lambda: not cell.coordinator.membership.explain.watched)
+
+
+def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
+    cell: HttpCell, http: httpx.Client
+) -> None:
+    with http.stream("GET", "/live/events") as response:
+        frames = events(response)
+        assert next(frames)["type"] == "hello"
+        assert http.post("/live/load", json={"streams": 1000}).json() == {"streams": 4, "most": 4}
+        busy = next(frame for frame in frames if any(lane["turns"] for lane in frame["lanes"]))
+        (lane,) = busy["lanes"]
+        assert lane["verified"] <= lane["drafted"] or not lane["drafted"]
+        assert lane["committed"] >= lane["turns"] > 0
+        assert {worker["role"] for worker in busy["workers"]} == {"verify", "draft"}
+        assert busy["load"] == {"streams": 4, "most": 4}
+        assert http.post("/live/load", json={"streams": 0}).json()["streams"] == 0
+        idle = next(frame for frame in frames if not frame["running"])
+        assert idle["load"]["streams"] == 0
+    cell.freed()
+
+
+def test_nobody_watches_nothing_is_kept_and_no_load_stays(cell: HttpCell, http: httpx.Client) -> None:
+    assert http.post("/live/load", json={"streams": 2}).json()["streams"] == 2
+    assert cell.coordinator.membership.explain.watched
+    until(lambda: not cell.coordinator.membership.explain.watched, 30.0)
+    cell.freed()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/live/generate", {"prompt": ""}, 400, "prompt"),
+        ("/live/generate", {"prompt": "x", "max_tokens": 5000}, 400, "max_tokens"),
+        ("/live/generate", {"prompt": "x", "policy": "fixed:0"}, 400, "fixed:k"),
+        ("/live/generate", {"prompt": "x", "temperature": -1}, 400, "temperature"),
+        ("/live/generate", {"prompt": "x", "best_of": 3}, 400, "best_of"),
+        ("/live/load", {"streams": -1}, 400, "streams"),
+        ("/live/load", {"streams": 1, "policy": "magic"}, 400, "magic"),
+    ],
+)
+def test_what_is_wrong_is_named(http: httpx.Client, path: str, body: dict[str, Any], status: int, said: str) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == status
+    assert said in answer.text
+
+
+def test_the_page_and_its_files_come_with_strict_headers(http: httpx.Client) -> None:
+    page = http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "require-trusted-types-for 'script'" in policy
+    assert page.headers["x-content-type-options"] == "nosniff"
+    for name in ("main.js", "theme.css", "icon.svg", "examples.json"):
+        file = http.get(f"/live/page/{name}")
+        assert file.status_code == 200
+        assert file.headers["content-security-policy"] == policy
+        again = http.get(f"/live/page/{name}", headers={"if-none-match": file.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert "http://" not in page.text.replace("http://www.w3.org", "")
+    assert "https://" not in page.text
+
+
+@pytest.mark.parametrize("name", ["..%2flive.py", "%2e%2e/live.py", "nothing.js", ".", "index.html%00.js"])
+def test_no_other_file_is_found(http: httpx.Client, name: str) -> None:
+    assert http.get(f"/live/page/{name}").status_code == 404
+
+
+def test_other_sites_pages_get_nowhere(http: httpx.Client) -> None:
+    for header in ({"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"host": "elsewhere.example"}):
+        assert http.post("/live/load", json={"streams": 1}, headers=header).status_code == 403
+        assert http.get("/live/cell", headers=header).status_code == 403
+    plain = http.post("/live/load", content='{"streams": 1}', headers={"content-type": "text/plain"})
+    assert plain.status_code in (400, 422)  # what a form of another site could send
+
+
+def test_where_there_is_a_key_only_the_page_itself_comes_without(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-key-for-clients\n")
+    token.chmod(0o600)
+    with (
+        HttpCell(synthetic_pair(tmp_path), client_token_file=str(token)) as guarded,
+        httpx.Client(base_url=guarded.url) as http,
+    ):
+        assert http.get("/").status_code == 200
+        assert http.get("/live/page/main.js").status_code == 200
+        for path in ("/live/cell", "/live/events"):
+            assert http.get(path).status_code == 401
+        for path, body in (("/live/generate", {"prompt": "x"}), ("/live/load", {"streams": 1})):
+            assert http.post(path, json=body).status_code == 401
+        http.headers["authorization"] = "Bearer a-key-for-clients"
+        assert http.get("/live/cell").json()["model"]
+
+
+def test_the_page_can_be_turned_off(tmp_path: Path) -> None:
+    with HttpCell(synthetic_pair(tmp_path), live_page=False) as without, httpx.Client(base_url=without.url) as http:
+        for path in ("/", "/live/cell", "/live/events", "/live/page/main.js"):
+            assert http.get(path).status_code == 404
+        assert http.get("/health").status_code == 200

@@ -1,0 +1,111 @@
+"""The page for everybody: contrast, names, keyboard, narrow screens, little motion, both colour schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from conftest import Visit
+
+Open = Callable[..., Visit]
+
+SCREENS = [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
+
+
+@pytest.mark.parametrize(("scheme", "width"), SCREENS)
+def test_axe_finds_nothing(visit: Open, scheme: str, width: int) -> None:
+    seen = visit(width=width, color_scheme=scheme, bypass_csp=True).ready()  # the checker itself is a script
+    seen.ask(tokens=48)
+    found = Axe().run(seen.page).response["violations"]
+    assert [(each["id"], [node["html"][:120] for node in each["nodes"]]) for each in found] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(visit: Open, scheme: str) -> None:
+    seen = visit(color_scheme=scheme).ready()
+    seen.ask(tokens=64)
+    seen.page.wait_for_selector("#history svg text")
+    ratios = seen.probe("contrast()")
+    assert len(ratios) > 100
+    assert [(what, round(ratio, 2)) for what, ratio in ratios if ratio < 4.5] == []
+
+
+def test_the_scheme_is_the_systems_until_somebody_chooses(visit: Open) -> None:
+    grounds = {}
+    for scheme in ("light", "dark"):
+        seen = visit(color_scheme=scheme).ready()
+        ground = "getComputedStyle(document.documentElement).backgroundColor"
+        grounds[scheme] = seen.page.evaluate(ground)
+        seen.page.click("#theme")
+        assert seen.text("#theme-text") == "Light"
+        assert seen.page.evaluate(ground) == "rgb(246, 245, 241)"
+        seen.page.click("#theme")
+        assert seen.text("#theme-text") == "Dark"
+        assert seen.page.evaluate(ground) == "rgb(19, 20, 23)"
+    assert grounds == {"light": "rgb(246, 245, 241)", "dark": "rgb(19, 20, 23)"}
+
+
+def test_every_control_has_a_name(visit: Open) -> None:
+    seen = visit().ready()
+    assert seen.probe("nameless()") == []
+    for role, name in (
+        ("textbox", "Prompt"),
+        ("combobox", "Policy"),
+        ("combobox", "Rule"),
+        ("slider", "Temperature"),
+        ("slider", "Background streams"),
+        ("slider", "Round shown"),
+        ("spinbutton", "Tokens"),
+        ("button", "Generate"),
+    ):
+        assert seen.page.get_by_role(role, name=name).count() == 1, name  # type: ignore[arg-type]
+
+
+def test_the_keyboard_reaches_everything_in_order_and_is_seen(visit: Open) -> None:
+    seen = visit().ready()
+    seen.ask(tokens=48)
+    page = seen.page
+    expected = seen.probe("focusable()")
+    page.evaluate("() => { document.activeElement.blur(); window.scrollTo(0, 0) }")
+    walked = []
+    for _ in range(len(expected) + 3):
+        page.keyboard.press("Tab")
+        name, shows = seen.probe("focused()")
+        if not name:
+            break
+        walked.append(name)
+        assert shows, f"{name} has the focus and does not show it"
+    assert walked == expected
+    page.focus("#which")
+    before = seen.text("#round-of")
+    page.keyboard.press("Home")
+    assert seen.text("#round-of") != before
+    assert seen.text("#round-of").startswith("1 of")
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(visit: Open) -> None:
+    seen = visit(width=390, height=844, has_touch=True, is_mobile=True).ready()
+    seen.ask(tokens=64)
+    seen.page.wait_for_selector("#history svg")
+    assert seen.probe("tooWide()") == []
+    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert seen.probe("tooSmall(32)") == []
+
+
+def test_little_motion_where_it_is_asked_for(visit: Open) -> None:
+    moving = "getComputedStyle(document.querySelector('#tokens .tok')).animationName"
+    calm = visit(reduced_motion="reduce").ready()
+    calm.ask(tokens=16)
+    assert calm.page.evaluate(moving) == "none"
+    lively = visit(reduced_motion="no-preference").ready()
+    lively.ask(tokens=16)
+    assert lively.page.evaluate(moving) == "appear"
+
+
+def test_the_stream_is_announced_when_it_is_over_not_word_by_word(visit: Open) -> None:
+    seen = visit().ready()
+    assert seen.page.get_attribute("#status", "aria-live") == "polite"
+    assert seen.page.locator("#text [aria-live], #text[aria-live]").count() == 0
+    seen.ask(tokens=16)
+    assert seen.text("#status").startswith("Done: 16 tokens")
