@@ -14,10 +14,10 @@ import sys
 import time
 
 import grpc
-from faults.processes import FaultCell
-from faults.synthetic_cell import Told, ask, closed_loop, message, share, synthetic_cell
 
 from benchmarks.row import Row, note
+from faults.processes import FaultCell
+from faults.synthetic_cell import Told, ask, closed_loop, message, share, synthetic_cell
 
 PLACES, QUEUE, TOKENS = 8, 16, 64
 TIMES = 10.0

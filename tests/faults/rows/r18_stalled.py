@@ -14,11 +14,11 @@ import sys
 import time
 
 import grpc
-from faults.processes import FaultCell
-from faults.synthetic_cell import ask, counter, message, share, small_channel, synthetic_cell
 
 from benchmarks.row import Row, note
 from dspark.wire.v1 import generate_pb2_grpc
+from faults.processes import FaultCell
+from faults.synthetic_cell import ask, counter, message, share, small_channel, synthetic_cell
 
 HONEST, TOKENS, LONG = 8, 400, 20_000
 UNREAD_S = 4.0

@@ -15,11 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from faults.simulated import SimulatedCell, simulate
-
 from benchmarks.row import Row
 from coordinator.shares import ANSWER, PROMPT
 from dspark.client import AsyncClient
+from faults.simulated import SimulatedCell, simulate
 
 FLOOD, LIGHT = 64, 4
 PLACES, PROMPT_TOKENS, FLOOD_TOKENS, LIGHT_TOKENS = 16, 32, 48, 24
