@@ -45,6 +45,10 @@ class Call(Protocol):
 class Cell(Protocol):
     """A coordinator and its workers. Errors say whose fault it is, and mean that nothing was taken in."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether it takes nobody new because it is about to end."""
+
     def terms(self) -> Terms: ...
 
     def check_capacity(self, tenant: str = "") -> None:

@@ -63,6 +63,10 @@ class LocalCell:
         # Drafters may serve several coordinators, so numbers of two of them must not meet.
         self._numbers = itertools.count(secrets.randbits(47) << 16)
 
+    @property
+    def draining(self) -> bool:
+        return self.admission.draining
+
     def terms(self) -> Terms:
         """By what the connected workers said of themselves."""
         verifiers = self.membership.verifiers

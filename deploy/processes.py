@@ -38,6 +38,7 @@ class Child:
     log: Path
     endpoint: str
     incarnation: int
+    http: str = ""  # URL of its HTTP front
 
     @property
     def pid(self) -> int:
@@ -77,6 +78,11 @@ class LocalCell:
     def endpoint(self) -> str:
         """Of the coordinator."""
         return self.children["coordinator/0"].endpoint
+
+    @property
+    def http(self) -> str:
+        """URL of the coordinator's HTTP front; empty without one."""
+        return self.children["coordinator/0"].http
 
     def client(self) -> Client:
         """A client of this cell."""
@@ -162,6 +168,7 @@ class LocalCell:
             raise Unavailable(f"{child.name} did not start: {said[-1] if said else 'it said nothing'}")
         ready = json.loads(line)
         child.endpoint, child.incarnation = ready["endpoint"], int(ready["incarnation"])
+        child.http = str(ready.get("http", ""))
 
     def _await_lanes(self) -> None:
         wanted = sum(self._counts.values())

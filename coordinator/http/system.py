@@ -49,13 +49,12 @@ def routes(door: Door) -> APIRouter:
 
     @router.get("/health", tags=["operation"])
     async def health() -> Response:
-        """200 while a request would be taken in, 503 while none would."""
+        """200 while there is somebody to serve with, 503 without and before the end. A full queue is healthy."""
         try:
             door.desk.cell.terms()
-            door.desk.cell.check_capacity()
         except DsparkError:
             return Response(status_code=503)
-        return Response()
+        return Response(status_code=503 if door.desk.cell.draining else 200)
 
     @router.get("/metrics", dependencies=[Depends(door.operator_guard)], tags=["operation"])
     async def metrics() -> Response:

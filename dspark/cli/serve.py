@@ -74,11 +74,12 @@ def _serve(args: argparse.Namespace) -> int:
     configure_logging(role=args.role, name=given.name, fmt=given.log_format)
 
     def ready(process: Process) -> None:
+        http = getattr(process, "http_url", None)  # coordinators and front ends may have one
         if given.ready_json:
             line = {"endpoint": process.endpoint, "pid": os.getpid(), "incarnation": process.incarnation}
-            print(json.dumps(line), flush=True)
+            print(json.dumps(line | ({"http": http} if http else {})), flush=True)
         else:
-            print(f"{given.name} serves at {process.endpoint}", flush=True)
+            print(f"{given.name} serves at {process.endpoint}" + (f" and {http}/v1" if http else ""), flush=True)
 
     grace_s = max(given.grace_s, 0.0)
     asyncio.run(run_until_signal(lambda: start_room(role, settings, name=given.name), grace_s=grace_s, ready=ready))

@@ -1,0 +1,277 @@
+"""The HTTP front's errors, who may come in, and clients that go away; over a synthetic cell."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from dspark.runtime.identity import write_token
+from tests.services.http_cell import HttpCell, synthetic_pair, until
+
+pytestmark = pytest.mark.services
+
+MODEL = "synthetic"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def cell(pair: Path) -> Iterator[HttpCell]:
+    with HttpCell(pair) as running:
+        yield running
+
+
+def post(cell: HttpCell, body: Any, path: str = "completions", **options: Any) -> httpx.Response:
+    return httpx.post(f"{cell.url}/v1/{path}", json=body, timeout=30, **options)
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "abc", "max_tokens": 4, **fields}
+
+
+def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": list(messages) or [{"role": "user", "content": "abc"}], **fields}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (completion(temperature=-1), "temperature"),
+        (completion(temperature="hot"), "temperature"),
+        (completion(top_p=0), "top_p"),
+        (completion(n=99), "n"),
+        (completion(n=0), "n"),
+        (completion(n=True), "n"),
+        (completion(max_tokens=0), "max_tokens"),
+        (completion(max_tokens=-5), "max_tokens"),
+        (completion(max_tokens=1 << 40), "max_tokens"),
+        (completion(logprobs=21), "logprobs"),
+        (completion(presence_penalty=3), "presence_penalty"),
+        (completion(logit_bias={"x": 1}), "logit_bias"),
+        (completion(logit_bias={"1": 1000}), "logit_bias"),
+        (completion(stop=["x"] * 17), "stop"),
+        (completion(stop=[""]), "stop"),
+        (completion(stop=[3]), "stop[0]"),
+        (completion(prompt=""), "prompt"),
+        (completion(prompt=[]), "prompt"),
+        (completion(prompt=[-1]), "prompt"),
+        (completion(prompt=[4096]), "prompt"),
+        (completion(prompt=["x"] * 257), "prompt"),
+        (completion(prompt={"a": 1}), "prompt"),
+        ({"model": MODEL}, "prompt"),
+        (completion(stream_options={"include_usage": True}), "stream_options"),
+        (completion(stream=True, stream_options={"foo": 1}), "stream_options.foo"),
+        (completion(speculation={"policy": "best"}), "speculation.policy"),
+        (completion(speculation={"rule": "typical"}), "speculation.rule"),
+    ],
+)
+def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str) -> None:
+    answer = post(cell, body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, None)
+    assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", completion(suffix="x"), "suffix"),
+        ("completions", completion(best_of=4), "best_of"),
+        ("completions", completion(frobnicate=1), "frobnicate"),
+        ("completions", completion(echo=True, logprobs=1), "echo"),
+        ("chat/completions", chat(tools=[{"type": "function"}]), "tools"),
+        ("chat/completions", chat(response_format={"type": "json_object"}), "response_format"),
+        ("chat/completions", chat(audio={"voice": "x"}), "audio"),
+        ("chat/completions", chat(enable_thinking=True), "enable_thinking"),
+        (
+            "chat/completions",
+            chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
+            "messages[0].content[0].type",
+        ),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(cell: HttpCell, path: str, body: dict[str, Any], param: str) -> None:
+    answer = post(cell, body, path)
+    assert answer.status_code == 400, answer.text
+    assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat({"role": "tool", "content": "x"}), "messages"),  # the template's own word
+        (chat({"content": "x"}), "messages[0].role"),
+        (chat({"role": "user", "content": 3}), "messages[0].content"),
+        (chat({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0]"),
+        ({"model": MODEL, "messages": []}, "messages"),
+        (chat(chat_template_kwargs={"frob": 1}), "chat_template_kwargs.frob"),
+        (chat(top_logprobs=3), "top_logprobs"),
+        (chat(logprobs=True, top_logprobs=40), "top_logprobs"),
+        (chat(max_completion_tokens=0), "max_completion_tokens"),
+        (chat({"role": "user", "content": ""}), "messages"),
+    ],
+)
+def test_a_conversation_that_cannot_be_read_is_named(cell: HttpCell, body: dict[str, Any], param: str) -> None:
+    answer = post(cell, body, "chat/completions")
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_fields_that_ask_for_nothing_and_labels_are_let_through(cell: HttpCell) -> None:
+    idle = completion(
+        user="u", metadata={"a": "b"}, best_of=1, echo=False, suffix=None, logit_bias=None, stop=None, seed=None, n=None
+    )
+    assert post(cell, idle).status_code == 200
+    body = chat(max_tokens=3, tools=[], tool_choice="none", response_format={"type": "text"}, safety_identifier="x")
+    assert post(cell, body, "chat/completions").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"a":' * 5000, b"\xff", b'{"prompt": "x", "temperature": NaN}']
+)
+def test_what_is_not_json_is_a_bad_request(cell: HttpCell, content: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{cell.url}/v1/completions", content=content, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_official_client_hears_its_own_exceptions(cell: HttpCell) -> None:
+    with cell.openai() as client:
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.completions.create(model=MODEL, prompt="x", temperature=9e9, top_p=7)
+        assert bad.value.param == "top_p"
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.chat.completions.create(model="gpt-4", messages=[{"role": "user", "content": "x"}])
+        assert missing.value.code == "model_not_found"
+
+
+def test_other_requests_hear_statuses_in_the_same_shape(cell: HttpCell) -> None:
+    for answer, status in (
+        (httpx.get(f"{cell.url}/v1/frobnicate"), 404),
+        (httpx.get(f"{cell.url}/v1/completions"), 405),
+        (httpx.post(f"{cell.url}/v1/completions", content=b"x"), 415),
+        (post(cell, completion(), headers={"host": "evil.example"}), 403),
+    ):
+        assert (answer.status_code, list(answer.json()["error"])) == (status, ["message", "type", "param", "code"])
+    large = {"content-type": "application/json", "content-length": str(1 << 30)}
+    with httpx.stream("POST", f"{cell.url}/v1/completions", content=iter([b"x"]), headers=large) as refused:
+        assert refused.status_code == 413
+
+
+def test_health_models_metrics_version_and_description(cell: HttpCell) -> None:
+    health = httpx.get(f"{cell.url}/health")
+    assert (health.status_code, health.content) == (200, b"")
+    assert "dspark_num_requests_running" in httpx.get(f"{cell.url}/metrics").text
+    assert httpx.get(f"{cell.url}/version").json()["version"]
+    described = httpx.get(f"{cell.url}/openapi.json").json()["paths"]["/v1/chat/completions"]["post"]
+    fields = described["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert {"messages", "temperature", "stream_options", "chat_template_kwargs"} <= set(fields)
+
+
+def test_events_are_written_as_the_format_asks(cell: HttpCell) -> None:
+    body = completion(stream=True, max_tokens=8, ignore_eos=True)
+    with httpx.stream("POST", f"{cell.url}/v1/completions", json=body, headers={"x-request-id": "mine"}) as answer:
+        text = answer.read().decode()
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-request-id"] == "mine"
+    *events, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    assert all(re.fullmatch(r"data: \{.*\}", event) for event in events)
+    assert {json.loads(event[6:])["id"] for event in events} == {"cmpl-mine"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_frees_both_pools(cell: HttpCell, stream: bool) -> None:
+    body = completion(stream=stream, max_tokens=100_000, ignore_eos=True)
+    content = json.dumps(body).encode()
+    host, port = cell.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        if stream:
+            assert b"200 OK" in connection.recv(1000)
+        until(lambda: cell.coordinator.admission.running == 1)
+        assert cell.held
+    cell.freed()
+
+
+def test_leaving_the_client_s_stream_frees_both_pools(cell: HttpCell) -> None:
+    with cell.openai() as client:
+        extra = {"ignore_eos": True}
+        stream = client.completions.create(model=MODEL, prompt="a", max_tokens=100_000, stream=True, extra_body=extra)
+        for event, _ in zip(stream, range(3), strict=False):
+            assert event.choices
+        assert cell.held
+        stream.close()
+        cell.freed()
+
+
+def test_a_refused_prompt_takes_the_others_back(cell: HttpCell) -> None:
+    assert post(cell, completion(prompt=[[1, 2], [3, 5000]])).status_code == 400
+    cell.freed()
+
+
+def test_a_full_queue_says_when_to_come_back(pair: Path) -> None:
+    with HttpCell(pair, max_running=1, max_queued=0) as cell, cell.openai() as client:
+        extra = {"ignore_eos": True}
+        stream = client.completions.create(model=MODEL, prompt="a", max_tokens=100_000, stream=True, extra_body=extra)
+        next(iter(stream))
+        refused = post(cell, completion())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert int(refused.headers["retry-after-ms"]) >= 1
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model=MODEL, prompt="a")
+        stream.close()
+        cell.freed()
+        assert client.completions.create(model=MODEL, prompt="a").choices[0].text
+
+
+def test_without_a_verifier_it_is_unavailable(pair: Path) -> None:
+    with HttpCell(pair, workers=False) as cell:
+        for answer in (post(cell, completion()), httpx.get(f"{cell.url}/v1/models")):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+            assert "retry-after" in answer.headers
+        assert httpx.get(f"{cell.url}/health").status_code == 503
+
+
+def test_what_takes_too_long_is_told_so(tmp_path: Path) -> None:
+    with HttpCell(synthetic_pair(tmp_path, step_ms=100.0), request_deadline_s=0.5) as cell:
+        late = post(cell, completion(max_tokens=1000, ignore_eos=True))
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        # A stream has begun by then, so it hears of it by an event, and never sees [DONE].
+        text = post(cell, completion(max_tokens=1000, ignore_eos=True, stream=True)).text
+        last = text.rstrip("\n").split("\n\n")[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+        with cell.openai() as client, pytest.raises(openai.APIError, match="no answer within"):
+            list(client.completions.create(**completion(max_tokens=1000, stream=True), extra_body={"ignore_eos": True}))
+        cell.freed()
+
+
+def test_a_key_is_the_clients_token(pair: Path, tmp_path: Path) -> None:
+    worker = write_token(tmp_path / "worker")
+    client = write_token(tmp_path / "client")
+    files = {"token_file": str(tmp_path / "worker"), "client_token_file": str(tmp_path / "client")}
+    with HttpCell(workers=False, **files) as cell:
+        for key, status in ((None, 401), ("wrong", 401), (client, 503)):
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            answer = post(cell, completion(), headers=headers)
+            assert answer.status_code == status, answer.text
+        assert post(cell, completion()).json()["error"]["code"] == "invalid_api_key"
+        assert post(cell, completion(), headers={"authorization": f"Bearer {worker}"}).status_code == 503  # an operator
+        assert httpx.get(f"{cell.url}/health").status_code == 503  # asks nobody
+        with cell.openai(api_key="wrong") as stranger, pytest.raises(openai.AuthenticationError):
+            stranger.models.list()
