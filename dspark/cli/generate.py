@@ -33,6 +33,8 @@ _OPTIONS = (
     "include_stop_str_in_output",
     "ignore_eos",
     "policy",
+    "drafter",
+    "request_id",
     "rule",
 )
 
@@ -79,6 +81,8 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the target's stop tokens")
     parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t, greedy or async")
     parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
+    parser.add_argument("--request-id", default="", metavar="ID", help="its name, for `status --explain` and `Abort`")
+    parser.add_argument("--drafter", default="", metavar="NAME", help="replica that is to draft, e.g. draft/1")
     parser.add_argument("--timeout", type=float, metavar="S", help="deadline in seconds")
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"

@@ -33,6 +33,8 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--hints", action="store_true", help="say how many drafters the measured costs ask for")
     parser.add_argument("--streams", type=int, metavar="N", help="with --hints: for N running streams (those of now)")
+    parser.add_argument("--explain", metavar="REQUEST", help="explain the rounds of a running request, by its id")
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="with --explain: so many; 0: until it ends")
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"
     )
@@ -44,6 +46,10 @@ def _status(args: argparse.Namespace) -> int:
     from dspark.cli.generate import open_client
 
     with open_client(args) as client:
+        if args.explain:
+            from dspark.cli.explaining import explain
+
+            return explain(client, args.explain, rounds=max(args.rounds, 0), as_json=args.json)
         try:
             reply = client.status()
         except (Unavailable, Expired) as error:

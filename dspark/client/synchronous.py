@@ -140,6 +140,20 @@ class Client:
         assert isinstance(reply, control_pb2.GetStatusReply)
         return reply
 
+    def explain(
+        self, request_id: str, *, rounds: int = 0, timeout: float | None = None
+    ) -> Iterator[control_pb2.RoundExplanation]:
+        """The rounds of a running request as they are settled, at most so many; needs the operator's token where there
+        is one."""
+        message = control_pb2.ExplainRequest(request_id=request_id, rounds=rounds)
+        call = self._control.Explain(message, timeout=timeout, metadata=self._metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise read_error(error, self.endpoint) from None
+        finally:
+            call.cancel()
+
     def close(self) -> None:
         """Ends every running stream."""
         self._channel.close()
