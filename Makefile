@@ -2,7 +2,7 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 BIN := .venv/bin
 
-.PHONY: install demo test check protos lint test-long bench-quick reference clean
+.PHONY: install demo test check protos lint test-long web-test screenshots bench-quick reference clean
 
 # A virtual environment with everything. torch goes first, at a version with a small CPU build.
 install: .venv/.installed
@@ -23,11 +23,22 @@ UNITS := tests/unit tests/paper tests/test_rooms.py tests/test_protos_fresh.py
 
 test: install check
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(UNITS)
-	$(BIN)/python -m pytest -q -m "not slow" $(addprefix --ignore=,$(UNITS))
+	$(BIN)/python -m pytest -q -m "not slow" $(addprefix --ignore=,$(UNITS) tests/web)
+	@echo "left out: tests/web, which needs a browser (make web-test), and what takes minutes (make test-long)"
 
 # Long tests that the everyday suite leaves out.
 test-long: install
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow --ignore=tests/web
+
+# The live page in a headless Chromium: Debian's package `chromium`, or the one that DSPARK_CHROMIUM names.
+web-test: install
+	$(BIN)/pip install --quiet -e ".[web]"
+	$(BIN)/python -m pytest -q -rs tests/web
+
+# Its pictures in docs/screenshots.
+screenshots: install
+	$(BIN)/pip install --quiet -e ".[web]"
+	$(BIN)/python -m tests.web.screenshots
 
 # Short forms of the benchmark rows 1 to 6, one JSON object each; DSPARK_VLLM_PYTHON names a peer's python.
 bench-quick: install
