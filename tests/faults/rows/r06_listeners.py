@@ -7,7 +7,6 @@ the protocol, and over HTTP.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import ipaddress
 import ssl
@@ -17,14 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-from faults.processes import DRAFTER, TARGET
-from faults.secured_cell import Listener, SecuredCell
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.row import Row, note
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.roles import METHODS, METRICS, Role
 from dspark.runtime.tls import Tls
+from faults.processes import DRAFTER, TARGET
+from faults.rows.program import arguments
+from faults.secured_cell import Listener, SecuredCell
 
 ASK_S = 5.0
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -33,10 +33,7 @@ OPEN_PAGES = ("/health",)  # who is alive may be asked, as over gRPC
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--long", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     with SecuredCell(target=TARGET, drafter=DRAFTER, coordinator={"http": "127.0.0.1:0"}) as cell:
         with cell.client() as client:
             known = {process.name: process for process in client.status().processes}

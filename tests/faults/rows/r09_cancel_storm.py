@@ -6,7 +6,6 @@ honest client on another connection asks one question after the other meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
@@ -14,12 +13,14 @@ import sys
 import time
 
 import grpc
-from faults.processes import FaultCell
 
 from benchmarks.row import Row, note
 from dspark.runtime.channel import open_channel, sync_channel
 from dspark.wire.v1 import generate_pb2
+from faults.processes import FaultCell
+from faults.rows.program import arguments
 
+STORM = "--storm"
 AT_ONCE = 50
 STORM_S, MEASURED_S = 8.0, 5.0
 METHOD = "/dspark.wire.v1.Generation/GetModelInfo"
@@ -27,18 +28,14 @@ LEAST_RATE, MOST_P99_MS = 10_000, 10.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--long", action="store_true")
-    parser.add_argument("--storm", metavar="ENDPOINT", help="be the peer")
-    args = parser.parse_args()
-    if args.storm:
-        print(json.dumps(asyncio.run(_storm(args.storm))))
+    if sys.argv[1:2] == [STORM]:  # be the peer
+        print(json.dumps(asyncio.run(_storm(sys.argv[2]))))
         return 0
+    args = arguments(__doc__)
     with FaultCell() as cell:
         calm = _honest(cell.endpoint)
         note(f"calm: {calm}")
-        command = [sys.executable, "-m", "faults.rows.r09_cancel_storm", "--storm", cell.endpoint]
+        command = [sys.executable, "-m", "faults.rows.r09_cancel_storm", STORM, cell.endpoint]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as peer:
             time.sleep(1.5)  # until it blows
             hurt = _honest(cell.endpoint)

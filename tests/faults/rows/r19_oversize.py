@@ -7,7 +7,6 @@ server's and the wire's. The peak of resident memory is read from the kernel.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import sys
@@ -18,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from faults.processes import ROOT, FaultCell
 
 from benchmarks.row import Row, note
 from deploy.head import free_ports
 from dspark.runtime.channel import sync_channel
 from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, verify_pb2
+from faults.processes import ROOT, FaultCell
+from faults.rows.program import arguments
 
 TARGET, DRAFTER = ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark"  # with a tokenizer
 MIB = 1 << 20
@@ -50,10 +50,7 @@ class Case:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--long", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     rows: list[dict[str, Any]] = []
     host = f"127.0.0.1:{free_ports(1)[0]}"
     with FaultCell(TARGET, DRAFTER, coordinator={"http": host}) as cell:

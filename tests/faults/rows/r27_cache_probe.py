@@ -8,18 +8,17 @@ cache salt and a request id that spell the first tenant's names are tried as wel
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
 import time
 from collections.abc import Sequence
 
-from faults.secured_cell import TENANTS, SecuredCell
-
 from benchmarks.row import Row, note
 from dspark.client import Client
 from dspark.client.events import Finished
+from faults.rows.program import arguments
+from faults.secured_cell import TENANTS, SecuredCell
 
 PROMPT = 240  # tokens: fifteen pages
 PAIRS, LONG_PAIRS = 300, 3000
@@ -28,10 +27,7 @@ MOST_AUC = 0.52
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--long", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     pairs = LONG_PAIRS if args.long else PAIRS
     value = _probe(pairs)
     # Of so few pairs chance alone moves the area by this much, at three standard deviations.

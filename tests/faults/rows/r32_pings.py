@@ -6,26 +6,23 @@ more closely than strangers may: on a worker's listener a ping a second is welco
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
 
 import grpc
-from faults.processes import FaultCell
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.row import Row
+from faults.processes import FaultCell
+from faults.rows.program import arguments
 
 SILENCE_S = 62.0
 CUT_WITHIN_S = 30.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--long", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     with FaultCell() as cell:
         value = asyncio.run(_watch(cell))
     kept = value["each_10_s"] is None and value["worker_each_1_s"] is None

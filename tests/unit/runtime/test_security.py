@@ -120,7 +120,14 @@ def test_a_certificate_says_who_calls_where_no_token_does() -> None:
     assert _ask(access, ANNOUNCE, None, ("dspark://worker/v", "dspark://operator/me")) == "in:"
     assert _ask(access, GENERATE, None, ("dspark://client/acme",)) == "in:acme"
     assert _ask(access, SESSION, None, ("dspark://client/acme",)) == "forbidden"
-    for names in ((), ("localhost",), ("dspark://root/x",), ("dspark://worker/",), ("dspark://client/a/b",), ("https://worker/x",)):
+    for names in (
+        (),
+        ("localhost",),
+        ("dspark://root/x",),
+        ("dspark://worker/",),
+        ("dspark://client/a/b",),
+        ("https://worker/x",),
+    ):
         assert _ask(access, SESSION, None, names) == "denied"
     assert _ask(access, SESSION, "any", ("dspark://worker/v",)) == "denied", "a wrong token is not made good"
 

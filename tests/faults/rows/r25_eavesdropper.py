@@ -1,0 +1,107 @@
+"""Row 25: how well packet sizes and times of an encrypted answer tell which of fifty questions was asked.
+
+The demo pair answers fifty prompts over TLS, in random order, as it does by default and under a pace. Somebody on the
+wire learns from sizes and times of some answers and guesses the others; two in a hundred is chance. The size of the
+question itself is the client's to hide and is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.load.prompts import built_in
+from benchmarks.row import Row, note
+from dspark.client import AsyncClient
+from dspark.runtime.tls import Tls
+from faults.eavesdropper import Tap, Trace, features, guess
+from faults.processes import ROOT, FaultCell
+from faults.rows.program import arguments
+from faults.secured_cell import SecuredCell
+
+QUESTIONS, TOKENS, AT_ONCE = 50, 32, 3
+TRACES = 15  # of each question, of which a third is guessed
+MOST = 0.04
+TARGET, DRAFTER = ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark"
+PACE = {"pace_interval_ms": 50.0, "pace_frame_bytes": 1024, "pace_tokens_per_s": 32.0}
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    prompts = [question.prompt for question in built_in()][:QUESTIONS]
+    plain, paced = _mode(prompts, {}), _mode(prompts, PACE)
+    value = {
+        "plain_accuracy": plain["accuracy"],
+        "paced_accuracy": paced["accuracy"],
+        "chance": 1 / QUESTIONS,
+        "guesses": plain["guesses"],
+        "bytes_per_token": [plain["bytes_per_token"], paced["bytes_per_token"]],
+        "answer_s": [plain["answer_s"], paced["answer_s"]],
+        "first_token_ms": [plain["first_token_ms"], paced["first_token_ms"]],
+    }
+    name = "under a pace, packets of an answer tell nothing of the question"
+    bar = f"accuracy <= {MOST:.0%} at chance {1 / QUESTIONS:.0%}"
+    return Row(25, name, value, bar, paced["accuracy"] <= MOST).show(as_json=args.json)
+
+
+def _mode(prompts: list[Any], pace: dict[str, float]) -> dict[str, Any]:
+    with SecuredCell(target=TARGET, drafter=DRAFTER, coordinator=pace) as cell:
+        found = asyncio.run(_listen(cell, prompts))
+    rows = np.array([features(trace) for _, trace, _ in found["answers"]])
+    labels = np.array([label for label, _, _ in found["answers"]])
+    share = len(rows) // 3
+    accuracy = guess(rows[share:], labels[share:], rows[:share], labels[:share])
+    note(f"{'paced' if pace else 'plain'}: {accuracy:.1%}")
+    tokens = sum(count for *_, count in found["answers"])
+    sent = sum(size for _, trace, _ in found["answers"] for _, size in trace.seen)
+    return {
+        "accuracy": round(accuracy, 4),
+        "guesses": share,
+        "bytes_per_token": round(sent / tokens),
+        "answer_s": round(float(np.median(found["lasted"])), 3),
+        "first_token_ms": round(1e3 * float(np.median(found["first"])), 1),
+    }
+
+
+async def _listen(cell: FaultCell, prompts: list[Any]) -> dict[str, Any]:
+    asked = [label for label in range(len(prompts)) for _ in range(TRACES)]
+    random.Random(25).shuffle(asked)
+    answers: list[tuple[int, Trace, int]] = []
+    lasted: list[float] = []
+    firsts: list[float] = []
+
+    async def ask(client: AsyncClient, tap: Tap, label: int) -> None:
+        trace, began, first, count = tap.listen(), time.perf_counter(), 0.0, 0
+        async with client.generate(prompts[label], max_tokens=TOKENS, temperature=0.3, timeout=60) as stream:
+            async for event in stream:
+                ids = getattr(event, "token_ids", ())
+                count += len(ids)
+                first = first or (time.perf_counter() - began if ids else 0.0)
+        answers.append((label, trace, max(count, 1)))
+        lasted.append(time.perf_counter() - began)
+        firsts.append(first)
+
+    async def one(cell: FaultCell) -> None:
+        host, _, port = cell.endpoint.rpartition(":")
+        tap = Tap(host, int(port))
+        endpoint = await tap.start()
+        mine: Tls = cell.authority.tls("client-acme")  # type: ignore[attr-defined]
+        token = cell.tenants["acme"]  # type: ignore[attr-defined]
+        async with AsyncClient(endpoint, token=token, tls=mine) as client:
+            await ask(client, tap, 0)  # the connection, and what its headers learn
+            answers.pop()
+            while asked:
+                await ask(client, tap, asked.pop())
+        await tap.stop()
+
+    await asyncio.gather(*(one(cell) for _ in range(AT_ONCE)))
+    return {"answers": answers, "lasted": lasted, "first": firsts}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
