@@ -186,15 +186,12 @@ class _Health:
     def __init__(self, server: GrpcServer, admission: Admission) -> None:
         self._server, self._admission = server, admission
         self._serving = True
-        self._changes: set[asyncio.Task[None]] = set()
 
     def change(self, serving: bool) -> None:
         if serving == self._serving or self._admission.draining:
             return
         self._serving = serving
-        change = asyncio.get_running_loop().create_task(self._server.set_serving(serving, GENERATION))
-        self._changes.add(change)
-        change.add_done_callback(self._changes.discard)
+        self._server.say_serving(serving, GENERATION)
 
 
 def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dspark.errors import Overloaded, Unavailable
+from dspark.errors import DsparkError, Overloaded, Unavailable
 
 T = TypeVar("T")
 
+BROKEN = 3  # failures in a row
 _STOP = 2  # sorts after urgent (0) and ordinary (1) jobs
 
 
@@ -33,6 +34,10 @@ class DeviceWorker:
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._closed = False
         self.busy_s = 0.0  # worked so far; written by the device thread alone
+        # Called on the event loop with False when several jobs in a row have failed, and with True once one did not: a
+        # device that has broken fails at everything, while a bad job fails alone.
+        self.on_health: Callable[[bool], None] = lambda healthy: None
+        self._failures = 0  # in a row
         self._thread = threading.Thread(target=self._work, name=f"device-{name}", daemon=True)
         self._thread.start()
 
@@ -86,10 +91,21 @@ class DeviceWorker:
             except BaseException as caught:  # handed to the caller, whatever it is
                 result, error = None, caught
             self.busy_s += time.monotonic() - began
+            changed = self._judge(error)
             try:
                 loop.call_soon_threadsafe(_settle, future, result, error)
+                if changed is not None:
+                    loop.call_soon_threadsafe(self.on_health, changed)
             except RuntimeError:  # the caller's loop has closed; nobody waits any more
                 continue
+
+    def _judge(self, error: BaseException | None) -> bool | None:
+        """Whether the device is well, when that has just changed."""
+        before = self._failures
+        self._failures = before + 1 if error is not None and not isinstance(error, DsparkError) else 0
+        if self._failures == BROKEN:
+            return False
+        return True if before >= BROKEN and not self._failures else None
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

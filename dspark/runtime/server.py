@@ -71,6 +71,7 @@ class GrpcServer:
         self._security.check_bind(bind)
         self._bind = bind
         self._names: list[str] = []
+        self._changes: set[asyncio.Task[None]] = set()
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             interceptors=[_Guard(self._security.access)],
@@ -134,6 +135,13 @@ class GrpcServer:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         for name in names or self._names:
             await self._health.set(name, status)
+
+    def say_serving(self, serving: bool, *names: str) -> None:
+        """The same from where nobody can wait; nothing once the server drains."""
+        log.warning("server.serving" if serving else "server.not_serving", services=names or self._names)
+        change = asyncio.get_running_loop().create_task(self.set_serving(serving, *names))
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
 
     async def drain(self, grace_s: float) -> None:
         """Health goes to NOT_SERVING first; running calls get `grace_s` seconds."""

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from dspark.errors import Overloaded, Unavailable
-from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.device_worker import BROKEN, DeviceWorker
 
 
 async def test_rounds_go_before_prompt_chunks() -> None:
@@ -69,4 +69,28 @@ async def test_a_cancelled_caller_leaves_its_job_undone() -> None:
     await first
     await worker.run(int)
     assert done == []
+    worker.close()
+
+
+async def test_a_device_that_fails_at_everything_is_told_about_and_so_is_its_return() -> None:
+    worker, heard = DeviceWorker("test"), list[bool]()
+    worker.on_health = heard.append
+
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    async def failing(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(RuntimeError):
+                await worker.run(fail)
+
+    await failing(BROKEN - 1)
+    await worker.run(int)  # a bad job fails alone
+    await failing(BROKEN - 1)
+    assert heard == []
+    await failing(BROKEN)
+    assert heard == [False]
+    await worker.run(int)
+    await asyncio.sleep(0)
+    assert heard == [False, True]
     worker.close()

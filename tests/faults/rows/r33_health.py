@@ -1,0 +1,122 @@
+"""Row 33: what health says, asked every 20 ms, through load, the death of the only verifier, its return, and a drain.
+
+Clients ask for `dspark.wire.v1.Generation`: SERVING while requests are taken in, NOT_SERVING within 100 ms of the
+verifier's SIGKILL and of SIGTERM, and never the wrong one in between. The process's own name says that it lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks.row import Row
+from faults.processes import FaultCell
+from faults.synthetic_cell import ask, message, synthetic_cell
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+EACH_S, BAR_MS = 0.02, 100.0
+GENERATION = "dspark.wire.v1.Generation"
+
+
+@dataclass
+class Look:
+    """One answer of the health service."""
+
+    asked: float
+    came: float
+    serving: bool
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    args = parser.parse_args()
+    with synthetic_cell(sequences=64, coordinator={"max_running": 16, "max_queued": 16}) as cell:
+        value = asyncio.run(_story(cell))
+    bar = f"NOT_SERVING <= {BAR_MS:g} ms after death and SIGTERM, SERVING throughout load, alive all along"
+    holds = (
+        value["death_ms"] <= BAR_MS
+        and value["drain_ms"] <= BAR_MS
+        and value["false_under_load"] == 0
+        and value["back"]
+        and value["alive_throughout"]
+        and value["drained_streams_whole"]
+    )
+    return Row(33, "health tells the truth", value, bar, bool(holds)).show(as_json=args.json)
+
+
+async def _story(cell: FaultCell) -> dict[str, float | bool]:
+    looks: dict[str, list[Look]] = {GENERATION: [], "": []}
+    ended = asyncio.Event()
+    async with grpc.aio.insecure_channel(cell.endpoint) as channel:
+        watching = [asyncio.create_task(_watch(channel, name, looks[name], ended)) for name in looks]
+        load = [asyncio.create_task(_load(channel, number, 3.0)) for number in range(24)]
+        await asyncio.gather(*load)
+        loaded = list(looks[GENERATION])
+        killed = time.monotonic()
+        cell.kill("verify/0")
+        await asyncio.sleep(1.0)
+        death = _first(looks[GENERATION], killed, serving=False)
+        await asyncio.to_thread(cell.restart, "verify/0")
+        back = await _serves_again(looks[GENERATION], 10.0)
+        running = [asyncio.create_task(ask(channel, message(200, seed=number))) for number in range(8)]
+        await asyncio.sleep(0.3)
+        told = time.monotonic()
+        cell.terminate("coordinator/0")
+        answers = await asyncio.gather(*running)
+        drain = _first(looks[GENERATION], told, serving=False)
+        ended.set()
+        await asyncio.gather(*watching)
+    lived = [look.serving for look in looks[""] if look.came < told]
+    return {
+        "looks": len(looks[GENERATION]),
+        "death_ms": round(1e3 * (death - killed), 1),
+        "drain_ms": round(1e3 * (drain - told), 1),
+        "false_under_load": sum(not look.serving for look in loaded),
+        "back": back,
+        "alive_throughout": all(lived) and len(lived) > 50,
+        "drained_streams_whole": all(each.tokens == 200 for each in answers),
+    }
+
+
+async def _watch(channel: grpc.aio.Channel, name: str, looks: list[Look], ended: asyncio.Event) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    while not ended.is_set():
+        asked = time.monotonic()
+        try:
+            reply = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2.0)
+            serving = reply.status == SERVING
+        except grpc.aio.AioRpcError:
+            serving = False
+        looks.append(Look(asked, time.monotonic(), serving))
+        await asyncio.sleep(max(asked + EACH_S - time.monotonic(), 0.0))
+
+
+async def _load(channel: grpc.aio.Channel, number: int, seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        await ask(channel, message(64, seed=number))
+
+
+async def _serves_again(looks: list[Look], within_s: float) -> bool:
+    for _ in range(round(within_s / EACH_S)):
+        if looks[-1].serving:
+            return True
+        await asyncio.sleep(EACH_S)
+    return False
+
+
+def _first(looks: list[Look], after: float, *, serving: bool) -> float:
+    """When health first said so to somebody who asked after that moment; the end of time if it never did."""
+    return next((look.came for look in looks if look.came >= after and look.serving is serving), float("inf"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
