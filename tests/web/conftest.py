@@ -1,85 +1,14 @@
-"""A cell of the demo pair, and the live page in a real Chromium. Run by `make web-test`, and by nothing else."""
+"""Cells and pages for the tests of the live page. Run by `make web-test`, and by nothing else."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from deploy.processes import LocalCell
-
-ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_MS = 60_000  # the slowest thing on the slowest machine
-
-
-@dataclass
-class Site:
-    """A cell and the address of its page."""
-
-    cell: LocalCell
-    url: str
-
-
-@dataclass
-class Visit:
-    """One open page, and everything that went wrong on it or left this machine."""
-
-    page: Page
-    trouble: list[str] = field(default_factory=list)
-    abroad: list[str] = field(default_factory=list)
-
-    def ready(self) -> Visit:
-        self.page.wait_for_selector("#state[data-state=serving]")
-        self.page.wait_for_function("document.querySelectorAll('#domains input').length > 0")
-        return self
-
-    def ask(self, prompt: str | None = None, *, tokens: int = 96) -> None:
-        """Generates and waits for the end."""
-        if prompt is not None:
-            self.page.fill("#prompt", prompt)
-        self.page.fill("#length", str(tokens))
-        self.page.click("#go")
-        self.done()
-
-    def done(self) -> None:
-        self.page.wait_for_function(
-            "!document.querySelector('#go').hasAttribute('data-running') && document.querySelector('#tokens .tok')"
-        )
-
-    def text(self, selector: str) -> str:
-        return self.page.text_content(selector) or ""
-
-    def origins(self) -> dict[str, int]:
-        return {name: int(self.text(f"#n-{name}")) for name in ("drafted", "bonus", "corrected", "plain")}
-
-    def probe(self, call: str) -> Any:
-        """Asks `probes.js`."""
-        return self.page.evaluate(f"probe.{call}")
-
-    def slide(self, slider: str, value: int) -> None:
-        self.probe(f"slide({slider!r}, {value})")
-
-    def look_at(self, number: int) -> None:
-        """Shows a round, counted from 1."""
-        self.slide("which", number)
-
-    @property
-    def rounds(self) -> int:
-        return int(self.page.get_attribute("#which", "max") or 0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.web.browsing import NAMES, PATIENCE_MS, PROBES, Site, Visit, demo_cell, find_chromium, free_port, launch
 
 
 @pytest.fixture(scope="session")
@@ -88,13 +17,7 @@ def open_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 
     def opened(drafters: int = 1, **settings: object) -> Site:
         port = free_port()
-        cell = LocalCell(
-            ROOT / "models" / "demo-target",
-            ROOT / "models" / "demo-dspark",
-            drafters=drafters,
-            coordinator={"http": f"127.0.0.1:{port}", **settings},
-            folder=tmp_path_factory.mktemp("cell"),
-        )
+        cell = demo_cell(tmp_path_factory.mktemp("cell"), port, drafters=drafters, **settings)
         cells.append(cell.start())
         return Site(cell, f"http://127.0.0.1:{port}")
 
@@ -110,12 +33,11 @@ def site(open_site: Callable[..., Site]) -> Site:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    found = os.environ.get("DSPARK_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not found:
+    chromium = find_chromium()
+    if chromium is None:
         pytest.exit(f"no Chromium: none of {', '.join(NAMES)} on PATH, and DSPARK_CHROMIUM names none", returncode=2)
-    alone = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's own sandbox does not run as root
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=alone)
+        browser = launch(playwright, chromium)
         yield browser
         browser.close()
 
@@ -130,7 +52,7 @@ def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Visit]]:
     ) -> Visit:
         context = browser.new_context(viewport={"width": width, "height": height}, **wishes)  # type: ignore[arg-type]
         context.set_default_timeout(PATIENCE_MS)
-        context.add_init_script(path=Path(__file__).with_name("probes.js"))
+        context.add_init_script(path=PROBES)
         visit = Visit(context.new_page())
         page = visit.page
 

@@ -105,6 +105,18 @@ globalThis.probe = (() => {
       });
       showRound(answer.rounds, 0);
     },
+    /** A round in which some slots were accepted, one was not, and some were not verified, if there is one. */
+    busiestRound() {
+      const most = Number(document.getElementById("which").max);
+      let best = [0, 1];
+      for (let number = 1; number <= most; number += 1) {
+        this.slide("which", number);
+        const fates = new Set([...document.querySelectorAll("#block tr[data-fate]")].map((row) => row.dataset.fate));
+        const count = document.querySelectorAll("#block tr[data-fate]").length;
+        best = [[10 * fates.size + count, number], best].sort((one, other) => other[0] - one[0])[0];
+      }
+      return best[1];
+    },
     inject() {
       const script = document.createElement("script");
       try {

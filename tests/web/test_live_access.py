@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import Visit
+
+from tests.web.browsing import Visit
 
 Open = Callable[..., Visit]
 

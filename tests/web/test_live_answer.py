@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from conftest import Site, Visit
+
+from tests.web.browsing import Site, Visit
 
 Open = Callable[..., Visit]
 

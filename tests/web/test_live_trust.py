@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Site, Visit
+from tests.web.browsing import Site, Visit
 
 Open = Callable[..., Visit]
 
