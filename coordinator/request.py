@@ -23,7 +23,10 @@ class Request:
     skip_special: bool = True
     choices: int = 1  # answers; each is a sequence of its own, with `law.choice` 0, 1, ...
     cache_salt: str = ""  # computed prefixes are shared among equals
+    seeded: bool = False  # by its client: its draws may have been drawn before
     tenant: str = ""  # whose it is, as its credentials say; "" where nobody is asked
+    label: str = ""  # acceptance is counted under it
+    traceparent: str = ""  # W3C trace context of the caller
     weight: float = 1.0  # what a token of this answer is worth to the scheduler beside those of others
     drafter: str = ""  # replica that is to draft; empty: the least loaded one
 

@@ -54,10 +54,14 @@ class Turn:
         )
 
     def verify_order(self, sink: Sink | None) -> VerifyOrder:
-        """q is cut as opaque bytes: a fixed number of entries per slot."""
+        """q is cut as opaque bytes: a fixed number of entries per slot.
+
+        The version is for the monitor, whose bets hold for draws that cannot be repeated; a client with a seed can.
+        """
         q = self.block.q.prefix(self.prefix) if self.prefix else NO_Q
         ids = self.block.token_ids[: self.prefix]
-        return VerifyOrder(self.cursor, self.track.answer.log.anchor, ids, q, sink, self.drafter_version)
+        version = "" if self.track.request.seeded else self.drafter_version
+        return VerifyOrder(self.cursor, self.track.answer.log.anchor, ids, q, sink, version)
 
 
 class Blocks(NamedTuple):

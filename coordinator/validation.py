@@ -5,6 +5,7 @@ What is understood and not built is refused by name, never ignored. Nothing is a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_IDS = 64
 WEIGHTS = (0.01, 100.0)  # least and most
+LABEL = re.compile("[A-Za-z0-9._-]{0,32}")
 DEFAULT_MAX_TOKENS = 256
 
 _PARAMS = "sampling_params"
@@ -46,6 +48,8 @@ def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> No
         raise InvalidRequest("request_id", f"{len(message.request_id)} characters, at most {MAX_ID} are allowed")
     if len(message.cache_salt) > MAX_ID:
         raise InvalidRequest("cache_salt", f"{len(message.cache_salt)} characters, at most {MAX_ID} are allowed")
+    if not LABEL.fullmatch(message.label):
+        raise InvalidRequest("label", f"{message.label[:40]!r} is not of letters, digits and ._- up to 32")
     kind = message.WhichOneof("input")
     if kind is None:
         raise InvalidRequest("input", "give text or tokenized.input_ids")
@@ -94,6 +98,9 @@ def read_request(
         weight=_read_weight(message.speculation),
         drafter=_read_drafter(message.speculation),
         cache_salt=message.cache_salt,
+        seeded=params.HasField("seed"),
+        label=message.label,
+        traceparent=message.traceparent[:MAX_ID],
     )
 
 

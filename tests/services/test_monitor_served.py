@@ -84,3 +84,10 @@ async def test_a_lying_drafter_is_found_and_does_no_harm_from_then_on(
     # By rules that no draft can hurt it still drafts, and those who name none get one.
     for options in ({"rule": "coupled"}, {"temperature": 0.0, "rule": "block"}, {}):
         assert all(each.speculation.draft_tokens for each in await ask(cell, 2, **options)), options
+
+
+async def test_draws_that_a_client_can_repeat_are_not_counted(cell: CoordinatorProcess) -> None:
+    await ask(cell, 4, rule="block", seed=5)
+    assert told(cell)[0] == 0
+    await ask(cell, 4, rule="block")
+    assert told(cell)[0] > 0
