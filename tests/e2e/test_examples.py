@@ -1,0 +1,130 @@
+"""The examples for clients, as a reader runs them, against a cell of the demo pair; reflection, as grpcurl uses it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from deploy.processes import LocalCell
+from dspark.client.cell import Cell, write_cell
+
+pytestmark = [pytest.mark.e2e, pytest.mark.services]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCell]:
+    folder = tmp_path_factory.mktemp("cell")
+    door = {"http": "127.0.0.1:0", "journal": folder / "journal"}
+    verify = {"measure_cost": False}
+    target, drafter = ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark"
+    with LocalCell(target, drafter, coordinator=door, verify=verify, draft=verify, folder=folder) as running:
+        yield running
+
+
+@pytest.fixture
+def home(cell: LocalCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A state folder that names the cell, as `dspark up` leaves one."""
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
+    write_cell(
+        Cell(
+            endpoint=cell.endpoint,
+            cell_id="example",
+            token_file="",
+            ray_address="",
+            ray_pid=0,
+            ray_dir="",
+            target="demo-target",
+            drafter="demo-dspark",
+            http=cell.http,
+        )
+    )
+    return tmp_path
+
+
+def start(name: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+
+
+def run(name: str, *arguments: str) -> str:
+    process = start(name, *arguments)
+    said, complained = process.communicate(timeout=120)
+    assert process.returncode == 0, complained
+    return said
+
+
+@pytest.mark.parametrize("name", ["stream.py", "openai_client.py"])
+def test_an_answer_is_streamed(home: Path, name: str) -> None:
+    said = run(name, "Problem 1:", "Add", "12", "and", "30.")
+    assert re.search(r"\n\[\d+ tokens, \d\.\d\d a round\]\n", said)
+
+
+def test_many_are_asked_at_once_and_one_is_given_up(home: Path) -> None:
+    said = run("many_at_once.py")
+    assert said.count("---") == 4
+    assert re.search(r"gave one up after \d+ tokens", said)
+
+
+def test_every_way_to_cancel_frees_what_was_held(cell: LocalCell, home: Path) -> None:
+    said = run("cancel.py")
+    assert "left the loop" in said
+    assert "left the block" in said
+    assert "the deadline passed" in said
+    assert "ended by id: my-request" in said
+    assert "finish reason: abort" in said
+    deadline = time.monotonic() + 20
+    with cell.client() as client:
+        while any(process.sequences for process in client.status().processes):
+            assert time.monotonic() < deadline, "something is still held"
+            time.sleep(0.05)
+
+
+def test_an_answer_goes_on_behind_a_lost_coordinator(cell: LocalCell, home: Path) -> None:
+    whole = run("resume.py", "300")
+    assert "[300 tokens, resumed 0 times]" in whole
+    process = start("resume.py", "300")
+    assert process.stdout is not None
+    begun = process.stdout.read(40)
+    cell.kill("coordinator/0", signal.SIGKILL)
+    cell.restart("coordinator/0")
+    rest, complained = process.communicate(timeout=120)
+    assert process.returncode == 0, complained
+    assert re.search(r"\[300 tokens, resumed \d+ times\]", rest)
+    assert (begun + rest).rpartition("[")[0] == whole.rpartition("[")[0]
+
+
+def test_reflection_tells_enough_to_call_without_protos(cell: LocalCell) -> None:
+    with grpc.insecure_channel(cell.endpoint) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert {"dspark.wire.v1.Generation", "grpc.health.v1.Health"} <= set(database.get_services())
+        pool = DescriptorPool(database)
+        service = pool.FindServiceByName("dspark.wire.v1.Generation")
+        method = service.FindMethodByName("Generate")
+        asked = ParseDict(
+            {"text": "def add(", "samplingParams": {"maxTokens": 8, "temperature": 0, "ignoreEos": True}},
+            GetMessageClass(method.input_type)(),
+        )
+        call = channel.unary_stream(
+            f"/{service.full_name}/{method.name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        replies = [MessageToDict(reply) for reply in call(asked, timeout=30)]
+    assert replies[-1]["complete"]["usage"]["completionTokens"] == 8
+    assert sum(len(reply["chunk"]["tokenIds"]) for reply in replies[:-1]) == 8
