@@ -21,6 +21,7 @@ from coordinator.lane import Lane
 from coordinator.running_fit import Running
 from coordinator.sequence import Event, State
 from coordinator.shares import Shares
+from coordinator.tracing import Tracing
 from coordinator.track import Track
 from coordinator.waiting import Waiting
 from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
@@ -59,6 +60,7 @@ class Admission:
         self._empty: asyncio.Future[None] | None = None
         self._outage: Timer | None = None  # runs from the last loss of a verifier
         self.draining = False
+        self.tracing: Tracing | None = None
 
     # Requests.
 
@@ -117,6 +119,8 @@ class Admission:
         for each in tracks:
             self._line.add(each)
         self._look_after_the_line()
+        if self.tracing is not None:
+            self.tracing.begun(track.request.id, track.request.traceparent)
         log.info(
             "request.accepted",
             request=track.request.id,
@@ -178,6 +182,8 @@ class Admission:
         self._between_ends.observe(now - self._last_end)
         self._last_end = now
         self._record(track, error)
+        if self.tracing is not None and not siblings:
+            self.tracing.ended(track, _outcome(track, error))
         track.outlet.close(error)
         if error is not None and siblings:
             self.ended(siblings[0], error)  # which ends the next one
@@ -332,6 +338,10 @@ class Admission:
         metrics.e2e_request_latency.observe(tally.total_s())
         if tally.first is not None:
             metrics.time_to_first_token.observe(tally.first_token_s())
+            metrics.request_prefill_time.observe(tally.first_token_s() - tally.queue_s())
+            metrics.request_decode_time.observe(tally.total_s() - tally.first_token_s())
+        metrics.request_prompt_tokens.observe(len(track.request.prompt))
+        metrics.request_generation_tokens.observe(track.answer.log.answered)
         if track.answer.log.answered > 1:
             metrics.inter_token_latency.observe(tally.per_token_s(track.answer.log.answered))
         log.info(

@@ -57,6 +57,13 @@ class CoordinatorConfig(HttpConfig):
     flap_limit: int = field(
         default=4, metadata={"doc": "Losses of a worker within a minute after which it is held off; 0: never."}
     )
+    otel_endpoint: str | None = field(
+        default=None,
+        metadata={"doc": "host:port of an OTLP collector (gRPC) that gets spans; absent: none."},
+    )
+    otel_share: float = field(
+        default=0.01, metadata={"doc": "Share of requests that are traced where callers bring no trace context."}
+    )
     journal: str | None = field(
         default=None, metadata={"doc": "Folder that keeps what was committed, so that clients resume; absent: none."}
     )

@@ -44,7 +44,10 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if len(request.workers) > MAX_WORKERS:
             raise InvalidRequest("workers", f"{len(request.workers)} workers, at most {MAX_WORKERS} are allowed")
         addresses = [_address(index, worker) for index, worker in enumerate(request.workers)]
-        return control_pb2.AnnounceReply(connected=await self._cell.membership.announce(addresses))
+        draining = [address for address, worker in zip(addresses, request.workers, strict=True) if worker.draining]
+        membership = self._cell.membership
+        connected = await membership.announce(addresses, draining)
+        return control_pb2.AnnounceReply(connected=connected, idle=membership.idle())
 
     async def GetStatus(
         self, request: control_pb2.GetStatusRequest, context: grpc.aio.ServicerContext

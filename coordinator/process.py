@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from coordinator.admission import Admission, Bounds
 from coordinator.breaker import Doubts
 from coordinator.cell_service import CELL, CellService
+from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.control import ControlService
 from coordinator.drafting import DraftWaits
@@ -27,6 +28,7 @@ from coordinator.policy import Policy, parse_policy
 from coordinator.rule import parse_rule
 from coordinator.service import GENERATION, MAX_REQUEST, GenerationService
 from coordinator.tokenizer import find_tokenizer
+from coordinator.tracing import Tracing, open_tracer
 from coordinator.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.runtime.identity import new_incarnation
@@ -62,6 +64,7 @@ class CoordinatorProcess:
     _journal: Journal | None = field(repr=False)
     _metrics_server: MetricsServer | None = field(repr=False)
     _http: HttpFront | None = field(repr=False)
+    _tracing: Any = field(repr=False)
 
     @property
     def http_url(self) -> str | None:
@@ -80,6 +83,8 @@ class CoordinatorProcess:
         await self.membership.close()
         if self._journal is not None:
             self._journal.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.shutdown)  # sends what it still holds
         if self._metrics_server is not None:
             self._metrics_server.close()
             self._metrics_server = None
@@ -106,6 +111,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         doubts=Doubts(losses=config.flap_limit),
         write=journal.write if journal is not None else lambda: None,
     )
+    provider = _traced(config, name, admission, membership, clock, metrics)
     cell = LocalCell(admission, membership, offer, journal)
     frontends = CellService(cell, clock, metrics)
     control = ControlService(cell, frontends, metrics, name=name, incarnation=incarnation)
@@ -168,6 +174,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         _journal=journal,
         _metrics_server=metrics_server,
         _http=http,
+        _tracing=provider,
     )
 
 
@@ -224,6 +231,10 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
         raise ConfigError(f"coordinator.journal_segment_mb: {config.journal_segment_mb} is not in 1..{1 << 20}")
     if not 0.0 < config.explore_share < 1.0:
         raise ConfigError(f"coordinator.explore_share: {config.explore_share} is not between 0 and 1")
+    if not 0.0 <= config.otel_share <= 1.0:
+        raise ConfigError(f"coordinator.otel_share: {config.otel_share} is not between 0 and 1")
+    if config.otel_endpoint is not None:
+        split_endpoint(config.otel_endpoint)
     if config.cohorts not in (0, 1, 2):
         raise ConfigError(f"coordinator.cohorts: {config.cohorts} is not 0, 1 or 2")
     for endpoint in (*config.verify, *config.draft):
@@ -244,6 +255,17 @@ def _static(config: CoordinatorConfig) -> list[Address]:
         for role, endpoints in given
         for index, endpoint in enumerate(endpoints)
     ]
+
+
+def _traced(
+    config: CoordinatorConfig, name: str, admission: Admission, membership: Membership, clock: Clock, metrics: Metrics
+) -> Any:
+    """Lets requests be traced; what sends the spans, or None."""
+    if config.otel_endpoint is None:
+        return None
+    tracer, provider = open_tracer(config.otel_endpoint, service="dspark-coordinator", instance=name)
+    admission.tracing = Tracing(tracer, config.otel_share, membership.explain, clock, metrics)
+    return provider
 
 
 def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:

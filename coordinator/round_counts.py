@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
+from operator import mul
 
 from dspark.runtime.telemetry import Metrics
 
@@ -14,15 +16,35 @@ class RoundCounts:
         self._metrics = metrics
         self._tokens = 0
         self._rounds: list[tuple[int, int, int, int]] = []
+        self._labelled: list[tuple[str, int, int, int]] = []
+        self._promised: list[tuple[float, ...]] = []  # confidences of verified slots
         self._empty: list[str] = []
 
     def shown(self, tokens: int) -> None:
         """Tokens were committed."""
         self._tokens += tokens
 
-    def judged(self, drafted: int, verified: int, judged: int, accepted: int, empty_because: str) -> None:
-        """One sequence's round; of `judged` accepted slots the answer had room for `accepted`."""
+    def judged(
+        self,
+        drafted: int,
+        verified: int,
+        judged: int,
+        accepted: int,
+        empty_because: str,
+        *,
+        label: str = "",
+        committed: int = 0,
+        confidence: tuple[float, ...] = (),
+    ) -> None:
+        """One sequence's round; of `judged` accepted slots the answer had room for `accepted`.
+
+        label: of the request. committed: tokens the round brought. confidence: of the slots that were verified.
+        """
         self._rounds.append((drafted, verified, judged, accepted))
+        if confidence:
+            self._promised.append(confidence)
+        if label:
+            self._labelled.append((label, drafted, accepted, committed))
         if not drafted:
             self._empty.append(empty_because or "unspecified")
 
@@ -34,6 +56,10 @@ class RoundCounts:
             self._tokens = 0
         if not self._rounds:
             return
+        self._tell_labels()
+        promised, self._promised = self._promised, []
+        if promised:
+            metrics.num_expected_tokens.inc(sum(sum(accumulate(each, mul)) for each in promised))
         rounds, self._rounds = self._rounds, []
         empty, self._empty = self._empty, []
         metrics.rounds.inc(len(rounds))
@@ -61,3 +87,14 @@ class RoundCounts:
         ):
             if count:
                 metrics.draft_wasted_tokens.labels(reason=reason).inc(count)
+
+    def _tell_labels(self) -> None:
+        labelled, self._labelled = self._labelled, []
+        for asked in {each[0] for each in labelled}:
+            name = self._metrics.bounded_label(asked)
+            mine = [each[1:] for each in labelled if each[0] == asked]
+            drafted, accepted, committed = (sum(column) for column in zip(*mine, strict=True))
+            self._metrics.label_rounds.labels(label=name).inc(sum(1 for each in mine if each[0]))
+            self._metrics.label_draft_tokens.labels(label=name).inc(drafted)
+            self._metrics.label_accepted_tokens.labels(label=name).inc(accepted)
+            self._metrics.label_generation_tokens.labels(label=name).inc(committed)

@@ -91,6 +91,7 @@ class RoundLoop:
         self._in_verification = 0
         self._closed = False
         self._said_uncosted = False
+        self._judged_at: float | None = None  # when the last verdicts came, while there is work
         self._late: list[Callable[[], None]] = []  # what finished rounds left to learn
 
     async def run(self) -> None:
@@ -130,6 +131,8 @@ class RoundLoop:
             await self._round(part, turns)
             return
         self._catch_up()
+        if not self._tracks:
+            self._judged_at = None  # nobody is there: what comes now is no gap between rounds
         if not self._closed:
             self._wake[part] = asyncio.get_running_loop().create_future()
             await self._wake[part]
@@ -261,8 +264,10 @@ class RoundLoop:
         self._metrics.cohorts.inc()
         self._metrics.control_round_trips.labels(kind="verify").inc()
         began = self._clock.time()
-        reply = self._verifier.verify(orders)
         alone = self._in_verification == 0
+        if alone and self._judged_at is not None:
+            self._metrics.pipeline_bubble.observe(began - self._judged_at)
+        reply = self._verifier.verify(orders)
         self._in_verification += 1
         try:
             await let_orders_leave()
@@ -276,7 +281,7 @@ class RoundLoop:
         if judged is None or len(judged.verdicts) != len(turns):
             self._lose_verifier("lost in a round" if reply.done() else f"no verdict for {self._pace.verify_s:g} s")
             return None, took
-        self.heard = self._clock.time()
+        self.heard = self._judged_at = self._clock.time()
         self._metrics.verify_rpc.observe(took)
         if alone and self._in_verification == 0 and not again:
             drafted = any(turn.block.token_ids for turn in turns)

@@ -58,6 +58,9 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
     ) -> AsyncIterator[generate_pb2.GenerateResponse]:
         remaining = context.time_remaining()
         budget_s = self._longest_s if remaining is None else min(remaining, self._longest_s)
+        if not request.traceparent:
+            metadata = dict(context.invocation_metadata() or ())
+            request.traceparent = str(metadata.get("traceparent", ""))[:64]
         answering = await Answering.begin(self._desk, request, budget_s, self._clock, self._metrics)
         reading = self._readers.begin(answering.cut)
         name = answering.request.id

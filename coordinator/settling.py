@@ -122,7 +122,16 @@ class Settling:
         )
         accepted = min(verdict.accepted, len(piece.tokens))
         track.tally.round(verified=verdict.judged, accepted=accepted, committed=len(piece.tokens))
-        self.counts.judged(len(turn.block.token_ids), verdict.judged, verdict.accepted, accepted, turn.empty_because)
+        self.counts.judged(
+            len(turn.block.token_ids),
+            verdict.judged,
+            verdict.accepted,
+            accepted,
+            turn.empty_because,
+            label=track.request.label,
+            committed=len(piece.tokens),
+            confidence=turn.block.confidence[: verdict.judged],
+        )
         self._show(track, piece)
         return len(piece.tokens)
 

@@ -1,4 +1,4 @@
-"""What the metrics count, for those who ask over gRPC: counters summed over their labels, latencies bucket by bucket."""
+"""What the metrics count, for those who ask over gRPC: counters summed over labels, latencies bucket by bucket."""
 
 from __future__ import annotations
 

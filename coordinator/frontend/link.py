@@ -112,6 +112,8 @@ class Link:
             sampling_params=order.message.sampling_params,
             speculation=order.message.speculation,
             cache_salt=order.message.cache_salt,
+            label=order.message.label,
+            traceparent=order.message.traceparent,
             resume=order.message.resume if order.message.HasField("resume") else None,
         )
         message.sampling_params.ClearField("stop")  # looked for here

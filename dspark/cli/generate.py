@@ -36,6 +36,7 @@ _OPTIONS = (
     "drafter",
     "request_id",
     "rule",
+    "label",
 )
 
 
@@ -83,6 +84,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
     parser.add_argument("--request-id", default="", metavar="ID", help="its name, for `status --explain` and `Abort`")
     parser.add_argument("--drafter", default="", metavar="NAME", help="replica that is to draft, e.g. draft/1")
+    parser.add_argument("--label", default="", metavar="NAME", help="count acceptance under this name in the metrics")
     parser.add_argument("--timeout", type=float, metavar="S", help="deadline in seconds")
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"

@@ -30,7 +30,7 @@ SERVICE_CONFIG: dict[str, object] = {
                 "retryableStatusCodes": ["UNAVAILABLE"],
             },
         }
-    ]
+    ],
 }
 
 RULES = {"": 0, "token": types_pb2.RULE_TOKEN, "block": types_pb2.RULE_BLOCK, "coupled": types_pb2.RULE_COUPLED}
@@ -69,6 +69,7 @@ class Sampling:
     "coupled". weight: what a token of this answer is worth to the scheduler beside those of others.
     drafter: replica that is to draft, e.g. "draft/1"; empty takes the least loaded one.
     cache_salt: computed prefixes are shared with requests of the same salt only.
+    label: acceptance is counted under it in the coordinator's metrics; letters, digits and ._- up to 32.
     """
 
     max_tokens: int | None = None
@@ -94,6 +95,7 @@ class Sampling:
     weight: float | None = None
     drafter: str = ""
     cache_salt: str = ""
+    label: str = ""
     request_id: str = field(default="")
 
 
@@ -125,6 +127,7 @@ def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb
                 drafter=options.drafter,
             ),
             cache_salt=options.cache_salt,
+            label=options.label,
         )
         if isinstance(prompt, str):
             request.text = prompt

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dspark.wire.v1 import types_pb2 as dspark_dot_wire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64spark/wire/v1/generate.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\":\n\x0eTokenizedInput\x12\x15\n\roriginal_text\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x03(\r\"\xa1\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_tokens\x18\t \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12 \n\x13skip_special_tokens\x18\x0c \x01(\x08H\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\r \x01(\x08H\n\x88\x01\x01\x12\x0e\n\x01n\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x0c\x88\x01\x01\x12\x11\n\x04seed\x18\x10 \x01(\x04H\r\x88\x01\x01\x12\'\n\x1ainclude_stop_str_in_output\x18\x11 \x01(\x08H\x0e\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x12 \x03(\x0b\x32-.dspark.wire.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x16\n\x14_skip_special_tokensB\r\n\x0b_ignore_eosB\x04\n\x02_nB\x0b\n\t_logprobsB\x07\n\x05_seedB\x1d\n\x1b_include_stop_str_in_output\"x\n\x11SpeculationParams\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\"\n\x04rule\x18\x02 \x01(\x0e\x32\x14.dspark.wire.v1.Rule\x12\x13\n\x06weight\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\tB\t\n\x07_weight\"\xaf\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttokenized\x18\x03 \x01(\x0b\x32\x1e.dspark.wire.v1.TokenizedInputH\x00\x12\x37\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x1e.dspark.wire.v1.SamplingParams\x12\x36\n\x0bspeculation\x18\x05 \x01(\x0b\x32!.dspark.wire.v1.SpeculationParams\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12&\n\x06resume\x18\x08 \x01(\x0b\x32\x16.dspark.wire.v1.Resume\x12\r\n\x05label\x18\x07 \x01(\tB\x07\n\x05input\"\x19\n\x06Resume\x12\x0f\n\x07offsets\x18\x01 \x03(\r\"\xaf\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x34\n\x05\x63hunk\x18\x02 \x01(\x0b\x32#.dspark.wire.v1.GenerateStreamChunkH\x00\x12\x34\n\x08\x63omplete\x18\x03 \x01(\x0b\x32 .dspark.wire.v1.GenerateCompleteH\x00\x12\x0f\n\x07padding\x18\x04 \x01(\x0c\x42\n\n\x08response\"\x86\x01\n\x13GenerateStreamChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.dspark.wire.v1.TokenLogprobs\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xf8\x01\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x17\n\x0fverified_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\r\x12\x1e\n\x16mean_acceptance_length\x18\x05 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x06 \x03(\r\x12\x1a\n\x12verified_histogram\x18\x07 \x03(\r\x12\x0e\n\x06policy\x18\x08 \x01(\t\x12\"\n\x04rule\x18\t \x01(\x0e\x32\x14.dspark.wire.v1.Rule\"N\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x02 \x01(\x01\x12\x0e\n\x06itl_ms\x18\x03 \x01(\x01\x12\x10\n\x08total_ms\x18\x04 \x01(\x01\"\xb7\x01\n\x0e\x43hoiceComplete\x12\r\n\x05index\x18\x01 \x01(\r\x12\x33\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1c.dspark.wire.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x03 \x01(\rH\x00\x12\x1a\n\x10matched_stop_str\x18\x04 \x01(\tH\x00\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\rB\x0e\n\x0cmatched_stop\"\xc7\x02\n\x10GenerateComplete\x12\x33\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1c.dspark.wire.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x02 \x01(\rH\x00\x12\x1a\n\x10matched_stop_str\x18\x03 \x01(\tH\x00\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.dspark.wire.v1.Usage\x12\x35\n\x0bspeculation\x18\x05 \x01(\x0b\x32 .dspark.wire.v1.SpeculationStats\x12(\n\x07timings\x18\x06 \x01(\x0b\x32\x17.dspark.wire.v1.Timings\x12/\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x1e.dspark.wire.v1.ChoiceCompleteB\x0e\n\x0cmatched_stop\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x1d\n\nAbortReply\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\"\x15\n\x13GetModelInfoRequest\"\xd6\x01\n\x11GetModelInfoReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12\"\n\x04rule\x18\x08 \x01(\x0e\x32\x14.dspark.wire.v1.Rule\x12\x15\n\rhas_tokenizer\x18\t \x01(\x08*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xf8\x01\n\nGeneration\x12O\n\x08Generate\x12\x1f.dspark.wire.v1.GenerateRequest\x1a .dspark.wire.v1.GenerateResponse0\x01\x12\x41\n\x05\x41\x62ort\x12\x1c.dspark.wire.v1.AbortRequest\x1a\x1a.dspark.wire.v1.AbortReply\x12V\n\x0cGetModelInfo\x12#.dspark.wire.v1.GetModelInfoRequest\x1a!.dspark.wire.v1.GetModelInfoReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64spark/wire/v1/generate.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\":\n\x0eTokenizedInput\x12\x15\n\roriginal_text\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x03(\r\"\xa1\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_tokens\x18\t \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12 \n\x13skip_special_tokens\x18\x0c \x01(\x08H\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\r \x01(\x08H\n\x88\x01\x01\x12\x0e\n\x01n\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x0c\x88\x01\x01\x12\x11\n\x04seed\x18\x10 \x01(\x04H\r\x88\x01\x01\x12\'\n\x1ainclude_stop_str_in_output\x18\x11 \x01(\x08H\x0e\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x12 \x03(\x0b\x32-.dspark.wire.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x16\n\x14_skip_special_tokensB\r\n\x0b_ignore_eosB\x04\n\x02_nB\x0b\n\t_logprobsB\x07\n\x05_seedB\x1d\n\x1b_include_stop_str_in_output\"x\n\x11SpeculationParams\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\"\n\x04rule\x18\x02 \x01(\x0e\x32\x14.dspark.wire.v1.Rule\x12\x13\n\x06weight\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\tB\t\n\x07_weight\"\xc4\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttokenized\x18\x03 \x01(\x0b\x32\x1e.dspark.wire.v1.TokenizedInputH\x00\x12\x37\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x1e.dspark.wire.v1.SamplingParams\x12\x36\n\x0bspeculation\x18\x05 \x01(\x0b\x32!.dspark.wire.v1.SpeculationParams\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12&\n\x06resume\x18\x08 \x01(\x0b\x32\x16.dspark.wire.v1.Resume\x12\r\n\x05label\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\t \x01(\tB\x07\n\x05input\"\x19\n\x06Resume\x12\x0f\n\x07offsets\x18\x01 \x03(\r\"\xaf\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x34\n\x05\x63hunk\x18\x02 \x01(\x0b\x32#.dspark.wire.v1.GenerateStreamChunkH\x00\x12\x34\n\x08\x63omplete\x18\x03 \x01(\x0b\x32 .dspark.wire.v1.GenerateCompleteH\x00\x12\x0f\n\x07padding\x18\x04 \x01(\x0c\x42\n\n\x08response\"\x86\x01\n\x13GenerateStreamChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.dspark.wire.v1.TokenLogprobs\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xf8\x01\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x17\n\x0fverified_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\r\x12\x1e\n\x16mean_acceptance_length\x18\x05 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x06 \x03(\r\x12\x1a\n\x12verified_histogram\x18\x07 \x03(\r\x12\x0e\n\x06policy\x18\x08 \x01(\t\x12\"\n\x04rule\x18\t \x01(\x0e\x32\x14.dspark.wire.v1.Rule\"N\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x02 \x01(\x01\x12\x0e\n\x06itl_ms\x18\x03 \x01(\x01\x12\x10\n\x08total_ms\x18\x04 \x01(\x01\"\xb7\x01\n\x0e\x43hoiceComplete\x12\r\n\x05index\x18\x01 \x01(\r\x12\x33\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1c.dspark.wire.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x03 \x01(\rH\x00\x12\x1a\n\x10matched_stop_str\x18\x04 \x01(\tH\x00\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\rB\x0e\n\x0cmatched_stop\"\xc7\x02\n\x10GenerateComplete\x12\x33\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1c.dspark.wire.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x02 \x01(\rH\x00\x12\x1a\n\x10matched_stop_str\x18\x03 \x01(\tH\x00\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.dspark.wire.v1.Usage\x12\x35\n\x0bspeculation\x18\x05 \x01(\x0b\x32 .dspark.wire.v1.SpeculationStats\x12(\n\x07timings\x18\x06 \x01(\x0b\x32\x17.dspark.wire.v1.Timings\x12/\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x1e.dspark.wire.v1.ChoiceCompleteB\x0e\n\x0cmatched_stop\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x1d\n\nAbortReply\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\"\x15\n\x13GetModelInfoRequest\"\xd6\x01\n\x11GetModelInfoReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12\"\n\x04rule\x18\x08 \x01(\x0e\x32\x14.dspark.wire.v1.Rule\x12\x15\n\rhas_tokenizer\x18\t \x01(\x08*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xf8\x01\n\nGeneration\x12O\n\x08Generate\x12\x1f.dspark.wire.v1.GenerateRequest\x1a .dspark.wire.v1.GenerateResponse0\x01\x12\x41\n\x05\x41\x62ort\x12\x1c.dspark.wire.v1.AbortRequest\x1a\x1a.dspark.wire.v1.AbortReply\x12V\n\x0cGetModelInfo\x12#.dspark.wire.v1.GetModelInfoRequest\x1a!.dspark.wire.v1.GetModelInfoReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2948
-  _globals['_FINISHREASON']._serialized_end=3068
+  _globals['_FINISHREASON']._serialized_start=2969
+  _globals['_FINISHREASON']._serialized_end=3089
   _globals['_TOKENIZEDINPUT']._serialized_start=77
   _globals['_TOKENIZEDINPUT']._serialized_end=135
   _globals['_SAMPLINGPARAMS']._serialized_start=138
@@ -45,31 +45,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATIONPARAMS']._serialized_start=941
   _globals['_SPECULATIONPARAMS']._serialized_end=1061
   _globals['_GENERATEREQUEST']._serialized_start=1064
-  _globals['_GENERATEREQUEST']._serialized_end=1367
-  _globals['_RESUME']._serialized_start=1369
-  _globals['_RESUME']._serialized_end=1394
-  _globals['_GENERATERESPONSE']._serialized_start=1397
-  _globals['_GENERATERESPONSE']._serialized_end=1572
-  _globals['_GENERATESTREAMCHUNK']._serialized_start=1575
-  _globals['_GENERATESTREAMCHUNK']._serialized_end=1709
-  _globals['_USAGE']._serialized_start=1711
-  _globals['_USAGE']._serialized_end=1791
-  _globals['_SPECULATIONSTATS']._serialized_start=1794
-  _globals['_SPECULATIONSTATS']._serialized_end=2042
-  _globals['_TIMINGS']._serialized_start=2044
-  _globals['_TIMINGS']._serialized_end=2122
-  _globals['_CHOICECOMPLETE']._serialized_start=2125
-  _globals['_CHOICECOMPLETE']._serialized_end=2308
-  _globals['_GENERATECOMPLETE']._serialized_start=2311
-  _globals['_GENERATECOMPLETE']._serialized_end=2638
-  _globals['_ABORTREQUEST']._serialized_start=2640
-  _globals['_ABORTREQUEST']._serialized_end=2675
-  _globals['_ABORTREPLY']._serialized_start=2677
-  _globals['_ABORTREPLY']._serialized_end=2706
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2708
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2729
-  _globals['_GETMODELINFOREPLY']._serialized_start=2732
-  _globals['_GETMODELINFOREPLY']._serialized_end=2946
-  _globals['_GENERATION']._serialized_start=3071
-  _globals['_GENERATION']._serialized_end=3319
+  _globals['_GENERATEREQUEST']._serialized_end=1388
+  _globals['_RESUME']._serialized_start=1390
+  _globals['_RESUME']._serialized_end=1415
+  _globals['_GENERATERESPONSE']._serialized_start=1418
+  _globals['_GENERATERESPONSE']._serialized_end=1593
+  _globals['_GENERATESTREAMCHUNK']._serialized_start=1596
+  _globals['_GENERATESTREAMCHUNK']._serialized_end=1730
+  _globals['_USAGE']._serialized_start=1732
+  _globals['_USAGE']._serialized_end=1812
+  _globals['_SPECULATIONSTATS']._serialized_start=1815
+  _globals['_SPECULATIONSTATS']._serialized_end=2063
+  _globals['_TIMINGS']._serialized_start=2065
+  _globals['_TIMINGS']._serialized_end=2143
+  _globals['_CHOICECOMPLETE']._serialized_start=2146
+  _globals['_CHOICECOMPLETE']._serialized_end=2329
+  _globals['_GENERATECOMPLETE']._serialized_start=2332
+  _globals['_GENERATECOMPLETE']._serialized_end=2659
+  _globals['_ABORTREQUEST']._serialized_start=2661
+  _globals['_ABORTREQUEST']._serialized_end=2696
+  _globals['_ABORTREPLY']._serialized_start=2698
+  _globals['_ABORTREPLY']._serialized_end=2727
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2729
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2750
+  _globals['_GETMODELINFOREPLY']._serialized_start=2753
+  _globals['_GETMODELINFOREPLY']._serialized_end=2967
+  _globals['_GENERATION']._serialized_start=3092
+  _globals['_GENERATION']._serialized_end=3340
 # @@protoc_insertion_point(module_scope)

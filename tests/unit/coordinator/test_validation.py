@@ -73,6 +73,8 @@ P = "sampling_params."
         ("tokenized.input_ids", ask((5,) * 45)),
         ("text", g.GenerateRequest(text="hello")),
         ("request_id", g.GenerateRequest(request_id="x" * 129, tokenized=g.TokenizedInput(input_ids=[1]))),
+        ("label", g.GenerateRequest(label="a b", tokenized=g.TokenizedInput(input_ids=[1]))),
+        ("label", g.GenerateRequest(label="x" * 33, tokenized=g.TokenizedInput(input_ids=[1]))),
         ("cache_salt", g.GenerateRequest(cache_salt="x" * 129, tokenized=g.TokenizedInput(input_ids=[1]))),
         (P + "temperature", ask(temperature=-0.1)),
         (P + "temperature", ask(temperature=math.nan)),

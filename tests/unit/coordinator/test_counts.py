@@ -1,0 +1,62 @@
+"""What rounds did, as the metrics and the status tell it."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.round_counts import RoundCounts
+from coordinator.totals import LATENCIES, write_totals
+from dspark.runtime import telemetry
+from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1 import control_pb2
+
+
+def test_labels_count_their_own_rounds() -> None:
+    metrics = Metrics()
+    counts = RoundCounts(metrics)
+    counts.judged(4, 4, 3, 3, "", label="code", committed=4, confidence=(0.9, 0.8, 0.5))
+    counts.judged(4, 2, 2, 0, "", label="prose", committed=1, confidence=(0.5, 0.5))
+    counts.judged(0, 0, 0, 0, "no_drafter", label="code", committed=1)
+    counts.judged(4, 4, 4, 4, "", committed=5, confidence=(1.0, 1.0, 1.0, 1.0))
+    assert metrics.value("label_rounds_total", label="code") == 0, "not before they are told"
+    counts.tell()
+    assert metrics.value("label_rounds_total", label="code") == 1, "rounds with a draft"
+    assert metrics.value("label_draft_tokens_total", label="code") == 4
+    assert metrics.value("label_accepted_tokens_total", label="code") == 3
+    assert metrics.value("label_generation_tokens_total", label="code") == 5
+    assert metrics.value("label_accepted_tokens_total", label="prose") == 0
+    assert metrics.value("label_draft_tokens_total", label="") == 0, "whoever gave none is counted under none"
+    assert metrics.value("rounds_total") == 4
+
+
+def test_what_was_promised_is_the_sum_of_survivals_of_verified_slots() -> None:
+    metrics = Metrics()
+    counts = RoundCounts(metrics)
+    counts.judged(4, 3, 3, 1, "", confidence=(0.5, 0.5, 1.0))
+    counts.tell()
+    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(0.5 + 0.25 + 0.25)
+    counts.tell()
+    assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(1.0), "told once"
+
+
+def test_labels_without_end_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "MOST_LABELS", 2)
+    metrics = Metrics()
+    assert [metrics.bounded_label(label) for label in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
+
+
+def test_a_status_carries_counters_over_all_labels_and_plain_buckets() -> None:
+    metrics = Metrics()
+    metrics.requests.labels(outcome="stop").inc(2)
+    metrics.requests.labels(outcome="length").inc(3)
+    for seconds in (0.0005, 0.03, 0.03, 1000.0):
+        metrics.time_to_first_token.observe(seconds)
+    reply = control_pb2.GetStatusReply()
+    write_totals(metrics, reply)
+    assert dict(reply.totals) == {"dspark_requests_total": 5.0}
+    assert {each.name for each in reply.distributions} == set(LATENCIES)
+    (first,) = [each for each in reply.distributions if each.name == "dspark_time_to_first_token_seconds"]
+    assert len(first.counts) == len(first.bounds) + 1
+    by_bound = dict(zip(first.bounds, first.counts, strict=False))
+    assert (by_bound[0.001], by_bound[0.03], first.counts[-1], sum(first.counts)) == (1, 2, 1, 4)
+    assert first.sum == pytest.approx(1000.0605)

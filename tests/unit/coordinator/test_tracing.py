@@ -1,0 +1,110 @@
+"""Spans of a request tell what happened to it: the same rounds, in order, inside each other, under its caller's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from fakes import ToyCell, calm, read
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from coordinator.lane import Conduct
+from coordinator.tracing import MOST_TRACED, Tracing, read_traceparent
+
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+UNSAMPLED = CALLER[:-1] + "0"
+
+
+class Traced:
+    def __init__(self, share: float) -> None:
+        self.cell = ToyCell(waits=Conduct(bypass=False))
+        self._kept = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._kept))
+        self.tracing = Tracing(
+            provider.get_tracer("test"), share, self.cell.explain, self.cell.clock, self.cell.metrics
+        )
+        self.cell.admission.tracing = self.tracing
+
+    def spans(self, name: str = "") -> list[Any]:
+        return [span for span in self._kept.get_finished_spans() if not name or span.name == name]
+
+
+@pytest_asyncio.fixture
+async def traced() -> AsyncIterator[Traced]:
+    it = Traced(share=0.0)
+    yield it
+    await it.cell.close()
+
+
+async def _answer(traced: Traced, **asked: object) -> list[int]:
+    track = traced.cell.ask(**asked)
+    await traced.cell.finish(track)
+    tokens = await read(track)
+    await calm()
+    return tokens
+
+
+async def test_a_request_under_a_caller_s_trace_is_told_whole(traced: Traced) -> None:
+    tokens = await _answer(traced, max_tokens=12, policy="fixed:2", traceparent=CALLER, label="code")
+    (root,) = traced.spans("generate")
+    assert f"{root.context.trace_id:032x}" == CALLER.split("-")[1]
+    assert f"{root.parent.span_id:016x}" == CALLER.split("-")[2]
+    assert root.attributes["gen_ai.usage.output_tokens"] == len(tokens) == 12
+    assert root.attributes["dspark.label"] == "code"
+    rounds = traced.spans("round")
+    assert len(rounds) == root.attributes["dspark.spec.rounds"], "the last round too"
+    assert 1 + sum(each.attributes["dspark.spec.committed"] for each in rounds) == len(tokens)
+    assert {each.parent.span_id for each in (*rounds, *traced.spans("admission"), *traced.spans("prefill"))} == {
+        root.context.span_id
+    }
+    ids = {each.context.span_id for each in rounds}
+    for name in ("draft", "verify"):
+        assert {each.parent.span_id for each in traced.spans(name)} <= ids
+    assert len(traced.spans("verify")) == len(rounds)
+    assert traced.spans("draft")
+    for span in traced.spans():
+        assert root.start_time <= span.start_time <= span.end_time <= root.end_time
+
+
+@pytest.mark.parametrize("parent", ["", UNSAMPLED, "nonsense", "00-" + "0" * 32 + "-b7ad6b7169203331-01"])
+async def test_who_does_not_ask_to_be_traced_is_not(traced: Traced, parent: str) -> None:
+    await _answer(traced, max_tokens=4, traceparent=parent)
+    assert not traced.spans()
+    assert not traced.cell.explain.watched
+
+
+async def test_a_share_is_traced_without_a_caller_s_word() -> None:
+    it = Traced(share=1.0)
+    try:
+        await _answer(it, max_tokens=4)
+        (root,) = it.spans("generate")
+        assert root.parent is None
+    finally:
+        await it.cell.close()
+
+
+async def test_beyond_the_bound_requests_are_served_untraced_and_counted(traced: Traced) -> None:
+    for number in range(MOST_TRACED):
+        traced.tracing.begun(f"other-{number}", CALLER)
+    await _answer(traced, max_tokens=4, traceparent=CALLER)
+    assert not traced.spans()
+    assert traced.cell.metrics.value("dropped_total", kind="trace", reason="full") == 1
+
+
+async def test_nothing_is_kept_of_a_request_that_has_ended(traced: Traced) -> None:
+    for _ in range(3):
+        await _answer(traced, max_tokens=4, traceparent=CALLER)
+    assert len(traced.spans("generate")) == 3
+    assert not traced.cell.explain.watched
+
+
+def test_the_trace_context_is_read_as_it_is_written() -> None:
+    parent = read_traceparent(CALLER)
+    assert parent is not None
+    assert (parent.trace, parent.sampled) == (0x0AF7651916CD43DD8448EB211C80319C, True)
+    assert read_traceparent(CALLER.upper()) is None
