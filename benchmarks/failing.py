@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.synthetic_cell import FLAT
@@ -77,10 +75,18 @@ class Setup:
     def of(args: argparse.Namespace) -> Setup:
         return Setup(chosen(args), args.synthetic)
 
+    @property
+    def name(self) -> str:
+        return "synthetic" if self.synthetic else self.pair.target.name
+
     def prompts(self, count: int) -> list[list[int]]:
         per_domain = -(-count // len(DOMAINS))
         asked = [prompt for domain in DOMAINS for prompt in self.pair.prompts(domain, per_domain)]
         return [self.pair.token_ids(prompt) for prompt in asked[:count]]
+
+    def longest(self, count: int) -> int:
+        """Tokens that the longest of so many prompts leaves room for."""
+        return self.pair.context_length - max(map(len, self.prompts(count))) - 16
 
     def cell(
         self,
@@ -155,6 +161,18 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(-(-int(share * 1000) * len(ordered) // 1000) - 1, 0)] if ordered else 0.0
 
 
-def folder(name: str) -> Path:
-    """For what a run leaves behind."""
-    return Path(tempfile.mkdtemp(prefix=f"dspark-{name}-"))
+async def until(true: Callable[[], bool], *, within_s: float = 60.0) -> None:
+    """Looks now and then at what other processes do; ends the program when it does not come true."""
+    deadline = time.monotonic() + within_s
+    while True:
+        if await asyncio.to_thread(true):
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not so within {within_s:g} s")
+        await asyncio.sleep(0.01)
+
+
+def serving(cell: LocalCell) -> set[str]:
+    """Names of processes that the coordinator says serve."""
+    with cell.client() as client:
+        return {process.name for process in client.status().processes if process.state == "serving"}

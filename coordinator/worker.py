@@ -19,7 +19,7 @@ import structlog
 from coordinator.breaker import Breaker, Doubts
 from coordinator.ports import DrafterPort, VerifierPort
 from coordinator.session import Session
-from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
@@ -72,7 +72,7 @@ class Worker:
         self._session: Session[Any] | None = None
         self._join, self._describe_s, self._token, self._metrics = join, describe_s, token, metrics
         self._breaker, self._alone = Breaker(doubts), alone
-        self._channel = open_channel(address.endpoint, tls=tls)
+        self._channel = open_channel(address.endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
         self._released = asyncio.Event()
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 

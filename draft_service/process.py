@@ -88,6 +88,7 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
             metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
             servicer.metrics_port = metrics_server.port
         await server.set_serving(True)
+        device.on_health = server.say_serving
     except BaseException:
         device.close()
         raise
@@ -148,6 +149,7 @@ def check(config: DraftConfig) -> None:
         "page_size": (1, 4096),
         "q_entries": (1, 4096),
         "max_sequences": (1, 1 << 20),
+        "lease_s": (0.1, 86_400),
         "max_batch_sequences": (1, 1 << 16),
         "max_wait_us": (0, 10_000_000),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -15,6 +16,7 @@ from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import Draining
+from dspark.runtime.leases import Leases, Ref
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, RefusalReason
 from dspark.wire import codec
@@ -47,22 +49,34 @@ class DraftSession:
         self._incarnation = incarnation
         self._draining = draining
         self._owner = next(_owners)
+        self._leases = Leases(engine.config.lease_s)
         self._laws: dict[int, tuple[int, Law]] = {}  # (epoch, law) of every sequence opened here
 
     async def run(self, requests: AsyncIterator[draft_pb2.DraftCommand]) -> AsyncGenerator[draft_pb2.DraftEvent, None]:
         """Events until the coordinator ends the stream."""
         stream = CommandStream(self._answer, self._metrics)
+        watching = asyncio.create_task(self._leases.watch(self._free_overdue))
         try:
             with self._draining.telling(lambda: stream.say(self._farewell())):
                 async with contextlib.aclosing(stream.run(requests)) as events:
                     async for event in events:
                         yield event
         finally:
+            watching.cancel()
             await self._free()
 
     def _farewell(self) -> draft_pb2.DraftEvent:
         left = types_pb2.Draining(finish_within_ms=self._draining.left_ms)
         return draft_pb2.DraftEvent(incarnation=self._incarnation, draining=left)
+
+    async def _free_overdue(self, late: list[Ref]) -> None:
+        """A release got lost, or the coordinator lost its mind."""
+        freed = await self._device.run(
+            lambda: sum(self._engine.release(sequence, epoch) for sequence, epoch in late), urgent=True
+        )
+        self._metrics.dropped.labels(kind="sequence", reason="lease").inc(freed)
+        self._note_load()
+        log.warning("lease.over", sequences=freed)
 
     async def _free(self) -> None:
         try:
@@ -122,6 +136,7 @@ class DraftSession:
         fit(len(cursors), anchors=anchors, features_through=through, max_slots=slots)
         if wrong:
             return [Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE) for cursor in cursors]
+        self._leases.mention(cohort.cursors.sequence)
         laws = [self._laws.get(cursor.sequence, _NO_LAW)[1] for cursor in cursors]
         return [
             Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE)
@@ -150,6 +165,7 @@ class DraftSession:
             except (Overloaded, Unavailable) as error:
                 refusal = Refusal(RefusalReason.NO_PAGES, str(error))
         if refusal is None:
+            self._leases.open(cursor.sequence, cursor.epoch)
             self._note_load()
             return draft_pb2.Opened(cursor=command.cursor)
         self._metrics.refusals.labels(reason=refusal.reason.name.lower()).inc()
@@ -165,6 +181,7 @@ class DraftSession:
         for sequence, epoch in named:
             if self._laws.get(sequence, _NO_LAW)[0] <= epoch:
                 self._laws.pop(sequence, None)
+            self._leases.end(sequence, epoch)
         self._note_load()
         return draft_pb2.DraftReleased(sequences=freed)
 

@@ -35,6 +35,9 @@ class VerifyConfig(ListenConfig):
     )
     max_batch_tokens: int = field(default=4096, metadata={"doc": "Tokens of one packed pass; larger cohorts split."})
     max_sequences: int = field(default=1024, metadata={"doc": "Sequences with state at one time."})
+    lease_s: float = field(
+        default=120.0, metadata={"doc": "A sequence that its coordinator has not mentioned for so long is freed."}
+    )
     attention: str = field(default="auto", metadata={"doc": "auto (packed if the self-test passes) or per_request."})
     attention_kernel: bool = field(
         default=True, metadata={"doc": "On a GPU: read pages in place where a kernel here can; else they are gathered."}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import features_pb2, features_pb2_grpc, types_pb2
@@ -135,7 +135,7 @@ class _Link:
         self._sink = sink
         self._metadata = auth_metadata(token)
         self._metrics = metrics
-        self._channel = open_channel(sink.endpoint, tls=tls)
+        self._channel = open_channel(sink.endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
         self._queue_rows = queue_rows
         self._queues = {name: _Queue() for name in ("rounds", "bulk")}
         self._tasks = [asyncio.create_task(self._stream(name, queue)) for name, queue in self._queues.items()]

@@ -88,6 +88,7 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProces
             metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
             service.metrics_port = metrics_server.port
         await server.set_serving(True)
+        device.on_health = server.say_serving
     except BaseException:
         device.close()
         raise
@@ -159,6 +160,7 @@ def check(config: VerifyConfig) -> None:
         "page_size": (1, 4096),
         "prefill_chunk": (1, 1 << 20),
         "max_sequences": (1, 1 << 20),
+        "lease_s": (0.1, 86_400),
         "force_acceptance_slots": (1, 64),
     }
     for key, (least, most) in bounds.items():

@@ -19,6 +19,7 @@ from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import Draining
+from dspark.runtime.leases import Leases, Ref
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec, cohorts
@@ -59,23 +60,35 @@ class VerifySession:
         self._draining = draining
         self._intake = intake
         self._owner = next(_owners)
+        self._leases = Leases(engine.config.lease_s)
 
     async def run(
         self, requests: AsyncIterator[verify_pb2.VerifyCommand]
     ) -> AsyncGenerator[verify_pb2.VerifyEvent, None]:
         """Events until the coordinator ends the stream."""
         stream = CommandStream(self._answer, self._metrics)
+        watching = asyncio.create_task(self._leases.watch(self._free_overdue))
         try:
             with self._draining.telling(lambda: stream.say(self._farewell())):
                 async with contextlib.aclosing(stream.run(requests)) as events:
                     async for event in events:
                         yield event
         finally:
+            watching.cancel()
             await self._free()
 
     def _farewell(self) -> verify_pb2.VerifyEvent:
         left = types_pb2.Draining(finish_within_ms=self._draining.left_ms)
         return verify_pb2.VerifyEvent(incarnation=self._incarnation, draining=left)
+
+    async def _free_overdue(self, late: list[Ref]) -> None:
+        """A release got lost, or the coordinator lost its mind."""
+        freed = await self._device.run(
+            lambda: sum(self._engine.release(sequence, epoch) for sequence, epoch in late), urgent=True
+        )
+        self._metrics.dropped.labels(kind="sequence", reason="lease").inc(freed)
+        self._note_load()
+        log.warning("lease.over", sequences=freed)
 
     async def _free(self) -> None:
         try:
@@ -121,6 +134,7 @@ class VerifySession:
             items, sinks = read_cohort(cohort)
         except PeerError as error:
             return verify_pb2.Verdicts(refusal=codec.write_refusal(self._refused(RefusalReason.INVALID, str(error))))
+        self._leases.mention(cohort.cursors.sequence)
         self._intake.round_begins()
         try:
             judged = await self._device.run(self._engine.judge_cohort, items, urgent=True)
@@ -205,6 +219,7 @@ class VerifySession:
         refusal, spared, rows = await self._device.run(open_it, urgent=True)
         if refusal is not None:
             return self._not_taken(command, refusal)
+        self._leases.open(cursor.sequence, cursor.epoch, at_work=True)
         self._note_load()
         if rows is not None:  # kept from before: the drafter gets them as if they had just been computed
             take_rows(rows)
@@ -221,6 +236,7 @@ class VerifySession:
         if isinstance(anchor, Refusal):
             await self._device.run(self._engine.release, cursor.sequence, cursor.epoch, urgent=True)
             return self._not_taken(command, anchor)
+        self._leases.open(cursor.sequence, cursor.epoch)
         told = self._engine.anchor_logprobs(cursor.sequence) if law.logprobs is not None else ()
         log.info("sequence.prefilled", sequence=cursor.sequence, epoch=cursor.epoch, tokens=len(ids), spared=spared)
         return verify_pb2.Prefilled(
@@ -234,6 +250,7 @@ class VerifySession:
 
     async def _resend(self, command: verify_pb2.Resend) -> verify_pb2.Resent:
         cursor = cursor_of(command.cursor)
+        self._leases.mention((cursor.sequence,))
         sink = read_sink(command.sink)
         made: FeatureRun | Refusal = (
             invalid("sink: not an address")
@@ -255,6 +272,8 @@ class VerifySession:
             return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)
 
         freed = await self._device.run(free, urgent=True)
+        for sequence, epoch in named:
+            self._leases.end(sequence, epoch)
         self._note_load()
         return verify_pb2.VerifyReleased(sequences=freed)
 

@@ -19,7 +19,7 @@ from coordinator.clock import Clock
 from coordinator.frontend.link import Link, RemoteCall
 from coordinator.outlet import Sink
 from dspark.errors import DsparkError, Overloaded, PeerError, Unavailable
-from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.channel import FRONT_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
@@ -127,7 +127,7 @@ class RemoteCell:
         """From hello to the end of one stream; returns whether anything was heard."""
         heard, why = False, "the stream ended"
         link = Link(self._hello(), self._clock, self._metrics)
-        channel = open_channel(self._endpoint, tls=self._tls)
+        channel = open_channel(self._endpoint, tls=self._tls, watch_ms=FRONT_WATCH_MS)
         try:
             stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
             async for batch in stub.Attach(link, metadata=auth_metadata(self._token)):

@@ -11,14 +11,16 @@ from dspark.runtime.tls import Tls
 MAX_MESSAGE = 256 * 1024 * 1024
 LOOKAHEAD = 4 * 1024 * 1024  # bytes of a stream that may travel unasked: a cohort's q needs no round trip for its rest
 
-# Keepalive alone notices a hung peer after 60 s; `ping_timeout_ms` is what shortens it.
+# After so much silence a peer is asked whether it is there. Processes of a cell watch each other closely; a listener
+# that strangers reach welcomes no ping more often than `server.LEAST_PUBLIC_PING_MS`.
+CLIENT_WATCH_MS, FRONT_WATCH_MS, WORKER_WATCH_MS = 10_000, 2_000, 1_000
+ANSWER_MS = 1_800  # of a peer in a cell to answer; with WORKER_WATCH_MS a hung one is noticed within 3 s
+CLIENT_ANSWER_MS = 3_000
+
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.min_reconnect_backoff_ms", 200),
@@ -30,8 +32,16 @@ _OPTIONS: list[tuple[str, int | str]] = [
 ]
 
 
-def _options(service_config: dict[str, object] | None, tls: Tls | None) -> list[tuple[str, int | str]]:
-    extra: list[tuple[str, int | str]] = []
+def _options(
+    service_config: dict[str, object] | None, tls: Tls | None, watch_ms: int = CLIENT_WATCH_MS
+) -> list[tuple[str, int | str]]:
+    answer_ms = ANSWER_MS if watch_ms < CLIENT_WATCH_MS else CLIENT_ANSWER_MS
+    # Keepalive alone notices a hung peer after 60 s; `ping_timeout_ms` is what shortens it.
+    extra: list[tuple[str, int | str]] = [
+        ("grpc.keepalive_time_ms", watch_ms),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),
+    ]
     if tls is not None and tls.server_name:
         extra.append(("grpc.ssl_target_name_override", tls.server_name))
     if service_config is not None:
@@ -40,10 +50,17 @@ def _options(service_config: dict[str, object] | None, tls: Tls | None) -> list[
 
 
 def open_channel(
-    endpoint: str, *, tls: Tls | None = None, service_config: dict[str, object] | None = None
+    endpoint: str,
+    *,
+    tls: Tls | None = None,
+    service_config: dict[str, object] | None = None,
+    watch_ms: int = CLIENT_WATCH_MS,
 ) -> grpc.aio.Channel:
-    """An asyncio channel to `host:port`; belongs to the running event loop. Without `tls` it is plaintext."""
-    options = _options(service_config, tls)
+    """An asyncio channel to `host:port`; belongs to the running event loop. Without `tls` it is plaintext.
+
+    `watch_ms`: silence after which the peer is asked whether it is there.
+    """
+    options = _options(service_config, tls, watch_ms)
     if tls is None:
         return grpc.aio.insecure_channel(endpoint, options=options)
     return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=options)
