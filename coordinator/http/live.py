@@ -1,4 +1,8 @@
-"""The live page and what it asks for: `/`, its files, an answer with every round explained, the cell, the load."""
+"""The live page and what it asks for: `/`, its files, an answer with every round explained, the cell, the load.
+
+The page and its files are anybody's. An answer is for clients; the pools are for those who may read metrics, and the
+load is for operators. Where no keys are set nobody is asked for one.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,13 @@ class LoadWish(BaseModel):
 
 
 def live_routes(door: Door, membership: Membership, admission: Admission, streams: int) -> APIRouter:
-    """The page and its files say nothing of the cell and ask for no key; all else does.
-
-    streams: background streams at one time, at most.
-    """
+    """`streams`: background streams at one time, at most."""
     page, router = Page(), APIRouter(include_in_schema=False)
     load = Load(door, [each["prompt"] for each in page.read_json("examples.json")], streams)
     feed = CellFeed(membership, admission, load, door.clock)
-    guarded = [Depends(from_this_page), Depends(door.guard)]
+    client = [Depends(from_this_page), Depends(door.guard)]
+    watcher = [Depends(from_this_page), Depends(door.operator_guard)]
+    operator = [*watcher, Depends(door.guard)]  # who may both read metrics and generate
 
     @router.get("/")
     async def index(request: Request) -> Response:
@@ -48,14 +51,13 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
     async def file(name: str, request: Request) -> Response:
         return page.send(name, request)
 
-    @router.get("/live/cell", dependencies=guarded)
+    @router.get("/live/cell", dependencies=client)
     async def cell() -> dict[str, Any]:
         """What does not change from frame to frame."""
         terms = door.desk.cell.terms()
         return {
             "model": door.model(terms),
             "drafter": terms.drafter.rstrip("/").rsplit("/", 1)[-1],
-            "drafters": [facts.name for facts in membership.drafters],
             "block_size": terms.block_size,
             "context_length": terms.limits.context_length,
             "policy": str(terms.limits.policy),
@@ -65,15 +67,15 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
             "most_tokens": live_answer.MAX_TOKENS,
         }
 
-    @router.get("/live/events", dependencies=guarded)
+    @router.get("/live/events", dependencies=watcher)
     async def events() -> EventStream:
         return feed.stream()
 
-    @router.post("/live/generate", dependencies=guarded)
+    @router.post("/live/generate", dependencies=client)
     async def generate(wish: live_answer.Wish) -> EventStream:
         return live_answer.stream(door, membership.explain, wish)
 
-    @router.post("/live/load", dependencies=guarded)
+    @router.post("/live/load", dependencies=operator)
     async def set_load(wish: LoadWish) -> dict[str, int]:
         if wish.policy:
             parse_policy(wish.policy, field="policy")

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
+import structlog
+
 from coordinator.admission import Admission
 from coordinator.clock import Clock
 from coordinator.explain import Settled
@@ -17,6 +19,8 @@ from coordinator.lane import Lane
 from coordinator.membership import Membership
 from coordinator.worker import Role, Worker
 from dspark.errors import Overloaded
+
+log = structlog.get_logger("dspark.live")
 
 FRAME_S = 0.25
 LINGER_S = 5.0  # background streams outlast the last watcher by this: a page may be loaded again
@@ -29,7 +33,7 @@ class CellFeed:
     def __init__(self, membership: Membership, admission: Admission, load: Load, clock: Clock) -> None:
         self._membership, self._admission, self._load, self._clock = membership, admission, load, clock
         self._watchers = 0
-        self._frame = b""
+        self._frame: bytes | None = None  # None once there are no more
         self._next = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -43,6 +47,8 @@ class CellFeed:
                 yield event({"type": "hello", "frame_s": FRAME_S})
                 while not left.is_set() and not self._admission.draining:
                     await self._next.wait()
+                    if self._frame is None:
+                        return
                     yield self._frame
             finally:
                 self._watchers -= 1
@@ -74,11 +80,13 @@ class CellFeed:
                     if self._watchers:
                         seen = self._clock.time()
                         self._show(event(self._cell(watch.rounds())))
+        except Exception as error:  # a bug: pages come back and find a feed that begins anew
+            log.error("live.feed_failed", exc_info=error)
         finally:
             self._load.close()
-            self._show(event({"type": "bye"}))
+            self._show(None)
 
-    def _show(self, frame: bytes) -> None:
+    def _show(self, frame: bytes | None) -> None:
         self._frame = frame
         shown, self._next = self._next, asyncio.Event()
         shown.set()

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from dspark.client import Client
+from dspark.runtime.identity import write_token
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
 pytestmark = pytest.mark.services
@@ -147,22 +148,25 @@ def test_other_sites_pages_get_nowhere(http: httpx.Client) -> None:
     assert plain.status_code in (400, 422)  # what a form of another site could send
 
 
-def test_where_there_is_a_key_only_the_page_itself_comes_without(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("a-key-for-clients\n")
-    token.chmod(0o600)
-    with (
-        HttpCell(synthetic_pair(tmp_path), client_token_file=str(token)) as guarded,
-        httpx.Client(base_url=guarded.url) as http,
-    ):
-        assert http.get("/").status_code == 200
-        assert http.get("/live/page/main.js").status_code == 200
-        for path in ("/live/cell", "/live/events"):
-            assert http.get(path).status_code == 401
-        for path, body in (("/live/generate", {"prompt": "x"}), ("/live/load", {"streams": 1})):
-            assert http.post(path, json=body).status_code == 401
-        http.headers["authorization"] = "Bearer a-key-for-clients"
-        assert http.get("/live/cell").json()["model"]
+def test_answers_are_for_clients_pools_for_monitors_and_load_for_operators(tmp_path: Path) -> None:
+    names = ("client", "metrics", "operator")
+    keys = {name: write_token(tmp_path / name) for name in names}
+    files = {f"{name}_token_file": str(tmp_path / name) for name in names}
+    asked: list[tuple[str, dict[str, Any] | None, set[str]]] = [
+        ("/", None, {"", *names}),
+        ("/live/page/main.js", None, {"", *names}),
+        ("/live/cell", None, {"client", "operator"}),
+        ("/live/generate", {"prompt": "x", "max_tokens": 1}, {"client", "operator"}),
+        ("/live/events", None, {"metrics", "operator"}),
+        ("/live/load", {"streams": 0}, {"operator"}),
+    ]
+    with HttpCell(synthetic_pair(tmp_path), **files) as guarded, httpx.Client(base_url=guarded.url) as http:
+        for path, body, allowed in asked:
+            for name in ("", *names):
+                headers = {"authorization": f"Bearer {keys[name]}"} if name else {}
+                with http.stream("GET" if body is None else "POST", path, json=body, headers=headers) as response:
+                    expected = 200 if name in allowed else 403 if name else 401
+                    assert response.status_code == expected, (path, name)
 
 
 def test_the_page_can_be_turned_off(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ export async function prepare(cell) {
   $("length").max = String(cell.most_tokens);
   $("load").max = String(cell.most_streams);
   $("load-field").hidden = cell.most_streams === 0;
-  showDrafters(cell.drafters);
 }
 
 export async function loadExamples() {

@@ -6,7 +6,7 @@ import { loadExamples, policy, prepare, showDrafters, wish } from "./controls.js
 import { $, say } from "./dom.js";
 import { showPools } from "./pools.js";
 import { showRound } from "./round.js";
-import { call, events, Refused } from "./stream.js";
+import { ahead, call, events, Refused } from "./stream.js";
 import { number } from "./words.js";
 
 const SLOW_MS = 700; // between two rounds when they are shown one by one
@@ -32,7 +32,7 @@ async function generate() {
   say($("status"), "Generating.");
   try {
     let end = null;
-    for await (const event of events("/live/generate", { body: asked, signal: mine.signal })) {
+    for await (const event of ahead(events("/live/generate", { body: asked, signal: mine.signal }))) {
       if (event.type === "end") end = event;
       else if (event.type !== "begin") await take(event, mine.signal);
     }
@@ -44,7 +44,6 @@ async function generate() {
   }
   if (mine !== running) return; // another answer took its place
   answer.end();
-  answer.figures();
   if (following && answer.rounds.length) choose(answer.rounds.length - 1, true);
   busy(false);
   running = null;
@@ -113,10 +112,17 @@ async function watch() {
       for await (const frame of events("/live/events")) if (frame.type === "cell") show(frame);
       state("lost", "the cell has gone");
     } catch (error) {
+      if (error.status === 403) return alone();
       state("lost", error instanceof Refused ? error.message : "no connection");
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
   }
+}
+
+/** This key is a client's: pools and load are the operator's. */
+function alone() {
+  state("serving", "ready");
+  document.querySelector(".live").hidden = true;
 }
 
 function show(frame) {

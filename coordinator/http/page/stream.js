@@ -5,12 +5,18 @@ import { $, say } from "./dom.js";
 let key = "";
 let asking = null;
 
-export class Refused extends Error {}
+export class Refused extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
 
 /** Sends a request, with the key if there is one; asks for it and tries again where it is missing. */
 export async function call(path, { body, signal } = {}) {
   for (;;) {
-    const headers = key ? { authorization: `Bearer ${key}` } : {};
+    const shown = key;
+    const headers = shown ? { authorization: `Bearer ${shown}` } : {};
     if (body !== undefined) headers["content-type"] = "application/json";
     const response = await fetch(path, {
       method: body === undefined ? "GET" : "POST",
@@ -21,8 +27,8 @@ export async function call(path, { body, signal } = {}) {
     });
     if (response.ok) return response;
     const text = await described(response);
-    if (response.status !== 401) throw new Refused(text);
-    await keyFromUser(text);
+    if (response.status !== 401) throw new Refused(text, response.status);
+    if (key === shown) await keyFromUser(text);
   }
 }
 
@@ -46,6 +52,32 @@ export async function* events(path, options) {
     }
   } finally {
     reader.cancel().catch(() => {});
+  }
+}
+
+/** The same events, taken in as they come and given out as fast as they are asked for: nobody reads slowly. */
+export async function* ahead(source) {
+  const waiting = [];
+  let wake = () => {};
+  let over = false;
+  let failure = null;
+  (async () => {
+    try {
+      for await (const event of source) {
+        waiting.push(event);
+        wake();
+      }
+    } catch (error) {
+      failure = error;
+    }
+    over = true;
+    wake();
+  })();
+  for (;;) {
+    while (waiting.length) yield waiting.shift();
+    if (failure) throw failure;
+    if (over) return;
+    await new Promise((resolve) => (wake = resolve));
   }
 }
 
