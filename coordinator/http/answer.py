@@ -38,7 +38,8 @@ async def answered(
     given = request.headers.get(ID_HEADER)
     name, detail = new_id(kind, given), _detail(request, body)
     try:
-        asking = await Asking.begin(door, prompts, options, name, record=detail != "none")
+        trace = request.headers.get("traceparent", "")
+        asking = await Asking.begin(door, prompts, options, name, trace=trace, record=detail != "none")
     except InvalidRequest as error:
         if names is None or error.field not in names:
             raise

@@ -49,6 +49,7 @@ def sampling(body: Body, *, max_tokens: int | None, logprobs: int | None) -> Sam
         rule=speculation.rule if speculation else "",
         weight=speculation.weight if speculation else None,
         drafter=speculation.drafter if speculation else "",
+        label=speculation.label if speculation else "",
         **{name: getattr(body, name) for name in _PLAIN},
     )
 
@@ -79,9 +80,9 @@ class Asking:
 
     @staticmethod
     async def begin(
-        door: Door, prompts: Sequence[Prompt], options: Sampling, name: str, *, record: bool = False
+        door: Door, prompts: Sequence[Prompt], options: Sampling, name: str, *, trace: str = "", record: bool = False
     ) -> Asking:
-        """Takes all prompts in, or none."""
+        """Takes all prompts in, or none. trace: the caller's W3C trace context."""
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequest("text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed")
         asking = Asking(record)
@@ -89,6 +90,7 @@ class Asking:
             for index, prompt in enumerate(prompts):
                 message = write_request(prompt, options)
                 message.request_id = name if len(prompts) == 1 else f"{name}-{index}"
+                message.traceparent = trace
                 begun = await Answering.begin(door.desk, message, door.longest_s, door.clock, door.metrics)
                 asking.answerings.append(begun)
                 asking.pieces.append([])

@@ -28,7 +28,7 @@ log = structlog.get_logger("dspark.http")
 _INVALID = "invalid_request_error"
 _RETRY_UNAVAILABLE_S = 1.0
 # Fields of the public gRPC message, as a client of this interface calls them.
-_NAMES = {"text": "prompt", "tokenized.input_ids": "prompt", "speculation.weight": "speculation.weight"}
+_NAMES = {"text": "prompt", "tokenized.input_ids": "prompt", "label": "speculation.label"}
 
 
 class UnknownModel(DsparkError):

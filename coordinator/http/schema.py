@@ -56,6 +56,7 @@ class Speculation(_Part):
     rule: Literal["", "token", "block", "coupled"] = ""
     weight: float | None = None
     drafter: str = ""
+    label: str = ""
 
 
 class Body(BaseModel):
