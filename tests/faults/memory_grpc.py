@@ -50,7 +50,9 @@ class Pipe:
         call, network = self._call, self._network
         source, target = (call.source, call.target) if self._asked else (call.target, call.source)
         kind = kind_of(call.method, self._asked, data)
-        fate = network.plan.fate(source, target, call.method, kind, asyncio.get_running_loop().time())
+        plan = network.plan
+        message = plan.meets(source, target, call.method, kind, asyncio.get_running_loop().time())
+        fate, data = plan.fate(message), plan.tampered(message, data)
         if fate.action is Action.CUT:
             call.cut("Connection reset by peer")
         elif fate.action is Action.SWAP:
@@ -215,7 +217,7 @@ class MemoryCall:
         self.over = True
         self._error = error
         self._code = grpc.StatusCode.OK if error is None else error.code()
-        self._network.calls.discard(self)
+        self._network.calls.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         if self._feeder is not None:

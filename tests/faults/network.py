@@ -63,7 +63,7 @@ class Network:
         self.nodes: dict[str, Node] = {"client": self.outside}
         self.servers: dict[str, tuple[Node, Any]] = {}  # by address: the node, its server
         self.names: dict[str, str] = {}  # of whoever listened at an address last
-        self.calls: set[Call] = set()
+        self.calls: dict[Call, None] = {}  # in the order they began
         self._loop = asyncio.get_running_loop()
         self._ports = 20_000
         self._walls: set[tuple[str, str]] = set()  # (source, target) that nothing passes
@@ -130,7 +130,7 @@ class Network:
         return int(port)
 
     def joined(self, call: Call) -> None:
-        self.calls.add(call)
+        self.calls[call] = None
         if self._blocked(call.source, call.target) or self._blocked(call.target, call.source):
             self._loop.call_later(self.watch_s, self._give_up, call)
 

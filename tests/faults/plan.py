@@ -30,7 +30,7 @@ class Message:
     source: str  # process that sends it, e.g. "verify/0"
     target: str
     method: str
-    kind: str  # see `boundaries`
+    kind: str  # see `boundaries`; "" between a client and the cell
     number: int  # of its kind on this network, from 1
     time: float  # seconds
 
@@ -45,6 +45,7 @@ class Fate:
 
 UNHURT = Fate()
 Rule = Callable[[Message], Fate | None]
+Tamper = Callable[[Message, bytes], bytes]  # what arrives in place of what was sent
 
 
 class Plan:
@@ -52,19 +53,28 @@ class Plan:
 
     def __init__(self, *rules: Rule) -> None:
         self.rules = list(rules)
+        self.tampers: list[Tamper] = []
         self.seen: Counter[str] = Counter()
         self.hurt: Counter[tuple[str, Action]] = Counter()
 
-    def fate(self, source: str, target: str, method: str, kind: str, time: float) -> Fate:
-        """Of the next message."""
+    def meets(self, source: str, target: str, method: str, kind: str, time: float) -> Message:
+        """The next message."""
         self.seen[kind] += 1
-        message = Message(source, target, method, kind, self.seen[kind], time)
+        return Message(source, target, method, kind, self.seen[kind], time)
+
+    def fate(self, message: Message) -> Fate:
         for rule in self.rules:
             fate = rule(message)
             if fate is not None and fate.action is not None:
-                self.hurt[kind, fate.action] += 1
+                self.hurt[message.kind, fate.action] += 1
                 return fate
         return UNHURT
+
+    def tampered(self, message: Message, data: bytes) -> bytes:
+        """What arrives."""
+        for tamper in self.tampers:
+            data = tamper(message, data)
+        return data
 
 
 def once(kind: str, action: Action, *, at: int = 1, late_s: float = 0.0) -> Rule:
@@ -85,13 +95,13 @@ def storm(
     late_s: float = 0.05,
     until_s: float = float("inf"),
 ) -> Rule:
-    """Hurts a share of all messages (or of some kinds), each in a random way; from `until_s` on, none."""
+    """Hurts a share of all internal messages (or of some kinds), each in a random way; from `until_s` on, none."""
     draw = random.Random(f"storm/{seed}")
     chosen = sorted(actions, key=lambda action: action.value)
 
     def rule(message: Message) -> Fate | None:
         hit, action, late = draw.random() < rate, draw.choice(chosen), draw.random() * late_s
-        if not hit or message.time >= until_s or (kinds and message.kind not in kinds):
+        if not hit or message.time >= until_s or (message.kind not in kinds if kinds else not message.kind):
             return None
         return Fate(action, late if action in (Action.LATE, Action.SWAP) else 0.0)
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from unittest import mock
 
 from coordinator import process as coordinator_process
@@ -97,6 +97,8 @@ class SimulatedCell:
         given["verify"].update(verify or {})
         given["draft"].update(draft or {})
         given["coordinator"] = dict(coordinator or {})
+        for more in given.values():
+            more.setdefault("metrics_port", None)  # a server on a thread is not simulated
         self._given = given
         self._binds: dict[str, str] = {}
 
@@ -170,6 +172,11 @@ class SimulatedCell:
     def heal(self) -> None:
         self.network.open_walls()
 
+    async def ask_from(self, client: str, prompt: list[int], **options: Any) -> Answer:
+        """`ask` by a process of this name, which can be killed, frozen and cut off like any other."""
+        asking: Answer = await self.network.within(self.network.begin(client), self.ask(prompt, **options))
+        return asking
+
     async def ask(self, prompt: list[int], *, timeout: float = 600.0, **options: Any) -> Answer:
         """One request by the Python client; greedy and to its full length unless told otherwise."""
         answer = Answer()
@@ -201,6 +208,11 @@ class SimulatedCell:
     def held(self, name: str) -> int:
         """Sequences that a worker holds."""
         return int(self.processes[name].engine.held.sequences)
+
+    def holder(self, role: str = "verify") -> str:
+        """The living worker that holds most sequences."""
+        names = [name for name in self.processes if name.startswith(f"{role}/") and self.network.nodes[name].alive]
+        return max(names, key=self.held)
 
     def left_over(self) -> dict[str, int]:
         """What living processes still hold for requests: empty when everything was freed."""
@@ -236,40 +248,56 @@ def simulate(story: Callable[[SimulatedCell], Awaitable[T]], *, seed: int = 0, *
 
     async def main() -> T:
         cell = SimulatedCell(**settings)
-        with _in_memory(cell):
+        with in_memory(cell):
             await cell.start()
             return await asyncio.wait_for(story(cell), LONGEST_S)
 
-    return run_simulated(main(), seed=seed)
+    with Simulation(seed) as simulation:
+        return simulation.run(main())
 
 
-def run_simulated(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
-    """In a loop whose time jumps, with every clock of the process on that time."""
-    loop = _Loop()
-    draw = random.Random(f"simulated/{seed}")
-    asyncio.set_event_loop(loop)
-    with contextlib.ExitStack() as stack:
-        for name, read in (
-            ("monotonic", loop.time),
-            ("perf_counter", loop.time),
-            ("perf_counter_ns", lambda: int(loop.time() * 1e9)),
-        ):
-            stack.enter_context(mock.patch.object(time, name, read))
-        stack.enter_context(mock.patch("secrets.randbits", draw.getrandbits))
-        stack.enter_context(mock.patch.object(Pace, "sleep_until", return_value=0))  # the device's own time
+class Simulation:
+    """A loop whose time jumps, with every clock of the process on that time while it is entered."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.loop = _Loop()
+        self._draw = random.Random(f"simulated/{seed}")
+        self._stack = contextlib.ExitStack()
+
+    def _now_ns(self) -> int:
+        return int(self.loop.time() * 1e9)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def enter(self, context: contextlib.AbstractContextManager[T]) -> T:
+        """Left again when the simulation ends."""
+        return self._stack.enter_context(context)
+
+    def __enter__(self) -> Self:
+        asyncio.set_event_loop(self.loop)
+        now = self.loop.time
+        self.enter(mock.patch.object(time, "monotonic", now))
+        self.enter(mock.patch.object(time, "perf_counter", now))
+        self.enter(mock.patch.object(time, "perf_counter_ns", self._now_ns))
+        self.enter(mock.patch("secrets.randbits", self._draw.getrandbits))
+        self.enter(mock.patch.object(Pace, "sleep_until", return_value=0))  # the device's own time
+        return self
+
+    def __exit__(self, *_: object) -> None:
         try:
-            return loop.run_until_complete(main)
-        finally:
-            left = asyncio.all_tasks(loop)
+            left = asyncio.all_tasks(self.loop)
             for task in left:
                 task.cancel()
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            self._stack.close()
             asyncio.set_event_loop(None)
-            loop.close()
+            self.loop.close()
 
 
 @contextlib.contextmanager
-def _in_memory(cell: SimulatedCell) -> Iterator[None]:
+def in_memory(cell: SimulatedCell) -> Iterator[None]:
     """Servers, channels and devices of this story are those of its network."""
     network = cell.network
 

@@ -24,9 +24,9 @@ def test_a_killed_verifier_s_answer_goes_on_with_the_same_ids_on_real_engines() 
     async def story(cell: SimulatedCell) -> Answer:
         asking = asyncio.create_task(cell.ask(PROMPT, max_tokens=24))
         await cell.after(0.05)
-        cell.kill("verify/0")
+        cell.kill(lost := cell.holder())
         answer = await asking
-        await cell.restart("verify/0")
+        await cell.restart(lost)
         await cell.connected(3)
         assert cell.left_over() == {}
         return answer
@@ -59,9 +59,9 @@ def test_a_frozen_verifier_is_given_up_and_its_late_words_change_nothing() -> No
     async def story(cell: SimulatedCell) -> tuple[list[int], float]:
         asking = asyncio.create_task(cell.ask(PROMPT, max_tokens=40))
         await cell.after(0.05)
-        cell.freeze("verify/0")
+        cell.freeze(hung := cell.holder())
         answer = await asking
-        cell.thaw("verify/0")
+        cell.thaw(hung)
         await cell.after(5.0)
         await cell.connected(3)
         assert cell.left_over() == {}

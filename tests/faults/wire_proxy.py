@@ -72,7 +72,8 @@ class WireProxy:
         ends = ("", self.name) if asked else (self.name, "")
         swapped: list[bytes] = []
         async for data in messages:
-            fate = self.plan.fate(*ends, method, kind_of(method, asked, data), time.monotonic())
+            message = self.plan.meets(*ends, method, kind_of(method, asked, data), time.monotonic())
+            fate, data = self.plan.fate(message), self.plan.tampered(message, data)
             if fate.action is Action.CUT:
                 raise Cut
             if fate.action is Action.DROP:

@@ -1,0 +1,40 @@
+"""Row 3: bugs put into sampler, rules and scheduler, one at a time; the tests notice every one.
+
+The everyday form takes every third of them, which spares processor time; the long form takes all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from benchmarks.pair import ROOT
+from benchmarks.row import Row
+from faults.rows.program import arguments, cpu_s
+
+LEAST = 20
+CPU_S = 60.0  # of the everyday form; children that die by their bug are counted too
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    command = [sys.executable, "-m", "benchmarks.mutants", "--json", *([] if args.long else ["--quick"])]
+    before = cpu_s()
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    seconds = cpu_s() - before
+    if not done.stdout:
+        print(f"benchmarks.mutants ended with status {done.returncode}", file=sys.stderr)
+        return 1
+    value = {**json.loads(done.stdout)["value"], "cpu_seconds": round(seconds, 1), "all": args.long}
+    quick = args.long or seconds < CPU_S
+    holds = value["caught"] == value["bugs"] >= LEAST and quick
+    bar = f"all of {LEAST} or more caught" + ("" if args.long else f", under {CPU_S:g} s of processor")
+    return Row("3", "injected bugs are caught", value, bar, holds).show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

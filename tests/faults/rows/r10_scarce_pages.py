@@ -1,0 +1,114 @@
+"""Row 10: pages for half of what is asked at one time, and preemptions at random steps on top; every answer comes.
+
+Real engines in simulated time. Waste is what is prefilled again; pages of a preempted sequence that nobody took
+meanwhile are found again by the prefix cache, so the run is measured with it as it is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+
+from benchmarks.row import Row, note
+from faults.rows.program import arguments
+from faults.simulated import Answer, SimulatedCell, simulate
+
+SEQUENCES = 12
+PROMPT, TOKENS = (8, 40), (24, 72)
+LONGEST = PROMPT[1] + TOKENS[1]
+PAGE = 16
+FITTING = SEQUENCES * -(-(PROMPT[0] + PROMPT[1] + TOKENS[0] + TOKENS[1]) // 2 // PAGE) * PAGE  # tokens, on average
+STALL_S = 30.0  # simulated: without a token for so long nobody makes progress
+MOST_PREEMPTIONS = 12  # of one request, forced ones included
+WASTE = 0.10
+
+
+def requests(seed: int) -> list[tuple[list[int], int]]:
+    draw = random.Random(f"requests/{seed}")
+    return [
+        ([draw.randrange(2, 126) for _ in range(draw.randint(*PROMPT))], draw.randint(*TOKENS))
+        for _ in range(SEQUENCES)
+    ]
+
+
+async def ask_all(cell: SimulatedCell, seed: int) -> list[Answer]:
+    return list(await asyncio.gather(*(cell.ask(prompt, max_tokens=count) for prompt, count in requests(seed))))
+
+
+async def scarce(cell: SimulatedCell, seed: int, forced: int) -> tuple[list[Answer], dict[str, float]]:
+    """The same requests while pages are short and somebody is thrown out now and then."""
+    draw = random.Random(f"forced/{seed}")
+    membership = cell.processes["coordinator/0"].membership
+    most = 0
+
+    async def force() -> None:
+        for _ in range(forced):
+            await cell.after(draw.uniform(0.01, 0.12))
+            for lane in membership.lanes:
+                lane._make_room()  # what an OUT_OF_PAGES does, at any step
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            await cell.after(0.002)
+            tracks = [track for lane in membership.lanes for track in lane.tracks]
+            most = max([most, *(track.sequence.epoch for track in tracks)])
+
+    forcing, watching = asyncio.create_task(force()), asyncio.create_task(watch())
+    answers = await ask_all(cell, seed)
+    forcing.cancel()
+    watching.cancel()
+    assert cell.left_over() == {}, cell.left_over()
+    figures = {
+        "preemptions": cell.metric("num_preemptions_total"),
+        "most": most,
+        "cached": cell.metric("prefix_cache_hits_total", "verify/0"),
+        "asked": cell.metric("prefix_cache_queries_total", "verify/0"),
+    }
+    return answers, figures
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    seeds = 40 if args.long else 4
+    same = ended = 0
+    total = {"preemptions": 0.0, "prefilled": 0.0, "needed": 0.0, "produced": 0.0}
+    most, stall = 0.0, 0.0
+    for seed in range(seeds):
+        plain = simulate(lambda cell, seed=seed: ask_all(cell, seed), verify={"kv_tokens": 1 << 15})
+        answers, figures = simulate(
+            lambda cell, seed=seed: scarce(cell, seed, forced=3),
+            verify={"kv_tokens": max(FITTING // 2, LONGEST + PAGE)},
+        )
+        ended += sum(answer.end is not None for answer in answers)
+        same += sum(a.ids == b.ids for a, b in zip(answers, plain, strict=True))
+        stall = max([stall, *(answer.longest_gap_s for answer in answers)])
+        most = max(most, figures["most"])
+        total["preemptions"] += figures["preemptions"]
+        total["prefilled"] += figures["asked"] - figures["cached"]
+        total["needed"] += sum(len(prompt) for prompt, _ in requests(seed))
+        total["produced"] += sum(count for _, count in requests(seed))
+        note(f"seed {seed}: {figures}")
+    count = seeds * SEQUENCES
+    wasted = (total["prefilled"] - total["needed"]) / (total["needed"] + total["produced"])
+    value = {
+        "requests": count,
+        "ended": ended,
+        "same_ids": same,
+        "preemptions": int(total["preemptions"]),
+        "most_of_one_request": int(most),
+        "wasted_prefill": round(wasted, 4),
+        "longest_stall_s": round(stall, 2),
+    }
+    holds = ended == same == count and wasted <= WASTE and most <= MOST_PREEMPTIONS and stall < STALL_S
+    holds = holds and total["preemptions"] > seeds
+    bar = (
+        f"all end with the ids of an unpreempted run, prefill wasted <= {WASTE:.0%} of all tokens, "
+        f"<= {MOST_PREEMPTIONS} preemptions of a request, no stall of {STALL_S:g} simulated s"
+    )
+    return Row("10", "pages for half of the sequences, forced preemption", value, bar, holds).show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
