@@ -53,7 +53,7 @@ class ChatTemplate:
         self._tokens = dict(tokens or {})
         try:
             self._template = environment.from_string(source)
-            #: Names of keyword arguments that change what it writes.
+            # Keyword arguments that may change what it writes: names it reads, those it sets in some branch included.
             self.arguments = frozenset(meta.find_undeclared_variables(environment.parse(source)) - _OURS)
         except jinja2.TemplateError as error:
             raise ConfigError(f"target: its chat template is not valid: {error}") from error

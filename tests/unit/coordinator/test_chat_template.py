@@ -1,0 +1,148 @@
+"""Chat templates render as transformers renders them, and nothing in them reaches outside the sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from coordinator.http.template import ChatTemplate, find_template
+from dspark.errors import ConfigError, InvalidRequest
+
+# As published models write theirs, shortened.
+CHATML = """{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if loop.first and message.role == 'system' %}{%- continue %}{%- endif %}
+    {%- if message.role == 'assistant' %}
+        {%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
+        {{- '<|im_start|>assistant\\n' }}{% generation %}{{- content + '<|im_end|>\\n' }}{% endgeneration %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+TURNS = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}
+{{ raise_exception('System role not supported') }}{% endif %}
+{% for message in messages %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {% endif %}
+    {% set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+<start_of_turn>{{ role }}
+{{ message['content'] | trim }}<end_of_turn>
+{% endfor %}
+{% if add_generation_prompt %}<start_of_turn>model
+{% endif %}"""
+JSONS = "{% for m in messages %}{{ m | tojson }}{% if date_string is defined %}{{ date_string }}{% endif %}{% endfor %}"
+
+USER = {"role": "user", "content": "Grüße <b> & 'quotes'\n"}
+TALK = [USER, {"role": "assistant", "content": "<think>x</think>\nHi"}, {"role": "user", "content": " and? "}]
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "arguments"),
+    [
+        (CHATML, [USER], {}),
+        (CHATML, [SYSTEM, *TALK], {}),
+        (CHATML, TALK, {"enable_thinking": False}),
+        (CHATML, TALK, {"enable_thinking": True}),
+        (TURNS, TALK, {}),
+        (JSONS, TALK, {"date_string": "today"}),
+    ],
+)
+@pytest.mark.parametrize("begin", [True, False])
+def test_it_renders_as_transformers_does(
+    source: str, messages: list[dict[str, Any]], arguments: dict[str, Any], begin: bool
+) -> None:
+    ours = ChatTemplate(source, {"bos_token": "<bos>"}).render(messages, arguments, add_generation_prompt=begin)
+    (theirs,), _ = render_jinja_template(
+        conversations=[messages], chat_template=source, add_generation_prompt=begin, bos_token="<bos>", **arguments
+    )
+    assert ours == theirs
+
+
+def test_it_knows_its_arguments_and_refuses_others() -> None:
+    template = ChatTemplate(CHATML)
+    assert "enable_thinking" in template.arguments
+    with pytest.raises(InvalidRequest, match=r"chat_template_kwargs\.thinking: .* it has .*enable_thinking"):
+        template.render([USER], {"thinking": False}, add_generation_prompt=True)
+    for ours in ("messages", "bos_token", "add_generation_prompt"):
+        with pytest.raises(InvalidRequest, match=ours):
+            template.render([USER], {ours: "x"}, add_generation_prompt=True)
+
+
+def test_a_template_s_own_refusal_is_the_client_s_error() -> None:
+    with pytest.raises(InvalidRequest, match="messages: System role not supported"):
+        ChatTemplate(TURNS).render([SYSTEM, USER], {}, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[7].content }}",
+    ],
+)
+def test_nothing_outside_is_reached_and_no_failure_escapes(source: str) -> None:
+    said = []
+    with contextlib.suppress(InvalidRequest):
+        said.append(ChatTemplate(source).render([USER], {}, add_generation_prompt=True))
+    assert said in ([], [""])
+
+
+def test_what_is_no_template_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{% for %}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="chat template is not valid"):
+        find_template(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("written", ["file", "text", "list"])
+def test_it_is_found_wherever_checkpoints_keep_it(tmp_path: Path, written: str) -> None:
+    config: dict[str, Any] = {"bos_token": {"content": "<s>", "lstrip": False}}
+    source = "{{ bos_token }}{{ messages[0].content }}"
+    if written == "file":
+        (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
+        config["chat_template"] = "another, which the file overrides"
+    elif written == "text":
+        config["chat_template"] = source
+    else:
+        config["chat_template"] = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = find_template(str(tmp_path), None)
+    assert found is not None
+    assert found.render([{"role": "user", "content": "hi"}], {}, add_generation_prompt=True) == "<s>hi"
+
+
+def test_without_one_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    assert find_template(str(tmp_path), None) is None
+    assert find_template(None, None) is None
+
+
+def test_the_demo_target_goes_on_with_what_was_said() -> None:
+    template = find_template(str(Path(__file__).parents[3] / "models" / "demo-target"), None)
+    assert template is not None
+    messages = [SYSTEM, {"role": "user", "content": "One"}, {"role": "assistant", "content": ", two"}, USER]
+    said = template.render(messages, {}, add_generation_prompt=True)
+    assert said == f"Be brief.\n\nOne, two\n\n{USER['content']}"

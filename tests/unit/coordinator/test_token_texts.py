@@ -1,0 +1,61 @@
+"""Single tokens as bytes: together they are the text, whatever the vocabulary's way of writing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from coordinator.http.tokens import TokenTexts, completion_logprobs
+from coordinator.reading import Shown
+from coordinator.tokenizer import Tokenizer
+from dspark.types import TokenLogprobs
+
+TARGET = Path(__file__).parents[3] / "models" / "demo-target"
+TEXT = "Grüße, 世界 🙂\n\tx = [1, 2]"
+
+
+def sentencepiece() -> Tokenizer:
+    """A vocabulary as SentencePiece writes one: a mark for spaces, bytes for what is missing."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁x", "a", "b", "▁a"]
+    backend = Backend(models.BPE({word: index for index, word in enumerate(words)}, [("▁", "a")], byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return Tokenizer(backend)
+
+
+def demo() -> Tokenizer:
+    found = Tokenizer.load(TARGET)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("make", "text"), [(demo, TEXT), (sentencepiece, "a b 世 a")])
+def test_bytes_of_all_tokens_are_those_of_the_text(make: object, text: str) -> None:
+    tokenizer = make()  # type: ignore[operator]
+    texts = TokenTexts(tokenizer)
+    ids = tokenizer.encode(text, add_special=False)
+    assert b"".join(texts.bytes_of(token) for token in ids).decode() == text
+    for token in ids:
+        whole = texts.bytes_of(token).decode(errors="replace")
+        assert texts.text_of(token) == whole or texts.text_of(token).startswith("bytes:\\x")
+
+
+def test_special_tokens_stand_for_themselves_and_unknown_ids_for_nothing() -> None:
+    texts = TokenTexts(demo())
+    assert texts.text_of(0) == "<|endoftext|>"
+    assert texts.text_of(1 << 20) == ""
+    assert TokenTexts(None).text_of(7) == "token_id:7"
+
+
+def test_a_completion_s_offsets_count_what_the_tokens_say() -> None:
+    tokenizer = demo()
+    ids = list(tokenizer.encode("def add(a, b):"))
+    told = [TokenLogprobs(-0.5, (ids[0],), (-0.5,)) for _ in ids]
+    shown = completion_logprobs(TokenTexts(tokenizer), [Shown(0, 0, ids, "def add(a, b):", told)], 10)
+    assert shown is not None
+    assert "".join(shown["tokens"]) == "def add(a, b):"
+    assert shown["text_offset"][:2] == [10, 10 + len(shown["tokens"][0])]
+    assert completion_logprobs(TokenTexts(tokenizer), [Shown(0, 0, ids, "")], 0) is None
