@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.row import Row, note
@@ -28,7 +29,7 @@ from dspark.types import Cursor, Law, Rule, SparseQ
 VOCAB, ENTRIES, SLOTS, SEQUENCES, TABLES = 128, 32, 7, 64, 96
 SHARE = 0.003
 BAR = 1_000_000  # draws
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+Floats = npt.NDArray[np.float64]
 
 
 class Tables:
@@ -61,11 +62,13 @@ def acceptance(of: Tables) -> Floats:
     worst = np.eye(ENTRIES)[of.kept.argmin(axis=1)]
     mean = (of.q * of.kept).sum(axis=1, keepdims=True)
     share = SHARE / (mean - of.kept.min(axis=1, keepdims=True))
-    return (1.0 - share) * of.q + share * worst
+    lowered: Floats = (1.0 - share) * of.q + share * worst
+    return lowered
 
 
 def slot(of: Tables) -> Floats:
-    return (1.0 - SHARE) * of.q + SHARE * swapped(of)
+    mixed: Floats = (1.0 - SHARE) * of.q + SHARE * swapped(of)
+    return mixed
 
 
 def swapped(of: Tables) -> Floats:
@@ -73,7 +76,8 @@ def swapped(of: Tables) -> Floats:
     for row in range(TABLES):
         before = dict(zip(of.ids[row - 1].tolist(), of.q[row - 1].tolist(), strict=True))
         other[row] = [before.get(token, 0.0) for token in of.ids[row].tolist()]  # others would be refused as malformed
-    return other / other.sum(axis=1, keepdims=True)
+    within: Floats = other / other.sum(axis=1, keepdims=True)
+    return within
 
 
 def spread(of: Tables) -> Floats:
@@ -100,13 +104,15 @@ def _moved(q: Floats, among: Any) -> Floats:
 def warm(of: Tables) -> Floats:
     """All drafts at temperature 0.9, told as 1."""
     cold = of.q ** (1 / 0.9)
-    return cold / cold.sum(axis=1, keepdims=True)
+    told: Floats = cold / cold.sum(axis=1, keepdims=True)
+    return told
 
 
 def coarse(of: Tables) -> Floats:
     """All drafts from probabilities rounded to bfloat16."""
     rounded = torch.from_numpy(of.q).bfloat16().double().numpy()
-    return rounded / rounded.sum(axis=1, keepdims=True)
+    drawn: Floats = rounded / rounded.sum(axis=1, keepdims=True)
+    return drawn
 
 
 def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: int) -> tuple[int | None, float]:

@@ -20,10 +20,10 @@ from dspark.types import PLACES, Draws
 Floats = npt.NDArray[np.float64]
 
 LEVELS = PLACES.bit_length() - 1  # parts of 1/2, 1/4 .. 1/PLACES
-_HALF: Floats = 0.01 * 2.0 ** np.arange(9)
+_HALF: Floats = 0.01 * np.exp2(np.arange(9.0))
 STAKES: Floats = np.concatenate((_HALF, -_HALF))  # exponents of the bets: small ones find small lies, late
 _COST: Floats = np.expm1(np.abs(STAKES)) - np.abs(STAKES)
-_SHARE: Floats = np.log1p(2.0 ** -np.arange(1.0, LEVELS + 1.0)[:, None] * np.expm1(STAKES))  # [levels, stakes]
+_SHARE: Floats = np.log1p(np.exp2(-np.arange(1.0, LEVELS + 1.0))[:, None] * np.expm1(STAKES))  # [levels, stakes]
 
 STATISTICS = ("places", "drift", "luck")
 

@@ -91,7 +91,7 @@ class Watch:
                 [case.cursor.sequence for case in cases],
                 slots.lengths,
                 counts,
-                np.minimum((u * PLACES).astype(np.int64), PLACES - 1),
+                np.minimum(u * PLACES, PLACES - 1).astype(np.int64),
                 alive,
                 expected,
                 variance,
