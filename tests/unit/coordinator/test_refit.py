@@ -152,3 +152,30 @@ def test_more_keys_than_fit_are_not_kept() -> None:
     for number in range(200):
         refit.observe([turn(version=str(number))], told, prefixes, accepted)
     assert len(refit._outcomes) == 64
+
+
+def chances(n: int, factor: float, seed: int) -> tuple[Any, Any]:
+    """(what `rounds` of the same arguments were tossed from, as labels [n, k, 2]; NaN for every other sequence)."""
+    rng = np.random.default_rng(seed)
+    each = sigmoid(rng.normal(0.8, 1.5, (n, SLOTS)))
+    kept = np.cumprod(each, axis=1)
+    reached = np.concatenate((np.ones((n, 1)), kept[:, :-1]), axis=1)
+    labels = np.stack((reached, kept), axis=-1)
+    mixed = labels.copy()
+    mixed[1::2] = np.nan
+    return labels, mixed
+
+
+def test_chances_teach_the_same_as_outcomes_and_sooner() -> None:
+    fits: dict[str, list[Any]] = {"outcomes": [], "chances": [], "both": []}
+    for seed in range(30):
+        told, prefixes, accepted = rounds(400, 1.4, seed)
+        whole, mixed = chances(400, 1.4, seed)
+        for name, labels in (("outcomes", None), ("chances", whole), ("both", mixed)):
+            outcomes = Outcomes(SLOTS)
+            outcomes.add(told, prefixes, accepted, labels)
+            fits[name].append(np.log(outcomes.steps()))
+    spread = {name: np.std(each, axis=0).mean() for name, each in fits.items()}
+    assert spread["chances"] < 0.6 * spread["outcomes"]
+    assert spread["chances"] < spread["both"] < spread["outcomes"]
+    assert np.mean(fits["chances"], axis=0) == pytest.approx(np.mean(fits["outcomes"], axis=0), abs=0.1)
