@@ -247,13 +247,13 @@ def _why(part: Part) -> Why:
     drafted, policy = len(turn.block.token_ids), turn.track.request.policy
     if not drafted:
         return Why.NO_DRAFT
+    if isinstance(policy, Fixed) and turn.prefix == policy.slots:
+        return Why.FIXED
     if turn.prefix >= drafted:
         return Why.WHOLE
     if turn.prefix >= part.room - 1:
         return Why.ROOM
     match policy:
-        case Fixed():
-            return Why.FIXED
         case Threshold():
             return Why.THRESHOLD
         case Greedy():

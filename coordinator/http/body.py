@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from coordinator.http.schema import Body
 from coordinator.service import MAX_REQUEST
 from dspark.errors import Cancelled
 
-T = TypeVar("T", bound=Body)
+
+class Readable(Protocol):
+    """A kind of body."""
+
+    @classmethod
+    def read(cls, content: bytes) -> Self:
+        """From JSON; InvalidRequest names the field."""
+
+
+T = TypeVar("T", bound=Readable)
 
 READ_S = 30.0
 

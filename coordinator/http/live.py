@@ -6,32 +6,23 @@ load is for operators. Where no keys are set nobody is asked for one.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from coordinator.admission import Admission
 from coordinator.http import live_answer
+from coordinator.http.body import read_body
 from coordinator.http.door import Door
+from coordinator.http.live_body import MAX_TOKENS, AnswerWish, LoadWish
 from coordinator.http.live_cell import CellFeed
 from coordinator.http.live_load import Load
 from coordinator.http.live_page import INDEX, Page
 from coordinator.http.sse import EventStream
 from coordinator.membership import Membership
 from coordinator.policy import parse_policy
-
-
-class LoadWish(BaseModel):
-    """Background streams, and how they are sped up."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    streams: Annotated[int, Field(ge=0, le=1024)]
-    policy: Annotated[str, Field(max_length=40)] = ""
-    rule: Literal["", "token", "block", "coupled"] = ""
 
 
 def live_routes(door: Door, membership: Membership, admission: Admission, streams: int) -> APIRouter:
@@ -64,7 +55,7 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
             "rule": terms.limits.rule.name.lower(),
             "text": door.desk.tokenizer is not None,
             "most_streams": load.most,
-            "most_tokens": live_answer.MAX_TOKENS,
+            "most_tokens": MAX_TOKENS,
         }
 
     @router.get("/live/events", dependencies=watcher)
@@ -72,11 +63,13 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
         return feed.stream()
 
     @router.post("/live/generate", dependencies=client)
-    async def generate(wish: live_answer.Wish) -> EventStream:
+    async def generate(request: Request) -> EventStream:
+        wish = await read_body(request, AnswerWish)
         return live_answer.stream(door, membership.explain, wish)
 
     @router.post("/live/load", dependencies=operator)
-    async def set_load(wish: LoadWish) -> dict[str, int]:
+    async def set_load(request: Request) -> dict[str, int]:
+        wish = await read_body(request, LoadWish)
         if wish.policy:
             parse_policy(wish.policy, field="policy")
         feed.set_load(wish.streams, wish.policy, wish.rule)

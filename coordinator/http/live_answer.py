@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator import replies
 from coordinator.answering import Answering
 from coordinator.explain import Explain
 from coordinator.http.door import Door
+from coordinator.http.live_body import AnswerWish
 from coordinator.http.live_words import Speaker
 from coordinator.http.sse import EventStream, event
 from coordinator.tenancy import inside
 from dspark.client.request import Sampling, write_request
 from dspark.errors import Cancelled
 
-MAX_PROMPT = 20_000  # characters
-MAX_TOKENS = 1024
 
-
-class Wish(BaseModel):
-    """What the page asks for. Values are judged where every request's are."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 256
-    temperature: Annotated[float, Field(strict=False)] = 0.0
-    policy: Annotated[str, Field(max_length=40)] = ""
-    rule: Literal["", "token", "block", "coupled"] = ""
-    seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
-    drafter: Annotated[str, Field(max_length=128)] = ""
-
-
-def stream(door: Door, explain: Explain, wish: Wish) -> EventStream:
+def stream(door: Door, explain: Explain, wish: AnswerWish) -> EventStream:
     """Events of one answer: `begin`, `first`, `round` again and again, `end`."""
     running: list[Answering] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dspark.cli.explaining import line, shape
+from dspark.cli.main import main
 from dspark.client import Client, InvalidRequest
 from dspark.errors import Denied
 from dspark.runtime.identity import write_token
@@ -44,7 +46,7 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
         assert told.prefix <= 2
         assert told.policy == "fixed:2"
     assert rounds[-1].offset + len(rounds[-1].token_ids) == 200
-    whole = next(told for told in rounds if told.prefix == 2 < len(told.slots))
+    whole = next(told for told in rounds if told.prefix == 2)
     assert whole.why == control_pb2.PREFIX_END_FIXED
     assert shape(whole)["why"] == "PREFIX_END_FIXED"
     assert "verified 2" in line(whole)
@@ -52,12 +54,16 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
     until(lambda: not cell.coordinator.membership.explain.watched)
 
 
-def test_so_many_rounds_and_no_more(cell: HttpCell) -> None:
-    with Client(cell.coordinator.endpoint) as client:
-        stream = client.generate([5, 6, 7], max_tokens=400, temperature=0.0, ignore_eos=True, request_id="long")
+def test_so_many_rounds_and_no_more(cell: HttpCell, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = cell.coordinator.endpoint
+    with Client(endpoint) as client:
+        stream = client.generate([5, 6, 7], max_tokens=2000, temperature=0.0, ignore_eos=True, request_id="long")
         next(stream)
         assert len(list(client.explain("long", rounds=3, timeout=60.0))) == 3
+        assert main(["status", "--explain", "long", "--rounds", "2", "--json", "--endpoint", endpoint]) == 0
         assert client.abort(["long"]) == ("long",)
+    told = [json.loads(text) for text in capsys.readouterr().out.splitlines() if text.startswith("{")]
+    assert [each["policy"] for each in told] == ["fixed:2"] * 2
 
 
 def test_a_request_that_does_not_run_is_not_explained(cell: HttpCell) -> None:
@@ -66,9 +72,9 @@ def test_a_request_that_does_not_run_is_not_explained(cell: HttpCell) -> None:
 
 
 def test_only_operators_may_ask(tmp_path: Path) -> None:
-    operator, tenant = (write_token(tmp_path / name) for name in ("operator", "client"))
-    files = {"operator_token_file": str(tmp_path / "operator"), "client_token_file": str(tmp_path / "client")}
-    with HttpCell(workers=False, http=None, **files) as guarded:
+    _, operator, tenant = (write_token(tmp_path / name) for name in ("worker", "operator", "client"))
+    files = {f"{role}_token_file": str(tmp_path / role) for role in ("operator", "client")}
+    with HttpCell(workers=False, http=None, token_file=str(tmp_path / "worker"), **files) as guarded:
         endpoint = guarded.coordinator.endpoint
         with Client(endpoint, token=tenant) as client, pytest.raises(Denied):
             list(client.explain("mine", timeout=10.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,15 @@ class Visit:
 
     def ready(self) -> Visit:
         self.page.wait_for_selector("#state[data-state=serving]")
-        self.page.wait_for_function("document.querySelectorAll('#domains input').length > 0")
+        self.until("document.querySelectorAll('#domains input').length > 0")
         return self
+
+    def until(self, holds: str) -> None:
+        """Waits for an expression. Asked from outside: the page's own policy lets nobody evaluate text inside."""
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while not self.page.evaluate(holds):
+            assert time.monotonic() < deadline, f"it never held: {holds}"
+            self.page.wait_for_timeout(50)
 
     def ask(self, prompt: str | None = None, *, tokens: int = 96) -> None:
         """Generates and waits for the end."""
@@ -70,7 +78,7 @@ class Visit:
         self.done()
 
     def done(self) -> None:
-        self.page.wait_for_function(
+        self.until(
             "!document.querySelector('#go').hasAttribute('data-running') && document.querySelector('#tokens .tok')"
         )
 

@@ -46,7 +46,7 @@ def test_a_key_is_asked_for_and_kept_nowhere(open_site: Callable[..., Site], vis
     page.wait_for_selector("#key-dialog[open]")
     page.keyboard.type("wrong-key-wrong-key")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.getElementById('key-hint').textContent.includes('not accepted')")
+    seen.until("document.getElementById('key-hint').textContent.includes('not accepted')")
     page.wait_for_selector("#key-dialog[open]")
     page.keyboard.type("open-sesame-open-sesame")
     page.keyboard.press("Enter")

@@ -58,7 +58,7 @@ function chosen(told) {
     case "room":
       return `The answer had room for ${tokens(told.prefix + 1)}, so ${told.prefix} of ${drafted} drafted ones ${were} verified.`;
     case "fixed":
-      return `${first} of ${drafted} ${were} verified, as the policy says.`;
+      return `${drafted === 1 ? "One token was" : `${drafted} tokens were`} drafted and verified, as the policy says.`;
     case "threshold":
       return told.prefix
         ? `${first} of ${drafted} ${were} verified: the next one’s confidence, ${percent(next.confidence)}, is below the policy’s threshold.`

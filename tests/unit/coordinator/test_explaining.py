@@ -56,14 +56,11 @@ async def test_what_is_told_is_what_the_client_got(make_cell: MakeCell, policy: 
 
 
 async def test_survival_is_the_running_product_and_ends_where_the_prefix_does(make_cell: MakeCell) -> None:
-    _, rounds = await everything(make_cell(cost=CHEAP), max_tokens=30, policy="fixed:2")
-    whole = [each for each in rounds if len(each.slots) == 4]
-    assert whole
-    for each in whole:
-        assert [slot.survival for slot in each.slots] == pytest.approx([0.9, 0.81, 0.729, 0.6561])
-        assert each.prefix == 2
-        assert each.why is Why.FIXED
-        assert [slot.fate is Fate.UNVERIFIED for slot in each.slots] == [False, False, True, True]
+    _, rounds = await everything(make_cell(cost=DEAR), max_tokens=30)
+    first = rounds[0]
+    assert [slot.survival for slot in first.slots] == pytest.approx([0.9, 0.81, 0.729, 0.6561])
+    assert 0 < first.prefix < 4
+    assert [slot.fate is Fate.UNVERIFIED for slot in first.slots] == [slot >= first.prefix for slot in range(4)]
 
 
 async def test_a_greedy_prefix_ends_where_a_slot_brings_less_than_it_costs(make_cell: MakeCell) -> None:
@@ -97,7 +94,9 @@ async def test_the_curve_of_expected_rates_peaks_at_what_was_chosen(make_cell: M
     [
         ("off", Why.NO_DRAFT, "policy_off"),
         ("threshold:0.95", Why.THRESHOLD, ""),
+        ("fixed:2", Why.FIXED, ""),
         ("fixed:9", Why.WHOLE, ""),
+        ("async", Why.WHOLE, ""),
     ],
 )
 async def test_reasons(make_cell: MakeCell, policy: str, why: Why, because: str) -> None:
@@ -164,7 +163,7 @@ async def test_nothing_is_kept_while_nobody_watches(make_cell: MakeCell) -> None
 
 
 async def test_a_watch_keeps_the_newest_rounds_and_tells_each_once(make_cell: MakeCell) -> None:
-    cell = make_cell()
+    cell = make_cell(outlet=1000)
     with cell.explain.cell() as watch:
         tracks = [cell.ask((seed,), max_tokens=480, policy="off") for seed in range(2)]
         await cell.finish(*tracks)
