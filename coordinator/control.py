@@ -15,6 +15,7 @@ from coordinator.cost_curve import CostCurve
 from coordinator.explain_wire import explanations
 from coordinator.lane import Lane
 from coordinator.local_cell import LocalCell
+from coordinator.monitor import Monitor
 from coordinator.totals import write_totals
 from coordinator.worker import Address, Role, Worker
 from dspark.errors import InvalidRequest
@@ -53,7 +54,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GetStatusReply:
         admission, membership = self._cell.admission, self._cell.membership
-        workers = await asyncio.gather(*(_worker_status(worker) for worker in membership.workers))
+        workers = await asyncio.gather(*(_worker_status(worker, membership.monitor) for worker in membership.workers))
         reply = control_pb2.GetStatusReply(
             processes=[self._own_status(), *map(_frontend_status, self._frontends.attached), *workers],
             lanes=[self._lane_status(lane) for lane in membership.lanes],
@@ -113,7 +114,7 @@ def _frontend_status(attached: Attachment) -> control_pb2.ProcessStatus:
     )
 
 
-async def _worker_status(worker: Worker) -> control_pb2.ProcessStatus:
+async def _worker_status(worker: Worker, monitor: Monitor) -> control_pb2.ProcessStatus:
     address = worker.address
     status = control_pb2.ProcessStatus(
         role=control_pb2.ROLE_VERIFY if address.role is Role.VERIFY else control_pb2.ROLE_DRAFT,
@@ -125,6 +126,7 @@ async def _worker_status(worker: Worker) -> control_pb2.ProcessStatus:
     )
     if worker.port is None:
         return status
+    status.detail = status.detail or monitor.why_not(worker.port.facts.fingerprint)
     try:
         said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription = await worker.describe(DESCRIBE_S)
     except grpc.aio.AioRpcError as error:

@@ -38,7 +38,7 @@ class _Version:
     window: Draws
     windows: int = 1
     looked_at: int = 0  # draws
-    distrusted: bool = False
+    why: str = ""  # the statistic that raised the alarm
     name: str = field(default="")  # in metrics
 
 
@@ -53,12 +53,19 @@ class Monitor:
     def trusts(self, version: str, law: Law) -> bool:
         """Whether drafts of a version may be verified under this law."""
         known = self._versions.get(version)
-        return known is None or not known.distrusted or law.greedy or law.rule is Rule.COUPLED
+        return known is None or not known.why or law.greedy or law.rule is Rule.COUPLED
+
+    def why_not(self, version: str) -> str:
+        """A sentence about a version that is distrusted, for people; empty for the others."""
+        known = self._versions.get(version)
+        if known is None or not known.why:
+            return ""
+        return f"distrusted by the monitor ({known.why}): drafts under coupled and at temperature 0 only"
 
     def distrusts_all(self, versions: Iterable[str]) -> bool:
         """Whether there are versions, and every one has had its alarm."""
         known = [self._versions.get(version) for version in versions]
-        return bool(known) and all(each is not None and each.distrusted for each in known)
+        return bool(known) and all(each is not None and each.why != "" for each in known)
 
     def observe(self, draws: Iterable[Draws]) -> None:
         """What verdicts told."""
@@ -83,8 +90,8 @@ class Monitor:
         life, window = log_wealth(of.life), log_wealth(of.window)
         reached, why = max((life[0], life[1]), (window[0] - spread, window[1]))
         self._metrics.monitor_evidence.labels(drafter=of.name).set(reached / self._limit)
-        if reached >= self._limit and not of.distrusted:
-            of.distrusted = True
+        if reached >= self._limit and not of.why:
+            of.why = why
             self._metrics.monitor_alarms.labels(drafter=of.name, statistic=why).inc()
             log.error(
                 "monitor.alarm",

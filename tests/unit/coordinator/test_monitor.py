@@ -43,6 +43,8 @@ def test_a_liar_loses_the_ratio_rules_and_no_others(metrics: Metrics) -> None:
     assert not monitor.trusts("liar", TOKEN)
     assert all(monitor.trusts("liar", law) for law in SAFE)
     assert monitor.trusts("other", BLOCK)
+    assert "drift" in monitor.why_not("liar")
+    assert monitor.why_not("other") == monitor.why_not("never seen") == ""
     assert metrics.value("monitor_alarms_total", drafter="liar", statistic="drift") == 1
     assert monitor.distrusts_all(["liar"])
     assert not monitor.distrusts_all(["liar", "other"])
