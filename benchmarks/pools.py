@@ -106,7 +106,9 @@ def by_hand(pair: Pair, tokens: int) -> tuple[dict[str, object], bool]:
     """The steps, one after the other, each with at least one answer per stream around it."""
     texts = [prompt for domain in DOMAINS for prompt in pair.prompts(domain, -(-STREAMS // len(DOMAINS)))][:STREAMS]
     fixed = {"max_tokens": tokens, "temperature": 1.0, "rule": "coupled", "ignore_eos": True, "policy": "fixed:3"}
-    requests = [{"prompt": pair.token_ids(text), "seed": seed, **fixed} for seed, text in enumerate(texts)]
+    requests: list[dict[str, Any]] = [
+        {"prompt": pair.token_ids(text), "seed": seed, **fixed} for seed, text in enumerate(texts)
+    ]
     took: dict[str, float] = {}
 
     async def change(load: Load, until: asyncio.Event) -> None:

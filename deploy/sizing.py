@@ -115,8 +115,9 @@ def hint_of(window: Window, *, streams: int | None = None, busy: float = 0.7, co
 
 def _mean(status: control_pb2.GetStatusReply, name: str) -> float:
     for each in status.distributions:
-        if each.name == name and sum(each.counts):
-            return each.sum / sum(each.counts)
+        count = sum(map(int, each.counts)) if each.name == name else 0
+        if count:
+            return each.sum / count
     return 0.0
 
 

@@ -134,7 +134,10 @@ def bring_up(
             ray_dir=str(head.folder) if head else "",
             target=config.target or f"synthetic {config.synthetic}",
             drafter=config.drafter or "a synthetic drafter",
-            **{key: getattr(config, key) or "" for key in (*TLS_FILES, "tls_server_name")},
+            tls_ca=config.tls_ca or "",
+            tls_cert=config.tls_cert or "",
+            tls_key=config.tls_key or "",
+            tls_server_name=config.tls_server_name or "",
         )
 
     def noted(head: Head) -> None:

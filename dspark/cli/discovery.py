@@ -57,7 +57,7 @@ def _discover(args: argparse.Namespace) -> int:
             print(json.dumps(groups(client.status()), indent=2))
             return 0
         server = serve(args.serve, lambda: groups(client.status()))
-        print(f"targets at http://{server.server_address[0]}:{server.server_address[1]}/sd", flush=True)
+        print(f"targets at http://{args.serve.rpartition(':')[0]}:{server.server_port}/sd", flush=True)
         try:
             threading.Event().wait()
         finally:

@@ -25,9 +25,10 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_scale)
 
 
-def read_sizes(words: list[str]) -> dict[str, int | bool]:
-    """verify, draft and autoscale as given; raises ConfigError with the word to blame."""
-    given: dict[str, int | bool] = {}
+def read_sizes(words: list[str]) -> tuple[dict[str, int], bool | None]:
+    """Sizes of `verify` and `draft`, and `autoscale`, as given; raises ConfigError with the word to blame."""
+    given: dict[str, int] = {}
+    autoscale: bool | None = None
     for word in words:
         name, _, value = word.partition("=")
         if name in given:
@@ -35,22 +36,22 @@ def read_sizes(words: list[str]) -> dict[str, int | bool]:
         if name in ("verify", "draft") and value.isdigit():
             given[name] = int(value)
         elif name == "autoscale" and value in WORDS:
-            given[name] = WORDS[value]
+            autoscale = WORDS[value]
         else:
             raise ConfigError(f"scale: {word!r} is not verify=N, draft=N, autoscale=on or autoscale=off")
-    return given
+    return given, autoscale
 
 
 def _scale(args: argparse.Namespace) -> int:
     from deploy.scale import scale
     from dspark.cli.lifecycle import say
 
-    given = read_sizes(args.sizes)
+    given, autoscale = read_sizes(args.sizes)
     for name, flag in (("verify", args.verifiers), ("draft", args.drafters)):
         if flag is not None:
             given[name] = flag
-    if not given:
+    if not given and autoscale is None:
         raise ConfigError("scale: say what to change, as in `dspark scale verify=2 draft=3`")
-    verifiers, drafters = scale(given.get("verify"), given.get("draft"), given.get("autoscale"), say)
+    verifiers, drafters = scale(given.get("verify"), given.get("draft"), autoscale, say)
     print(f"{verifiers} verifiers, {drafters} drafters")
     return 0

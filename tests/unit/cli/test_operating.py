@@ -24,8 +24,8 @@ from dspark.wire.v1 import control_pb2
 
 
 def test_sizes_are_read_as_typed() -> None:
-    assert read_sizes(["verify=2", "draft=0"]) == {"verify": 2, "draft": 0}
-    assert read_sizes(["autoscale=off"]) == {"autoscale": False}
+    assert read_sizes(["verify=2", "draft=0"]) == ({"verify": 2, "draft": 0}, None)
+    assert read_sizes(["autoscale=off"]) == ({}, False)
 
 
 @pytest.mark.parametrize("word", ["verify", "verify=-1", "draft=two", "autoscale=maybe", "drafter=1"])
