@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, Playwright
 
 from deploy.processes import LocalCell
+from dspark.client import Client
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = Path(__file__).with_name("probes.js")
@@ -43,10 +45,10 @@ def demo_cell(folder: Path | None, port: int, *, drafters: int = 1, **settings: 
 
 @dataclass
 class Site:
-    """A cell and the address of its page."""
+    """The address of a page, and how to reach its cell otherwise."""
 
-    cell: LocalCell
     url: str
+    client: Callable[[], Client] = Client
 
 
 @dataclass

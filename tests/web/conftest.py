@@ -7,28 +7,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
-from deploy.processes import LocalCell
 from tests.web.browsing import NAMES, PATIENCE_MS, PROBES, Site, Visit, demo_cell, find_chromium, free_port, launch
 
 
 @pytest.fixture(scope="session")
-def open_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Site]]:
-    cells: list[LocalCell] = []
-
-    def opened(drafters: int = 1, **settings: object) -> Site:
-        port = free_port()
-        cell = demo_cell(tmp_path_factory.mktemp("cell"), port, drafters=drafters, **settings)
-        cells.append(cell.start())
-        return Site(cell, f"http://127.0.0.1:{port}")
-
-    yield opened
-    for cell in cells:
-        cell.stop()
-
-
-@pytest.fixture(scope="session")
-def site(open_site: Callable[..., Site]) -> Site:
-    return open_site(drafters=2)
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    port = free_port()
+    with demo_cell(tmp_path_factory.mktemp("cell"), port, drafters=2) as cell:
+        yield Site(f"http://127.0.0.1:{port}", cell.client)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ WORKSHEET = "Worksheet on averages\n\nProblem 1: Find the average of the numbers
 
 
 def test_a_typed_prompt_is_answered_as_it_is_over_grpc(visit: Open, site: Site) -> None:
-    with site.cell.client() as client:
+    with site.client() as client:
         expected = client.complete(WORKSHEET, max_tokens=96, temperature=0.0).text
     seen = visit().ready()
     page = seen.page
@@ -133,7 +133,7 @@ def test_slowly_means_round_by_round_and_stop_means_now(visit: Open, site: Site)
     assert stopped < 200
     page.wait_for_timeout(1000)
     assert page.locator("#tokens .tok").count() == stopped
-    with site.cell.client() as client:
+    with site.client() as client:
         seen.until("document.querySelector('#go-text').textContent === 'Generate'")
         assert sum(process.sequences for process in client.status().processes) == 0
 
@@ -161,7 +161,7 @@ def test_two_pages_see_one_load_and_it_ends_when_both_have_left(visit: Open, sit
     one, other = visit().ready(), visit().ready()
     one.slide("load", 3)
     other.seen.until("document.getElementById('load').value === '3'")
-    with site.cell.client() as client:
+    with site.client() as client:
         one.page.goto("about:blank")
         other.page.wait_for_timeout(1500)
         assert client.status().lanes[0].running > 0

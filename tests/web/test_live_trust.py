@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from dspark.runtime.identity import write_token
+from tests.services.http_cell import HttpCell, synthetic_pair
 from tests.web.browsing import Site, Visit
 
 Open = Callable[..., Visit]
@@ -36,28 +38,48 @@ def test_the_policy_of_the_page_stops_what_is_injected(visit: Open) -> None:
     seen.abroad.clear()
 
 
-def test_a_key_is_asked_for_and_kept_nowhere(open_site: Callable[..., Site], visit: Open, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("open-sesame-open-sesame\n")
-    token.chmod(0o600)
-    guarded = open_site(client_token_file=str(token))
-    seen = visit(guarded, forgiven="401")
-    page = seen.page
-    page.wait_for_selector("#key-dialog[open]")
-    page.keyboard.type("wrong-key-wrong-key")
-    page.keyboard.press("Enter")
-    seen.until("document.getElementById('key-hint').textContent.includes('not accepted')")
-    page.wait_for_selector("#key-dialog[open]")
-    page.keyboard.type("open-sesame-open-sesame")
-    page.keyboard.press("Enter")
-    seen.ready()
-    seen.ask(tokens=16)
-    assert "Done: 16 tokens" in seen.text("#status")
-    kept = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
-    assert "sesame" not in page.evaluate(kept)
-    assert page.input_value("#key") == ""
-    page.reload()
-    page.wait_for_selector("#key-dialog[open]")
+def test_a_key_is_asked_for_and_kept_nowhere(visit: Open, tmp_path: Path) -> None:
+    write_token(tmp_path / "worker")
+    key = write_token(tmp_path / "client")
+    files = {"token_file": str(tmp_path / "worker"), "client_token_file": str(tmp_path / "client")}
+    with HttpCell(synthetic_pair(tmp_path), **files) as guarded:
+        seen = visit(Site(guarded.url), forgiven="401")
+        page = seen.page
+        page.wait_for_selector("#key-dialog[open]")
+        page.keyboard.type("wrong-key")
+        page.keyboard.press("Enter")
+        seen.until("document.getElementById('key-hint').textContent.includes('not accepted')")
+        page.wait_for_selector("#key-dialog[open]")
+        page.keyboard.type(key)
+        page.keyboard.press("Enter")
+        seen.ready()
+        seen.ask(tokens=16)
+        assert "Done: 16 tokens" in seen.text("#status")
+        kept = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
+        assert key not in page.evaluate(kept)
+        assert page.input_value("#key") == ""
+        page.reload()
+        page.wait_for_selector("#key-dialog[open]")
+        page.goto("about:blank")
+        seen.abroad.clear()
+
+
+def test_with_a_clients_key_the_page_shows_the_answer_alone(visit: Open, tmp_path: Path) -> None:
+    names = ("worker", "client", "metrics")
+    key = {name: write_token(tmp_path / name) for name in names}["client"]
+    files = {f"{name}_token_file": str(tmp_path / name) for name in names[1:]}
+    with HttpCell(synthetic_pair(tmp_path), token_file=str(tmp_path / "worker"), **files) as guarded:
+        seen = visit(Site(guarded.url), forgiven="40")
+        seen.page.wait_for_selector("#key-dialog[open]")
+        seen.page.keyboard.type(key)
+        seen.page.keyboard.press("Enter")
+        seen.ready()
+        assert seen.text("#state-text") == "ready"
+        assert not seen.page.is_visible("#load")
+        seen.ask(tokens=16)
+        assert "Done: 16 tokens" in seen.text("#status")
+        seen.page.goto("about:blank")
+        seen.abroad.clear()
 
 
 def test_what_is_wrong_is_said_in_the_servers_words(visit: Open) -> None:

@@ -109,7 +109,7 @@ async function watch() {
       say($("pair"), cell.drafter ? `${cell.model}, drafted by ${cell.drafter}` : `${cell.model}, no drafter`);
       if (!watch.prepared) await prepare(cell);
       watch.prepared = true;
-      for await (const frame of events("/live/events")) if (frame.type === "cell") show(frame);
+      for await (const frame of events("/live/events", { anyone: true })) if (frame.type === "cell") show(frame);
       state("lost", "the cell has gone");
     } catch (error) {
       if (error.status === 403) return alone();

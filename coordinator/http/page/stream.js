@@ -12,10 +12,13 @@ export class Refused extends Error {
   }
 }
 
-/** Sends a request, with the key if there is one; asks for it and tries again where it is missing. */
-export async function call(path, { body, signal } = {}) {
+/**
+ * Sends a request, with the key if there is one; asks for it and tries again where it is missing.
+ * `anyone`: first without the key, whose owner may do less than what everybody may.
+ */
+export async function call(path, { body, signal, anyone = false } = {}) {
   for (;;) {
-    const shown = key;
+    const shown = anyone ? "" : key;
     const headers = shown ? { authorization: `Bearer ${shown}` } : {};
     if (body !== undefined) headers["content-type"] = "application/json";
     const response = await fetch(path, {
@@ -29,6 +32,7 @@ export async function call(path, { body, signal } = {}) {
     const text = await described(response);
     if (response.status !== 401) throw new Refused(text, response.status);
     if (key === shown) await keyFromUser(text);
+    anyone = false;
   }
 }
 
