@@ -146,7 +146,7 @@ class Worker:
     async def _hold_off(self) -> None:
         """While it is doubted and there are others."""
         while self._held_off_s and not self._alone(self):
-            self.state = "held off"
+            self.detail = f"lost too often; tried again in {self._held_off_s:g} s"
             await asyncio.sleep(min(self._held_off_s, LOOK_S))
 
     async def _connect(self) -> str | None:

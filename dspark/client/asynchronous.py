@@ -31,6 +31,7 @@ class AsyncStream(AsyncIterator[Event]):
         resuming: Resuming,
     ) -> None:
         self._ask, self._resuming = ask, resuming
+        self._call: Any = None
         self._call = ask(request, resuming.left_s)
         self._messages: Any = None
         self._endpoint = endpoint
@@ -64,7 +65,8 @@ class AsyncStream(AsyncIterator[Event]):
 
     def close(self) -> None:
         """Ends the request; harmless after its end."""
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
     async def __aenter__(self) -> Self:
         return self

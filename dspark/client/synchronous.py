@@ -35,6 +35,7 @@ class Stream(Iterator[Event]):
         resuming: Resuming,
     ) -> None:
         self._ask, self._resuming = ask, resuming
+        self._call: Any = None
         self._call = ask(request, resuming.left_s)
         self._endpoint = endpoint
         self.request_id = request.request_id
@@ -65,7 +66,8 @@ class Stream(Iterator[Event]):
 
     def close(self) -> None:
         """Ends the request; harmless after its end."""
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
     def __enter__(self) -> Self:
         return self

@@ -152,7 +152,6 @@ class Metrics:
         self.breakers_opened = self._counter("breakers_opened", "Workers held off for being lost too often.", "pool")
         self.asked_again = self._counter("asked_again", "Commands repeated because no reply came, by kind.", "kind")
         self.handovers = self._counter("handovers", "Sequences that went to another verifier, by reason.", "reason")
-        self.resumed = self._counter("requests_resumed", "Requests that their clients resumed.")
         self.journal_failed = self._gauge("journal_failed", "1 when the journal could not be written any more.")
 
         # Losslessness monitor (coordinator).

@@ -1,0 +1,72 @@
+"""A client that holds the first tokens of an answer is shown the rest: text, ids and log-probabilities alike."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_reading import END, PROMPT, TOKENIZER
+
+from coordinator.answer import Piece
+from coordinator.commit_log import End, Reason
+from coordinator.policy import Off
+from coordinator.reading import Reader, Shown
+from coordinator.request import Request
+from dspark.types import Law, TokenLogprobs
+
+TEXTS = st.text(alphabet="aéb€\U0001f600 .", max_size=12)
+
+
+def reader(stops: tuple[str, ...], held: int) -> Reader:
+    request = Request("r", tuple(PROMPT), Law(), 99, Off(), stops=stops)
+    return Reader(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0, (held,) if held else ())
+
+
+def read(reading: Reader, pieces: list[Piece]) -> list[Shown]:
+    return [shown for piece in pieces for shown in reading.read([(piece, 101.0)], lambda index: None)]
+
+
+def told(shown: list[Shown]) -> tuple[list[int], str, list[TokenLogprobs]]:
+    return (
+        [token for one in shown for token in one.tokens],
+        "".join(one.text for one in shown),
+        [logprob for one in shown for logprob in one.logprobs],
+    )
+
+
+def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[Piece]:
+    pieces, at = [], 0
+    for size in [*sizes, len(ids)]:
+        part = tuple(ids[at : at + size])
+        at += len(part)
+        if part:
+            last = ends and at == len(ids)
+            end = End(Reason.STOP, token_id=END) if last else None
+            pieces.append(Piece(part, end, 0, tuple(TokenLogprobs(-float(token)) for token in part)))
+    return pieces
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=TEXTS,
+    stop=st.sampled_from(["", "b€", "éé", "."]),
+    sizes=st.lists(st.integers(1, 5), max_size=8),
+    again=st.lists(st.integers(1, 9), max_size=4),
+    ends=st.booleans(),
+)
+def test_what_was_shown_before_and_after_is_the_whole(
+    text: str, stop: str, sizes: list[int], again: list[int], ends: bool
+) -> None:
+    ids = [*TOKENIZER.encode(text), *([END] if ends else [])]
+    stops = (stop,) if stop else ()
+    whole = reader(stops, 0)
+    first = read(whole, pieces_of(ids, sizes, ends))
+    for messages in range(len(first) + 1):  # after each of them the stream may break
+        before = told(first[:messages])
+        held = len(before[0])
+        resumed = reader(stops, held)
+        after = read(resumed, pieces_of(ids, again, ends))
+        assert all(shown.offset >= held for shown in after)
+        rest = told(after)
+        assert before[0] + rest[0] == told(first)[0]
+        assert before[1] + rest[1] == told(first)[1]
+        assert before[2] + rest[2] == told(first)[2]
+        assert resumed.readings[0].answered == whole.readings[0].answered
+        assert resumed.readings[0].end == whole.readings[0].end
