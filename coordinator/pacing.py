@@ -52,8 +52,8 @@ def read_pace(config: HttpConfig) -> Pace | None:
         raise ConfigError(f"pace_tokens_per_s: {config.pace_tokens_per_s:g} is not in 0..1000000")
     if not config.pace_interval_ms:
         return None
-    if config.http is not None:
-        raise ConfigError("pace_interval_ms: answers over HTTP keep no pace; leave `http` out of this process")
+    if config.http is not None and getattr(config, "live_page", False):
+        raise ConfigError("pace_interval_ms: the live page keeps no pace; say `live_page: false`")
     return Pace(config.pace_interval_ms / 1000, config.pace_frame_bytes, config.pace_tokens_per_s)
 
 

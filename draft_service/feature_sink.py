@@ -26,6 +26,7 @@ log = structlog.get_logger("dspark.feature_sink")
 
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
+TOO_MANY = Refusal(RefusalReason.INVALID, f"runs: more than {MAX_ROWS}")
 ACK_AFTER_S = 0.02  # nobody waits for a bare count, so many share one message
 
 
@@ -92,6 +93,10 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
 
     def _take(self, chunk: features_pb2.FeatureChunk, taken: _Taken) -> None:
         taken.read += 1
+        if len(chunk.runs) > MAX_ROWS:  # every run has a row; nobody is told of each of so many
+            self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(len(chunk.runs))
+            taken.finish([features_pb2.FeatureRefusal(refusal=codec.write_refusal(TOO_MANY))])
+            return
         read = self._read(chunk)
         if isinstance(read, Refusal):
             taken.finish(self._settle(chunk, [read] * max(len(chunk.runs), 1)))

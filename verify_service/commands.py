@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from dspark.errors import PeerError
@@ -13,6 +14,9 @@ from verify_service.sequences import VerifyItem, invalid
 
 MAX_ENDPOINT = 256
 MAX_VERSION = 256
+MAX_SALT = 512
+# A name or an address and a port: nothing that gRPC would resolve in another way, such as files or other schemes.
+_ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 def read_cohort(message: verify_pb2.VerifyCohort) -> tuple[list[VerifyItem], list[Sink | None]]:
@@ -50,7 +54,7 @@ def read_law(message: types_pb2.Law) -> Law | Refusal:
 def read_sink(message: types_pb2.FeatureSink) -> Sink | None:
     """Where rows go; None when the field was left out or cannot be an address."""
     endpoint = message.endpoint
-    if not endpoint or len(endpoint) > MAX_ENDPOINT or not endpoint.rpartition(":")[2].isdigit():
+    if len(endpoint) > MAX_ENDPOINT or not _ENDPOINT.fullmatch(endpoint) or int(endpoint.rpartition(":")[2]) > 65535:
         return None
     return Sink(endpoint, message.incarnation)
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from coordinator.http.asking import Asking, Prompt, new_id
 from coordinator.http.door import Door
+from coordinator.http.paced import paced_events, paced_whole
 from coordinator.http.reply import Frame, Shape, streamed_reply, whole_reply
 from coordinator.http.schema import Body
 from coordinator.http.spec_metrics import Detail
@@ -46,10 +47,17 @@ async def answered(
         raise type(error)(names[error.field], str(error).removeprefix(f"{error.field}: ")) from error
     frame = Frame.of(body, name, model, terms.block_size, detail)
     headers = {ID_HEADER: given or name}
+    longest = max(answering.request.max_tokens for answering in asking.answerings)
     if body.stream:
-        return EventStream(streamed_reply(asking, shape, frame), asking.gone, headers)
+        events = streamed_reply(asking, shape, frame)
+        if door.pace is not None:
+            events = paced_events(events, door.pace, longest)
+        return EventStream(events, asking.gone, headers)
     try:
-        whole = await while_connected(request, whole_reply(asking, shape, frame), asking.gone)
+        answer = while_connected(request, whole_reply(asking, shape, frame), asking.gone)
+        if door.pace is not None:
+            return await paced_whole(answer, door.pace, longest, headers)
+        whole = await answer
     finally:
         asking.leave()
     return JSONResponse(whole, headers=headers)

@@ -16,6 +16,7 @@ from coordinator.clock import Clock
 from coordinator.frontdesk import FrontDesk
 from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate
+from coordinator.pacing import Pace
 from dspark.runtime.telemetry import Metrics
 
 Guard = Callable[[Request], Awaitable[None]]
@@ -27,8 +28,8 @@ class Door:
 
     guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
     name: what clients call the target; empty takes its own. longest_s: longest life of a request.
-    local: only this machine can come in, and nobody asks it for a key, so web pages must not either. ssl: how the
-    listener speaks TLS.
+    local: only this machine can come in, and nobody asks it for a key, so web pages must not either. pace: hides what
+    packets tell of answers. ssl: how the listener speaks TLS.
     """
 
     desk: FrontDesk
@@ -40,6 +41,7 @@ class Door:
     template: ChatTemplate | None = None
     name: str = ""
     local: bool = True
+    pace: Pace | None = None
     ssl: dict[str, Any] = field(default_factory=dict)
 
     def model(self, terms: Terms) -> str:

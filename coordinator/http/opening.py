@@ -12,6 +12,7 @@ from coordinator.frontdesk import FrontDesk
 from coordinator.frontend.config import FrontendConfig
 from coordinator.http.door import Door, Guard
 from coordinator.http.template import find_template
+from coordinator.pacing import read_pace
 from dspark.errors import Denied, Forbidden
 from dspark.runtime.roles import METRICS, Role, Roles
 from dspark.runtime.security import Security, is_loopback, set_caller, split_endpoint
@@ -35,6 +36,7 @@ def make_door(config: CoordinatorConfig | FrontendConfig, desk: FrontDesk, clock
         template=find_template(config.target, config.target_revision),
         name=config.served_model or "",
         local=is_loopback(split_endpoint(config.http)[0]) and Role.CLIENT in security.access.open_to,
+        pace=read_pace(config),
         ssl=security.uvicorn(),
     )
 
