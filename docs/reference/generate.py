@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 def configuration() -> str:
     """Every key of every configuration class: type, default, meaning."""
+    from deploy.autoscale_config import AutoscaleConfig
     from deploy.config import ClusterConfig
     from deploy.rooms import ROOMS, config_class
 
@@ -35,7 +36,10 @@ def configuration() -> str:
         "(`DSPARK_<SECTION>__<KEY>`), over that the flags (`--page-size 32` sets `page_size`). An unknown key is an",
         "error that names it and where it came from. Lists are comma-separated in the environment and in flags.",
     ]
-    sections = [("cluster", "`dspark up`", ClusterConfig)]
+    sections: list[tuple[str, str, type]] = [
+        ("cluster", "`dspark up`", ClusterConfig),
+        ("autoscale", "`dspark up`", AutoscaleConfig),
+    ]
     sections += [(room.section, f"`dspark serve {role.value}`", config_class(role)) for role, room in ROOMS.items()]
     for section, command, cls in sections:
         lines += ["", f"## {section}", "", f"{_first_line(cls)} Read by {command}.", ""]
