@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.rooms import config_class
 from deploy.topology import Role, resized
-from deploy.up import plan_topology, read_config
+from deploy.up import http_bind, plan_topology, read_config, within
 from dspark.cli.lifecycle import pair
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
@@ -110,3 +113,23 @@ def test_the_file_may_name_the_pair(tmp_path: Path) -> None:
     config = read_config(file=file, environ={}, flags={}, pair=pair)
     assert asked == [(f"{tmp_path}/target", f"{tmp_path}/drafter")]
     assert (config.target, config.drafters) == (f"{tmp_path}/target", 2)
+
+
+def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        taken = f"127.0.0.1:{held.getsockname()[1]}"
+        assert http_bind(taken) == "127.0.0.1:0"
+    assert http_bind(taken) == taken
+    assert http_bind(None) is None
+    assert load_config(ClusterConfig, section="cluster", flags={"http": "none"}).http is None
+
+
+def test_pools_begin_within_the_bounds_of_autoscaling() -> None:
+    bounds = AutoscaleConfig(enabled=True, min_verifiers=2, max_verifiers=3, max_drafters=2)
+    config = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=9), bounds)
+    assert (config.verifiers, config.drafters) == (2, 2)
+    plain = within(ClusterConfig(target="t", drafter="none", drafters=0), replace(bounds, min_drafters=1))
+    assert plain.drafters == 0, "without weights there is nobody to start"
+    assert within(config, AutoscaleConfig()) is config
