@@ -1,0 +1,159 @@
+"""The coordinator goes and comes back at its address: clients that ask for it get the rest, and nobody else is hurt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from coordinator.frontend import process as frontend_process
+from coordinator.frontend.config import FrontendConfig
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.client import AsyncClient, Chunk
+from dspark.client.errors import InvalidRequest, Unavailable
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+pytestmark = pytest.mark.services
+
+TOKENS = 60
+OPTIONS: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, "policy": "fixed:3", "timeout": 60.0}
+
+
+class Site:
+    """Real workers, and a coordinator with a journal that can go and come back."""
+
+    def __init__(self, target: Path, drafter: Path, journal: Path) -> None:
+        self._target, self._drafter, self._journal = str(target), str(drafter), str(journal)
+        self._workers: list[Any] = []
+        self._endpoint = "127.0.0.1:0"
+        self.coordinator: Any = None
+
+    async def start(self) -> None:
+        verifier = await verify_process.start(
+            VerifyConfig(target=self._target, drafter=self._drafter, measure_cost=False)
+        )
+        self._workers = [verifier, await draft_process.start(DraftConfig(drafter=self._drafter, measure_cost=False))]
+        await self.comes()
+
+    async def comes(self, *, journal: bool = True) -> None:
+        config = CoordinatorConfig(
+            bind=self._endpoint,
+            verify=(self._workers[0].endpoint,),
+            draft=(self._workers[1].endpoint,),
+            journal=self._journal if journal else None,
+        )
+        self.coordinator = await coordinator_process.start(config)
+        self._endpoint = self.coordinator.endpoint
+
+    async def goes(self) -> None:
+        """Running streams end with UNAVAILABLE, as when it is killed; see `benchmarks.coordinator_kill` for that."""
+        coordinator, self.coordinator = self.coordinator, None
+        await coordinator.stop(0.0)
+
+    @property
+    def held(self) -> int:
+        return sum(int(worker.engine.held.sequences) for worker in self._workers)
+
+    async def close(self) -> None:
+        for process in (self.coordinator, *self._workers):
+            if process is not None:
+                await process.stop(0.1)
+
+
+@pytest_asyncio.fixture
+async def site(golden_target: Path, golden_drafter: Path, tmp_path: Path) -> AsyncIterator[Site]:
+    site = Site(golden_target, golden_drafter, tmp_path / "journal")
+    await site.start()
+    yield site
+    await site.close()
+
+
+async def read(site: Site, client: AsyncClient, *, go_at: int, **options: Any) -> tuple[dict[int, list[int]], int]:
+    """Ids by answer, and how often the rest was asked for; the coordinator goes and comes back meanwhile."""
+    held: dict[int, list[int]] = {}
+    logprobs = 0
+    stream = client.generate([5, 9, 17], **{**OPTIONS, **options})
+    async for event in stream:
+        if isinstance(event, Chunk):
+            mine = held.setdefault(event.index, [])
+            assert event.offset == len(mine), "neither twice nor skipped"
+            mine += event.token_ids
+            logprobs += len(event.logprobs)
+        if go_at and site.coordinator is not None and sum(map(len, held.values())) >= go_at:
+            go_at = 0
+            await site.goes()
+            await site.comes()
+    if "logprobs" in options:
+        assert logprobs == sum(map(len, held.values()))
+    return held, stream.resumed
+
+
+LAWS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "logprobs": 2, "presence_penalty": 0.5, "repetition_penalty": 1.1, "min_tokens": 4},
+    {"temperature": 0.9, "seed": 11, "rule": "coupled", "n": 3, "frequency_penalty": 0.3},
+]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=["greedy", "coupled"])
+async def test_the_ids_are_those_of_a_calm_run(site: Site, law: dict[str, Any]) -> None:
+    async with AsyncClient(site.coordinator.endpoint) as client:
+        calm, _ = await read(site, client, go_at=0, **law)
+        hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, **law)
+        assert hurt == calm
+        assert resumed >= 1
+        assert site.coordinator.metrics.value("prefills_total", reason="resumed") >= 1
+
+
+async def test_a_sampled_answer_goes_on_from_what_was_shown(site: Site) -> None:
+    async with AsyncClient(site.coordinator.endpoint) as client:
+        held, resumed = await read(site, client, go_at=20, resume_s=20.0, temperature=1.0, rule="block")
+        assert len(held[0]) == TOKENS
+        assert resumed >= 1
+
+
+async def test_without_being_asked_to_the_client_sees_where_its_answer_stands(site: Site) -> None:
+    async with AsyncClient(site.coordinator.endpoint) as client:
+        with pytest.raises(Unavailable, match="offset"):
+            await read(site, client, go_at=20)
+        async with asyncio.timeout(10.0):
+            while True:
+                if not site.held:
+                    return
+                await asyncio.sleep(0.02)
+
+
+async def test_without_a_journal_only_repeatable_answers_go_on(site: Site) -> None:
+    await site.goes()
+    await site.comes(journal=False)
+    async with AsyncClient(site.coordinator.endpoint) as client:
+        calm, _ = await read(site, client, go_at=0, temperature=0.0)
+        stream = client.generate([5, 9, 17], resume_s=20.0, **OPTIONS, temperature=1.0, rule="block")
+        again = client.generate([5, 9, 17], resume_s=20.0, **OPTIONS, temperature=0.0)
+        sampled, greedy = await anext(stream), await anext(again)
+        await site.goes()
+        await site.comes(journal=False)
+        with pytest.raises(InvalidRequest, match="cannot be repeated"):
+            _ = [event async for event in stream]
+        rest = [token for event in [greedy, *[each async for each in again]] for token in event.token_ids]
+        assert rest == calm[0]
+        assert sampled.token_ids
+
+
+async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
+    front = await frontend_process.start(FrontendConfig(coordinator=site.coordinator.endpoint))
+    try:
+        async with AsyncClient(front.endpoint) as client:
+            calm, _ = await read(site, client, go_at=0, temperature=0.0, n=2)
+            hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, temperature=0.0, n=2)
+            assert hurt == calm
+            assert resumed >= 1
+    finally:
+        await front.stop(0.1)
