@@ -6,7 +6,6 @@ import ipaddress
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -17,6 +16,7 @@ from coordinator.frontdesk import FrontDesk
 from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate
 from coordinator.pacing import Pace
+from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 
 Guard = Callable[[Request], Awaitable[None]]
@@ -29,7 +29,7 @@ class Door:
     guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
     name: what clients call the target; empty takes its own. longest_s: longest life of a request.
     local: only this machine can come in, and nobody asks it for a key, so web pages must not either. pace: hides what
-    packets tell of answers. ssl: how the listener speaks TLS.
+    packets tell of answers. security: of the listener.
     """
 
     desk: FrontDesk
@@ -42,7 +42,7 @@ class Door:
     name: str = ""
     local: bool = True
     pace: Pace | None = None
-    ssl: dict[str, Any] = field(default_factory=dict)
+    security: Security = field(default_factory=Security)
 
     def model(self, terms: Terms) -> str:
         """The name clients use: the one that was given, the folder's, or the hub id."""

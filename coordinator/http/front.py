@@ -54,6 +54,6 @@ async def open_front(
     from coordinator.http.server import HttpServer
 
     door = make_door(config, desk, clock, metrics)
-    server = HttpServer(build_app(door, more(door)), config.http, most=most, ssl=door.ssl)
+    server = HttpServer(build_app(door, more(door)), config.http, most=most, security=door.security)
     await server.start()
     return server

@@ -37,7 +37,7 @@ def make_door(config: CoordinatorConfig | FrontendConfig, desk: FrontDesk, clock
         name=config.served_model or "",
         local=is_loopback(split_endpoint(config.http)[0]) and Role.CLIENT in security.access.open_to,
         pace=read_pace(config),
-        ssl=security.uvicorn(),
+        security=security,
     )
 
 

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from coordinator.http.renewing import Renewing
 from dspark.errors import ConfigError
-from dspark.runtime.security import split_endpoint
+from dspark.runtime.security import Security, split_endpoint
 
 BACKLOG = 2048
 START_S = 10.0
@@ -35,12 +35,13 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Listens from the start on, serves until stopped. `ssl`: keyword arguments of `uvicorn.Config`."""
+    """Listens from the start on, serves until stopped. most: connections at one time; more hear 503."""
 
-    def __init__(self, app: ASGIApp, bind: str, *, most: int, ssl: dict[str, Any] | None = None) -> None:
+    def __init__(self, app: ASGIApp, bind: str, *, most: int, security: Security) -> None:
+        tls = security.tls
         self._socket = _listen(bind)
         host, port = split_endpoint(bind)[0], self._socket.getsockname()[1]
-        self.url = f"{'https' if ssl else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        self.url = f"{'https' if tls else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         config = uvicorn.Config(
             app,
             log_config=None,  # records take the process's own path
@@ -53,8 +54,11 @@ class HttpServer:
             limit_concurrency=most,
             backlog=BACKLOG,
             timeout_keep_alive=int(IDLE_S),
-            **(ssl or {}),
+            **security.uvicorn(),
         )
+        config.load()
+        if tls is not None and config.ssl is not None:
+            config.ssl.sni_callback = Renewing(tls, ask_peers=security.ask_peers)
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
 

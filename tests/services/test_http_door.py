@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import httpx
 import openai
 import pytest
 
+from coordinator.http import sse
 from dspark.runtime.identity import write_token
+from tests.services.certificates import Authority
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
 pytestmark = pytest.mark.services
@@ -259,6 +262,37 @@ def test_what_takes_too_long_is_told_so(tmp_path: Path) -> None:
         with cell.openai() as client, pytest.raises(openai.APIError, match="no answer within"):
             list(client.completions.create(**completion(max_tokens=1000, stream=True), extra_body={"ignore_eos": True}))
         cell.freed()
+
+
+def test_a_silent_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
+    with HttpCell(synthetic_pair(tmp_path, step_ms=400.0)) as cell:
+        body = completion(stream=True, ignore_eos=True)
+        with httpx.stream("POST", f"{cell.url}/v1/completions", json=body, timeout=60) as answer:
+            text = answer.read().decode()
+        assert text.count(": still here\n\n") > 1
+        assert text.endswith("data: [DONE]\n\n")
+        with cell.openai() as client:  # every reader of events skips comments
+            assert list(client.completions.create(model=MODEL, prompt="a", max_tokens=4, stream=True))
+
+
+def test_under_tls_certificates_are_asked_for_and_renewed_while_serving(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    write_token(tmp_path / "worker")
+    settings = {**authority.settings(), "token_file": str(tmp_path / "worker")}
+    with HttpCell(workers=False, **settings) as cell:
+        assert cell.url.startswith("https://")
+        ca = ssl.create_default_context(cafile=authority.path("ca.crt"))
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{cell.url}/health", verify=ca)
+        ca.load_cert_chain(authority.path("node.crt"), authority.path("node.key"))
+        assert httpx.get(f"{cell.url}/health", verify=ca).status_code == 503
+        host, _, port = cell.url.removeprefix("https://").rpartition(":")
+        before = ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt"))
+        authority.spoil("node.crt")
+        assert ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt")) == before
+        authority.renew()
+        assert ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt")) != before
 
 
 def test_a_key_is_the_clients_token(pair: Path, tmp_path: Path) -> None:
