@@ -1,4 +1,4 @@
-"""Which rows there are, in which programs, and how long they may take. A new row is a line here and a module there."""
+"""Which rows there are, by which programs, and how long they may take. A new row is a line here and a program there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,50 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Entry:
-    """One program of `tests/faults/rows`."""
+    """One program. words: a module of `tests/faults/rows`, or one with dots, and its options."""
 
     row: str
-    module: str
+    words: str
     share_s: float  # kept for it whatever those before it take
     statements: int = 1  # rows that it prints
     alone: bool = False  # whether it measures time, or wants both processors
-    longest_s: float = float("inf")
+
+    @property
+    def command(self) -> list[str]:
+        """Behind `python -m`."""
+        module, *options = self.words.split()
+        return [module if "." in module else f"faults.rows.{module}", "--json", *options]
 
 
-QUICK: tuple[Entry, ...] = ()
+QUICK: tuple[Entry, ...] = (
+    Entry("1", "r01_simulated_kills", 60),
+    Entry("1", "benchmarks.verifier_kill --synthetic --kills 5", 40, alone=True),
+    Entry("2", "r02_exact_law", 60),
+    Entry("3", "r03_mutants", 60),
+    Entry("4", "r04_malformed", 50, statements=2, alone=True),
+    Entry("5", "benchmarks.hung_peer --synthetic --stops 4 --busy-s 10", 60, alone=True),
+    Entry("6", "r06_listeners", 30),
+    Entry("9", "r09_cancel_storm", 20, alone=True),
+    Entry("10", "r10_scarce_pages", 40),
+    Entry("12", "benchmarks.drafters_gone --synthetic", 40, alone=True),
+    Entry("15", "r15_every_message", 60),
+    Entry("16", "r16_random_commands", 60),
+    Entry("17", "r17_leaving", 30),
+    Entry("18", "r18_stalled", 40, alone=True),
+    Entry("19", "r19_oversize", 20),
+    Entry("32", "r32_pings", 70),
+    Entry("33", "r33_health", 30, alone=True),
+)
 
-LONG: tuple[Entry, ...] = ()
+LONG: tuple[Entry, ...] = (
+    Entry("1", "r01_simulated_kills --long", 1200),
+    Entry("4", "r04_malformed --long", 7200, statements=2),
+    Entry("8", "r08_overload --long", 900),
+    Entry("14", "r14_partitions --long", 7200),
+    Entry("16", "r16_random_commands --long", 7200),
+    Entry("17", "r17_leaving --long", 1200),
+    Entry("23", "r23_tenants --long", 900),
+    Entry("25", "r25_eavesdropper --long", 3600),
+    Entry("27", "r27_cache_probe --long", 3600),
+    Entry("31", "r31_monitor --long", 1200),
+)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.faults [--long] [--only 1,4,15] [--jobs 2] [--budget 480]
 
-A row is a module of `tests/faults/rows`, a program of its own: `python -m faults.rows.r04_malformed --json [--long]`
-with `tests` on the path. It runs alone or beside another one. A row that fails, crashes or takes too long costs only
+A row is a program of its own, mostly a module of `tests/faults/rows`: `python -m faults.rows.r04_malformed --json` with
+`tests` on the path. It runs alone or beside another one. A row that fails, crashes or takes too long costs only
 itself: what it had printed by then counts, and each statement that it owes is a row that says so.
 """
 
@@ -53,13 +53,13 @@ def main(argv: list[str] | None = None) -> int:
     leave_in_order()
     chosen = [entry for entry in known if not wanted or entry.row in wanted]
     began = time.monotonic()
-    ended = run(chosen, jobs=args.jobs, until=None if args.long else began + args.budget, long=args.long)
+    ended = run(chosen, jobs=args.jobs, until=None if args.long else began + args.budget)
     note(f"{time.monotonic() - began:.0f} s in all")
     whole = all(each.status == 0 and len(each.rows) == each.entry.statements for each in ended)
     return 0 if whole else 1
 
 
-def run(entries: Sequence[Entry], *, jobs: int, until: float | None, long: bool) -> list[Ended]:
+def run(entries: Sequence[Entry], *, jobs: int, until: float | None) -> list[Ended]:
     """Rows that measure time go alone and last, when nobody else is left; the others beside each other.
 
     until: monotonic seconds by which all of it has to be over.
@@ -68,23 +68,23 @@ def run(entries: Sequence[Entry], *, jobs: int, until: float | None, long: bool)
     kept = sum(entry.share_s for entry in alone)
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
         beside = [entry for entry in entries if not entry.alone]
-        ended = list(pool.map(lambda entry: _run(entry, _limit(entry, until, kept), long), beside))
+        ended = list(pool.map(lambda entry: _run(entry, _limit(entry, until, kept)), beside))
     for place, entry in enumerate(alone):
         kept = sum(later.share_s for later in alone[place + 1 :])
-        ended.append(_run(entry, _limit(entry, until, kept), long))
+        ended.append(_run(entry, _limit(entry, until, kept)))
     return ended
 
 
 def _limit(entry: Entry, until: float | None, kept_s: float) -> float:
     """Seconds a row may take: at least its share, whatever those before it took."""
     left = float("inf") if until is None else until - kept_s - time.monotonic()
-    return min(max(entry.share_s, left), entry.longest_s)
+    return max(entry.share_s, left)
 
 
-def _run(entry: Entry, limit_s: float, long: bool) -> Ended:
+def _run(entry: Entry, limit_s: float) -> Ended:
     """Passes the program's rows through; says so in a row where it gave none."""
-    command = [sys.executable, "-m", f"faults.rows.{entry.module}", "--json", *(["--long"] if long else [])]
-    note(f"row {entry.row}: {' '.join(command[1:])}")
+    command = [sys.executable, "-m", *entry.command]
+    note(f"row {entry.row}: {' '.join(entry.command)}")
     path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))))
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ, "PYTHONPATH": path}
     began = time.monotonic()
@@ -106,7 +106,7 @@ def _run(entry: Entry, limit_s: float, long: bool) -> Ended:
             print(line, flush=True)
         for number in range(len(rows), entry.statements):
             missing = f"statement {number + 1} of {entry.statements} is missing: the program {said}"
-            Row(entry.row, entry.module, {"error": missing}, "it gives a row", False).show(as_json=True)
+            Row(entry.row, entry.words, {"error": missing}, "it gives a row", False).show(as_json=True)
     note(f"row {entry.row}: {seconds:.0f} s")
     return Ended(entry, rows, process.returncode, seconds)
 

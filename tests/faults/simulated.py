@@ -77,7 +77,7 @@ class SimulatedCell:
         plan: Plan | None = None,
         hop_s: float = 0.0002,
         watch_s: float = 4.0,
-        seconds: dict[str, float] | None = None,
+        seconds: Mapping[str, float | Callable[..., float]] | None = None,
     ) -> None:
         self.network = Network(plan, hop_s=hop_s, watch_s=watch_s)
         self.seconds = seconds or {}

@@ -25,6 +25,8 @@ SETTINGS: dict[str, Any] = {
     "verifiers": 2,
     "drafters": 2,
     "synthetic": True,
+    "verify": {"lease_s": 20.0},
+    "draft": {"lease_s": 20.0},
     "coordinator": {"verify_deadline_s": 1.0, "prefill_deadline_s": 1.0, "drafter_patience_s": 1.0},
 }
 # Said by processes that this story does without; their own tests hold them.

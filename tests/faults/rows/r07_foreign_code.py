@@ -1,0 +1,103 @@
+"""Row 7: nothing that comes over the network is unpickled, compiled or run.
+
+An audit hook in every process of a cell notes it, while requests, malformed messages, pickles in every bytes field and
+a hand-over go on; a second look reads the sources for calls that could. Ray's own processes live on pickles, which is
+why they are no part of the path of a request, and are not looked at here.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import pickle
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.pair import ROOT
+from benchmarks.row import Row, note
+from faults.processes import FaultCell
+from faults.rows.program import arguments
+from faults.rows.r04_malformed import attack
+from faults.watch import Watch
+
+ROOMS = ("dspark", "coordinator", "verify_service", "draft_service")
+CALLS = {"eval", "exec", "compile", "__import__"}
+DOTTED = {"torch.load", "torch.hub.load", "yaml.load", "yaml.unsafe_load", "pickle.loads", "pickle.load", "joblib.load"}
+MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
+
+
+class _Bomb:
+    """Unpickling it is noticed; it harms nobody."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return print, ("unpickled",)
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    with Watch() as watch, FaultCell(verifiers=2, coordinator={"http": "127.0.0.1:0"}) as cell:
+        noticed = len(watch.events())  # of the start, unpickling only
+        with cell.client() as client:
+            for policy in ("greedy", "off"):  # what a first request imports
+                client.complete([5, 9], max_tokens=8, policy=policy, ignore_eos=True)
+        watch.arm()
+        asyncio.run(attack(cell, 2_000))
+        with cell.client() as client:
+            bombs = bomb_everywhere(client)
+            stream = client.generate([5, 9, 17], max_tokens=300, ignore_eos=True)
+            next(iter(stream))
+            cell.kill("verify/0")
+            left = sum(len(event.token_ids) for event in stream)
+        events = watch.events()
+    found = list(suspicious())
+    value = {
+        "events": len(events),
+        "at_start": noticed,
+        "what": events[:5],
+        "pickles_sent": bombs,
+        "tokens_after_a_hand_over": left,
+        "calls_in_the_sources": found[:5],
+    }
+    note(f"{len(events)} events, {len(found)} calls")
+    bar = "0 events in any process, 0 calls in the sources of the four rooms"
+    return Row("7", "no foreign code, no pickle", value, bar, not events and not found and left > 100).show(
+        as_json=args.json
+    )
+
+
+def bomb_everywhere(client: Any) -> int:
+    """Pickles in place of text and ids, through the front door."""
+    bomb = pickle.dumps(_Bomb())
+    sent = 0
+    for text in (bomb.decode("latin-1"), "!!python/object/apply:os.system ['true']", "__import__('os').getpid()"):
+        for options in ({"stop": [text]}, {"policy": text}, {"rule": text}, {"request_id": text}):
+            sent += 1
+            try:
+                client.complete([5, 9], max_tokens=2, timeout=20.0, **options)
+            except Exception as error:  # any refusal will do
+                note(f"{type(error).__name__}")
+    return sent
+
+
+def suspicious() -> Iterator[str]:
+    """Calls and imports that could run what they read."""
+    for room in ROOMS:
+        for file in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                where = f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func)
+                    if name in CALLS | DOTTED:
+                        yield f"{where} {name}"
+                    for keyword in node.keywords:
+                        if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False":
+                            yield f"{where} trust_remote_code"
+                elif isinstance(node, ast.Import):
+                    yield from (f"{where} import {each.name}" for each in node.names if each.name in MODULES)
+                elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+                    yield f"{where} from {node.module}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Row 16: random commands against coordinator, pages and scheduler, with a model beside them; no invariant breaks.
+
+The machine is `faults.machine`; what it ever finds becomes a fixed example in tests/faults/test_found.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from benchmarks.row import Row, note
+from faults.machine import CellMachine
+from faults.rows.program import arguments
+
+EACH = 40
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    wanted = 100_000 if args.long else 2_000
+    began, problem, number = time.monotonic(), "", 0
+    how = settings(
+        max_examples=10,
+        stateful_step_count=EACH,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    while CellMachine.steps < wanted and not problem:
+        try:
+            run_state_machine_as_test(seed(number)(type("Machine", (CellMachine,), {})), settings=how)
+        except Exception as error:
+            problem = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])[-1500:]
+        number += 1
+        note(f"{CellMachine.steps} steps")
+    value = {
+        "steps": CellMachine.steps,
+        "violations": int(bool(problem)),
+        "problem": problem,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    bar = (
+        f"{wanted} steps: pages conserved, commits only grow and are the target's, bounds kept, all ends; 0 violations"
+    )
+    return Row("16", "random commands against a model", value, bar, not problem).show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

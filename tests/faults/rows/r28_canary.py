@@ -1,0 +1,167 @@
+"""Row 28: a prompt, a key and metadata that occur nowhere else are looked for in everything a cell puts out.
+
+Every process logs at DEBUG and gRPC at its own. Requests end in every way: well, refused for each field, cancelled,
+expired, handed over after a kill; over gRPC and HTTP. Then logs, metrics, status and every error text are searched for
+the canaries: as text, as token ids, as base64, as parts of words.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.pair import ROOT, Pair
+from benchmarks.row import Row, note
+from dspark.client import Client, DsparkError
+from dspark.runtime.identity import write_token
+from faults.processes import FaultCell
+from faults.rows.program import arguments
+from faults.watch import Watch
+
+PAIR = Pair(ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark")  # with a tokenizer: text goes in
+PROMPT = "The zanzibarite quokkaflute sings of vermilionhearth at midnight"
+WORDS = ("zanzibarite", "quokkaflute", "vermilionhearth", "Zanzibarite")
+STOP = "xylophagousbeacon"
+CLIENT = "canary-key-of-a-client-5f1e77"
+HEADER = "canary-header-93ab02"
+
+
+class _Cell(FaultCell):
+    def __init__(self, worker: str, **settings: Any) -> None:
+        super().__init__(PAIR.target, PAIR.drafter, **settings)
+        self._worker = worker
+
+    def client(self) -> Client:
+        return Client(self.endpoint, token=self._worker)
+
+
+def use(cell: _Cell, errors: list[str]) -> None:
+    """Requests that end in every way."""
+    with Client(cell.endpoint, token=CLIENT) as client:
+        wrong: list[dict[str, Any]] = [
+            {"temperature": -1.0},
+            {"top_p": 7.0},
+            {"policy": STOP},
+            {"stop": [STOP] * 1000},
+            {"max_tokens": 1 << 30},
+            {"logit_bias": {1 << 30: 1.0}},
+            {"rule": STOP},
+            {"n": 100_000},
+        ]
+        for options in wrong:
+            with contextlib.suppress(TypeError, ValueError):
+                _asked(client, errors, **{"max_tokens": 4, **options})
+        _asked(client, errors, max_tokens=40, stop=[STOP])
+        _asked(client, errors, max_tokens=2000, timeout=0.05)
+        stream = client.generate(PROMPT, max_tokens=500)
+        next(iter(stream))
+        stream.close()
+        stream = client.generate(PROMPT, max_tokens=200, ignore_eos=True)
+        next(iter(stream))
+        cell.kill("verify/0")
+        with contextlib.suppress(DsparkError):
+            for _ in stream:
+                pass
+    with Client(cell.endpoint, token=CLIENT + "x") as stranger:
+        _asked(stranger, errors, max_tokens=4)
+    for path, body in (
+        ("/v1/completions", {"model": "x", "prompt": PROMPT, "max_tokens": 4}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}], "temperature": PROMPT}),
+        ("/v1/chat/completions", {"messages": [{"role": PROMPT, "content": PROMPT}]}),
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "stop": [STOP] * 1000}),
+    ):
+        errors.append(_posted(cell.http, path, body))
+
+
+def _asked(client: Client, errors: list[str], **options: Any) -> None:
+    try:
+        client.complete(PROMPT, **options)
+    except DsparkError as error:
+        errors.append(f"{type(error).__name__}: {error}")
+
+
+def _posted(url: str, path: str, body: dict[str, Any]) -> str:
+    """The error that HTTP gives, empty after success: an answer may of course repeat its prompt."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    headers = {"Authorization": f"Bearer {CLIENT}", "X-Canary": HEADER, "Content-Type": "application/json"}
+    connection.request("POST", path, body=json.dumps(body), headers=headers)
+    reply = connection.getresponse()
+    said = reply.read().decode("utf-8", "replace")
+    return said if reply.status >= 400 else ""
+
+
+def canaries(worker: str) -> dict[str, str]:
+    """What must not be found, by what it is."""
+    ids = PAIR.token_ids(PROMPT)
+    return {
+        **{f"word {word}": word for word in WORDS},
+        "stop string": STOP,
+        "a client's key": CLIENT,
+        "the workers' key": worker,
+        "header": HEADER,
+        "token ids": ", ".join(map(str, ids[2:8])),
+        "token ids, packed": ",".join(map(str, ids[2:8])),
+        "base64": base64.b64encode(PROMPT.encode()[:30]).decode(),
+    }
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    errors: list[str] = []
+    outputs: dict[str, str] = {}
+    loud = {"GRPC_VERBOSITY": "debug", "TRANSFORMERS_VERBOSITY": "debug"}
+    with tempfile.TemporaryDirectory(prefix="dspark-canary-") as name, Watch(), mock.patch.dict(os.environ, loud):
+        folder = Path(name)
+        worker = write_token(folder / "worker")
+        (folder / "clients").write_text(CLIENT + "\n")
+        common = {"token_file": str(folder / "worker")}
+        settings = {"client_token_file": str(folder / "clients"), "http": "127.0.0.1:0", **common}
+        with _Cell(worker, verifiers=2, verify=common, draft=common, coordinator=settings, folder=folder) as cell:
+            use(cell, errors)
+            with cell.client() as client:
+                status = client.status()
+            outputs["status"] = str(status)
+            for process in status.processes:
+                if process.metrics_port:
+                    page = f"http://127.0.0.1:{process.metrics_port}/metrics"
+                    asked = urllib.request.Request(page, headers={"Authorization": f"Bearer {worker}"})
+                    with urllib.request.urlopen(asked, timeout=10) as reply:
+                        outputs[f"metrics of {process.name}"] = reply.read().decode()
+            children = dict(cell.children)
+        for who, child in children.items():
+            outputs[f"log of {who}"] = child.log.read_text(encoding="utf-8", errors="replace")
+        outputs["command lines"] = " ".join(word for child in children.values() for word in child.command)
+    outputs["errors"] = "\n".join(errors)
+    hits = [
+        f"{what} in {where}: ...{text[max(text.find(canary) - 60, 0) : text.find(canary) + 20]!r}"
+        for where, text in outputs.items()
+        for what, canary in canaries(worker).items()
+        if canary in text
+    ]
+    debug = sum(text.count('"level": "debug"') for text in outputs.values())
+    note(f"{debug} lines at DEBUG")
+    value = {
+        "outputs": len(outputs),
+        "bytes": sum(map(len, outputs.values())),
+        "debug_lines": debug,
+        "errors": len(errors),
+        "hits": hits[:6],
+        "hits_in_all": len(hits),
+    }
+    holds = not hits and debug > 0 and len(errors) >= 8 and sum(key.startswith("metrics") for key in outputs) >= 3
+    bar = "0 hits in logs at DEBUG, metrics, status, errors and command lines"
+    return Row("28", "canaries in nothing that is put out", value, bar, holds).show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Row 29: without the right key every method of every service refuses, health alone answers.
+
+Methods come from the protocol's descriptors and from what each listener says by reflection; roles from nowhere: a key
+that is missing, wrong, cut, of another role or in another case is tried on each. And over HTTP on every page.
+"""
+
+from __future__ import annotations
+
+import ast
+import http.client
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from benchmarks.pair import ROOT
+from benchmarks.row import Row, note
+from dspark.client import Client
+from dspark.runtime.channel import sync_channel
+from dspark.runtime.identity import write_token
+from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, generate_pb2, verify_pb2
+from faults.processes import FaultCell
+from faults.rows.program import arguments
+
+FILES = (generate_pb2, control_pb2, draft_pb2, features_pb2, frontend_pb2, verify_pb2)
+OTHERS = (
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.health.v1.Health/List",
+)
+HEALTH = ("/grpc.health.v1.Health/Check",)
+PAGES = (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"))
+UNKNOWN = grpc.StatusCode.UNIMPLEMENTED  # a listener that has not this method says so, which lets nobody in
+ASK_S = 5.0
+CLIENT = "client-key-0123456789abcdef"
+
+
+def methods() -> list[str]:
+    """Every method of the protocol."""
+    return [
+        f"/{service.full_name}/{method.name}"
+        for file in FILES
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    ]
+
+
+def keys(worker: str) -> Iterator[tuple[str, Any]]:
+    """(what is wrong, metadata)."""
+    yield "none", ()
+    yield "empty", (("authorization", ""),)
+    yield "wrong", (("authorization", "Bearer " + "x" * len(worker)),)
+    yield "cut", (("authorization", f"Bearer {worker[:-1]}"),)
+    yield "longer", (("authorization", f"Bearer {worker}x"),)
+    yield "other case", (("authorization", f"Bearer {worker.swapcase()}"),)
+    yield "other scheme", (("authorization", f"Basic {worker}"),)
+    yield "elsewhere", (("x-api-key", worker),)
+
+
+def asked(channel: grpc.Channel, method: str, metadata: Any) -> grpc.StatusCode:
+    """The status of one call; OK when anything came."""
+    try:
+        for _ in channel.stream_stream(method)(iter([b""]), timeout=ASK_S, metadata=metadata):
+            return grpc.StatusCode.OK
+    except grpc.RpcError as error:
+        return error.code()  # type: ignore[no-any-return]
+    return grpc.StatusCode.OK
+
+
+def page(endpoint: str, way: str, path: str, headers: dict[str, str]) -> int:
+    host, _, port = endpoint.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=ASK_S)
+    connection.request(way, path, body="{}" if way == "POST" else None, headers=headers)
+    return connection.getresponse().status
+
+
+def compares_in_constant_time() -> bool:
+    """Whether no source of the runtime compares a token by `==`, and secrets go through `hmac.compare_digest`."""
+    digests, plain = 0, 0
+    for file in sorted((ROOT / "dspark" / "runtime").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("compare_digest"):
+                digests += 1
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+                sides = " ".join(ast.unparse(side) for side in (node.left, *node.comparators))
+                plain += any(word in sides.split() for word in ("token", "secret", "given", "self.token"))
+    return digests > 0 and plain == 0
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    tried, let_in, free = 0, [], 0
+    with tempfile.TemporaryDirectory(prefix="dspark-keys-") as name:
+        folder = Path(name)
+        worker = write_token(folder / "worker")
+        (folder / "clients").write_text(CLIENT + "\n")
+        common = {"token_file": str(folder / "worker")}
+        settings = {"client_token_file": str(folder / "clients"), "http": "127.0.0.1:0", **common}
+        with _Keyed(worker, verify=common, draft=common, coordinator=settings) as cell:
+            for name, child in cell.children.items():
+                with sync_channel(child.endpoint) as channel:
+                    for method in (*methods(), *OTHERS):
+                        for what, metadata in keys(worker):
+                            tried += 1
+                            code = asked(channel, method, metadata)
+                            if code not in (grpc.StatusCode.UNAUTHENTICATED, UNKNOWN):
+                                let_in.append(f"{name} {method} with a key that is {what}: {code.name}")
+                    client = (("authorization", f"Bearer {CLIENT}"),)
+                    for method in methods():
+                        if "Generation" not in method:
+                            tried += 1
+                            code = asked(channel, method, client)
+                            refused = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+                            if code not in (*refused, UNKNOWN):
+                                let_in.append(f"{name} {method} with a client's key: {code.name}")
+                    free += sum(asked(channel, method, ()) is grpc.StatusCode.OK for method in HEALTH)
+            pages = 0
+            for way, path in PAGES if cell.http else ():
+                for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {CLIENT}"}):
+                    pages += 1
+                    if (status := page(cell.http, way, path, headers)) != 401:
+                        let_in.append(f"HTTP {path}: {status}")
+            with cell.client() as good:
+                served = good.complete([5, 9], max_tokens=4, ignore_eos=True).token_ids
+        note(f"{tried} calls")
+    value = {
+        "methods": len(methods()) + len(OTHERS),
+        "calls_tried": tried,
+        "pages_tried": pages,
+        "let_in": let_in[:5],
+        "health_free_at": free,
+        "constant_time": compares_in_constant_time(),
+        "the_right_key_serves": len(served) == 4,
+    }
+    holds = not let_in and free == 3 and value["constant_time"] and len(served) == 4 and pages > 0
+    bar = "UNAUTHENTICATED from every method of every listener, health alone is free, keys compared in constant time"
+    return Row("29", "wrong or missing keys", value, bar, bool(holds)).show(as_json=args.json)
+
+
+class _Keyed(FaultCell):
+    """A cell with a worker's key, whose own client shows it."""
+
+    def __init__(self, worker: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._worker = worker
+
+    def client(self) -> Client:
+        return Client(self.endpoint, token=self._worker)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
