@@ -13,12 +13,16 @@ import resource
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dspark.errors import DsparkError
+
+if TYPE_CHECKING:
+    from dspark.client import Client
 
 PACKAGE = "dspark-serving"
 LEAST_FILES = 4096  # open files: a coordinator holds one socket per client
@@ -240,13 +244,12 @@ def state() -> Iterator[Finding]:
     yield Finding("state", Level.OK, f"{folder}: a cluster at {cell.endpoint}")
 
 
-def cell(endpoint: str | None, token_file: str | None) -> Iterator[Finding]:
-    """Whether every process of a running cell serves."""
-    from dspark.client import Client, NoCell
-    from dspark.runtime.identity import read_token
+def cell(connect: Callable[[], Client]) -> Iterator[Finding]:
+    """Whether every process of a running cell serves. connect: opens a client of it; NoCell when none is up."""
+    from dspark.client import NoCell
 
     try:
-        with Client(endpoint, token=read_token(token_file)) as client:
+        with connect() as client:
             reply = client.status()
     except NoCell:
         return

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from dspark.cli import credentials
+
 if TYPE_CHECKING:
     from dspark.cli.checks import Finding
 
@@ -33,7 +35,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", metavar="HOST:PORT", help="running Ray cluster that is to be joined")
     parser.add_argument("--http", default="127.0.0.1:8000", metavar="HOST:PORT", help="port to try (127.0.0.1:8000)")
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="coordinator to ask (the one of this state folder)")
-    parser.add_argument("--token-file", metavar="FILE", help="secret of the endpoint")
+    credentials.add_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=_doctor)
 
@@ -57,6 +59,7 @@ def _doctor(args: argparse.Namespace) -> int:
 def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
     """All checks; one that breaks is itself a finding, and the others go on."""
     from dspark.cli import checks
+    from dspark.cli.generate import open_client
     from dspark.cli.lifecycle import pair
     from dspark.errors import DsparkError
 
@@ -78,7 +81,7 @@ def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
         ("ports", lambda: checks.ports({} if _holds_http() else {"http": args.http})),
         ("models", chosen),
         ("ray", lambda: checks.ray_access(args.address, os.environ)),
-        ("cell", lambda: checks.cell(args.endpoint, args.token_file)),
+        ("cell", lambda: checks.cell(lambda: open_client(args))),
     )
     for name, check in all_checks:
         try:

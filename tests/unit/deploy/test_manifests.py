@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
 import shlex
@@ -21,12 +22,13 @@ import yaml
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.observability import dashboard
-from deploy.rooms import ROOMS, load_settings
+from deploy.rooms import ROOMS, config_class, load_settings
 from deploy.topology import Role
 from dspark.cli.main import build_parser
 from dspark.cli.serve import room_parser
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
+from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 
 ROOT = Path(__file__).parents[3]
@@ -104,6 +106,34 @@ def test_the_mounted_configuration_is_one_the_processes_read(name: str, tmp_path
         groups = MANIFESTS["ray/raycluster.yaml:0"]["spec"]["workerGroupSpecs"]
         labelled = {f"{key}={value}" for group in groups for key, value in group["labels"].items()}
         assert {config.coordinator_selector, config.verifier_selector, config.drafter_selector} == labelled
+
+
+def _secured(role: Role, settings: dict[str, Any], secrets: Path) -> None:
+    """Passes what a process checks before it listens; the files of its secrets stand in for the mounted ones."""
+    mine = dict(settings)
+    for key, value in settings.items():
+        if key.endswith("token_file") and value:
+            path = secrets / Path(value).name
+            path.write_text("0123456789abcdef" + path.name)
+            mine[key] = str(path)
+    config = config_class(role)(**mine)
+    security = Security.of(config)
+    security.check_bind(config.bind)
+    assert security.metrics_host(config.bind) == "0.0.0.0", "Prometheus reaches it"
+
+
+def test_processes_listen_beyond_loopback_because_they_ask_for_secrets(tmp_path: Path) -> None:
+    file = tmp_path / "cell.yaml"
+    file.write_text(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
+    for role in (Role.COORDINATOR, Role.VERIFY, Role.DRAFT):
+        _secured(role, load_settings(role, file=file, environ={}, flags={}), tmp_path)
+        given = vars(room_parser(str(role)).parse_args(COMPOSE["services"][str(role)]["command"]))
+        _secured(role, load_settings(role, file=None, environ={}, flags=_known(role, given)), tmp_path)
+
+
+def _known(role: Role, given: dict[str, Any]) -> dict[str, Any]:
+    fields = {field.name for field in dataclasses.fields(config_class(role))}
+    return {key: value for key, value in given.items() if key in fields}
 
 
 def test_the_headless_names_in_the_configuration_are_those_of_the_stateful_sets() -> None:
