@@ -61,7 +61,7 @@ def work(config: dict[str, Any]) -> None:
 
 def _absolute(settings: Settings) -> Settings:
     """Workers run in folders of their own: what is a folder or file here gets its full path."""
-    given = {name: getattr(settings, name) for name in ("target", "samples", "out", "cache", "start")}
+    given = {name: getattr(settings, name) for name in ("target", "samples", "out", "cache", "start", "keep_tokens")}
     full = {name: str(Path(path).resolve()) if path and Path(path).exists() else path for name, path in given.items()}
     return from_json(settings.to_json() | full | {"out": str(Path(settings.out).resolve())})
 

@@ -81,6 +81,7 @@ def chain_loss(
                 target_head=target_head,
                 scale=scale,
                 cap=config.logit_softcap,
+                kept=drafter.kept_tokens,
             )
         else:
             total, _, l1 = lean_terms(
@@ -92,6 +93,7 @@ def chain_loss(
                 scale=scale,
                 weights=weights,
                 softcap=config.logit_softcap,
+                kept=drafter.kept_tokens,
             )
         objective, l1_sum = objective + weight * total, l1_sum + weight * torch.dot(scale, l1)
         masks.append(mask)

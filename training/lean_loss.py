@@ -4,7 +4,8 @@ Rows that do not count are dropped before the vocabulary is touched. The rest go
 slices small enough for the cache: logits, both softmaxes, the loss and its gradient with
 respect to the slice are finished before the next slice starts, so the backward pass only
 scales what is already there. A frozen vocabulary head is neither copied nor differentiated; one
-that is trained gets its gradient slice by slice.
+that is trained gets its gradient slice by slice. A head of fewer tokens than the target's is
+judged against the whole law all the same: what it cannot say is distance, and no label.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def lean_block_loss(
         scale=scale,
         weights=weights,
         softcap=drafter.config.logit_softcap,
+        kept=drafter.kept_tokens,
     )
     acceptance = (1 - 0.5 * l1).clamp(0, 1)  # [R] c*
     bce = error = bias = torch.zeros((), device=hidden.device)
@@ -96,19 +98,20 @@ def lean_block_loss(
 def lean_terms(
     *,
     hidden: Tensor,  # [R, H] of the drafter, after its final norm
-    lm_head: Tensor,  # [V, H]; differentiated where it requires a gradient
+    lm_head: Tensor,  # [Vd, H]; differentiated where it requires a gradient
     wanted: Tensor,  # [R, H'] of the target, final-normed
     target_head: Tensor,  # [V, H']
     target_ids: Tensor,  # [R]
     scale: Tensor,  # [R] weight of each row
     weights: LossWeights,
     codes: Tensor | None = None,  # [R, r] of the sequential head
-    markov_w2: Tensor | None = None,  # [V, r]
+    markov_w2: Tensor | None = None,  # [Vd, r]
     softcap: float | None = None,  # c: base logits of both are c tanh(z / c)
+    kept: Tensor | None = None,  # [Vd] target ids of the head's rows; None: Vd = V
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient, ce [R], l1 [R] without), of any rows."""
     mixed, ce, l1 = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, codes, markov_w2, lm_head, wanted, target_head, target_ids, scale, weights, softcap
+        hidden, codes, markov_w2, lm_head, wanted, target_head, target_ids, scale, weights, softcap, kept
     )
     return mixed, ce, l1
 
@@ -129,6 +132,7 @@ class _SlicedLoss(torch.autograd.Function):
         scale: Tensor,
         weights: LossWeights,
         softcap: float | None,
+        kept: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else lm_head.dtype
@@ -143,23 +147,28 @@ class _SlicedLoss(torch.autograd.Function):
             grad_w2 = None if w2 is None else torch.zeros_like(w2, dtype=torch.float32)
             grad_head = torch.zeros_like(lm_head, dtype=torch.float32) if ctx.needs_input_grad[3] else None
             step = (
-                min(SLICE_ROWS, SLICE_NUMBERS // len(lm_head))
+                min(SLICE_ROWS, SLICE_NUMBERS // len(target_head))
                 if kind == "cpu"
-                else DEVICE_SLICE_NUMBERS // len(lm_head)
+                else DEVICE_SLICE_NUMBERS // len(target_head)
             )
             step = max(1, step)
+            places, said = _places(target_ids, kept, len(target_head))
             for start in range(0, len(scale), step):
                 part = slice(start, start + step)
                 law = torch.softmax(_capped((wanted[part] @ target_head.t()).float(), softcap), dim=-1)
+                law = law if kept is None else law.index_select(-1, kept)
+                unsaid = 0.0 if kept is None else 1.0 - law.sum(dim=-1)
                 base = _capped((rows[part] @ head.t()).float(), softcap)
                 logits = base
                 if bias is not None:
                     added = (bias[0][part] @ bias[1].t()).float()
                     # A cap's gradient needs the base logits once more.
                     logits = base.add_(added) if softcap is None else base + added
-                ce[part], l1[part], grad = _terms(
-                    logits=logits, law=law, target_ids=target_ids[part], scale=scale[part], weights=weights
-                )
+                hard, soft = weights.ce * scale[part], weights.l1 * scale[part]
+                if said is not None:
+                    hard = hard * said[part]
+                ce[part], l1[part], grad = _terms(logits=logits, law=law, labels=places[part], hard=hard, soft=soft)
+                l1[part] += unsaid
                 if bias is not None and grad_codes is not None and grad_w2 is not None:
                     whole = grad.to(dtype)
                     grad_codes[part] = whole @ bias[1]
@@ -170,6 +179,8 @@ class _SlicedLoss(torch.autograd.Function):
                 grad_rows[part] = grad @ head
                 if grad_head is not None:
                     _add_product(grad_head, grad, rows[part])
+        if said is not None:
+            ce *= said
         # Kept by nobody else, so that they can be scaled in place and handed on without a copy.
         ctx.grads = [grad_rows, grad_codes, grad_w2, grad_head]
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
@@ -186,7 +197,17 @@ class _SlicedLoss(torch.autograd.Function):
         for dtype in ctx.dtypes:
             grad = kept.pop(0)
             grads.append(None if grad is None or dtype is None else grad.mul_(scale).to(dtype))
-        return (*grads, None, None, None, None, None, None)
+        return (*grads, None, None, None, None, None, None, None)
+
+
+def _places(target_ids: Tensor, kept: Tensor | None, size: int) -> tuple[Tensor, Tensor | None]:
+    """ids [R] -> rows of the head that say them [R], 0 where none does, and whether one does [R]; None: all do."""
+    if kept is None:
+        return target_ids, None
+    places = target_ids.new_full((size,), -1)
+    places[kept] = torch.arange(len(kept), device=kept.device)
+    found = places[target_ids]
+    return found.clamp(min=0), found >= 0
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -202,14 +223,13 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
-def _terms(
-    *, logits: Tensor, law: Tensor, target_ids: Tensor, scale: Tensor, weights: LossWeights
-) -> tuple[Tensor, Tensor, Tensor]:
-    """logits, law [R, V] -> (ce [R], l1 [R], d(weighted terms)/d logits [R, V]); `law` is used up.
+def _terms(*, logits: Tensor, law: Tensor, labels: Tensor, hard: Tensor, soft: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """logits, law [R, Vd], labels [R], weights of both terms [R] -> (ce [R], l1 [R], d(weighted terms)/d logits
+    [R, Vd]); `law` is used up.
 
     d ce = p_d - onehot(x); d l1 = p_d (s - sum s p_d) with s = sign(p_d - p_t).
     """
-    index = target_ids.unsqueeze(-1)
+    index = labels.unsqueeze(-1)
     at_label, top = logits.gather(-1, index).squeeze(-1), logits.amax(dim=-1)
     drafted = torch.softmax(logits, dim=-1)
     # The largest probability is exp(0) over the sum: the log-sum-exp without another pass.
@@ -218,7 +238,7 @@ def _terms(
     l1 = torch.linalg.vector_norm(gap, ord=1, dim=-1)
     sign = gap.sign_()
     lean = torch.linalg.vecdot(sign, drafted)  # [R]
-    shift = scale * (weights.ce - weights.l1 * lean)
-    grad = sign.mul_((weights.l1 * scale).unsqueeze(-1)).add_(shift.unsqueeze(-1)).mul_(drafted)
-    grad.scatter_add_(-1, index, -(weights.ce * scale).unsqueeze(-1))
+    shift = hard - soft * lean
+    grad = sign.mul_(soft.unsqueeze(-1)).add_(shift.unsqueeze(-1)).mul_(drafted)
+    grad.scatter_add_(-1, index, -hard.unsqueeze(-1))
     return ce, l1, grad

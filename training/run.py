@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,6 +88,8 @@ def open_run(settings: Settings, world: World) -> Run:
     if world.size > plan.batch:
         raise ConfigError(f"batch: {plan.batch} conversations cannot be shared by {world.size} workers")
     identity = {"samples": samples.digest(), "target": fingerprint(target.folder)}
+    if settings.keep_tokens:
+        identity["keep_tokens"] = hashlib.sha256(Path(settings.keep_tokens).read_bytes()).hexdigest()[:16]
     return Run(
         settings=settings,
         world=world,

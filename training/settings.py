@@ -42,6 +42,9 @@ class Settings:
         default=(), metadata={"doc": "Target layers read; none named: five, evenly spread (mtp: the last)."}
     )
     markov_rank: int = field(default=256, metadata={"doc": "Rank of the sequential head."})
+    keep_tokens: str = field(
+        default="", metadata={"doc": "JSON list of the tokens the head can say, by `vocabulary`; empty: all."}
+    )
     width: int = field(default=0, metadata={"doc": "Hidden size of lm; 0: half the target's."})
     epochs: int = field(default=10, metadata={"doc": "Passes over the samples."})
     steps: int = field(default=0, metadata={"doc": "Optimiser steps; 0: as many as the epochs have."})
@@ -94,7 +97,18 @@ class Settings:
 
 
 # What may differ between the parts of a run: none of it moves a number of the loss curve.
-_FREE = {"target", "samples", "out", "start", "log_every", "evaluate_every", "save_every", "save_every_s", "device"}
+_FREE = {
+    "target",
+    "samples",
+    "keep_tokens",
+    "out",
+    "start",
+    "log_every",
+    "evaluate_every",
+    "save_every",
+    "save_every_s",
+    "device",
+}
 
 
 def settled(settings: Settings) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from dspark.errors import CheckpointError, ConfigError
 from dspark.model.checkpoint import LoadedTarget, load_drafter
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.family import Drafter
+from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.model.fresh import fresh_drafter
 from dspark.model.location import locate
 from training.settings import Settings
+from training.vocabulary import read_kept
 
 TAPS = 5
 SHALLOW = 8  # layers
@@ -63,6 +65,10 @@ def drafter_config(target: LoadedTarget | DescribedTarget, settings: Settings) -
         raise ConfigError(f"layers: a drafter of the family {settings.family} has one, not {layers}")
     shape = _target_shape(target)
     common: dict[str, Any] = shape | {"kind": kind, "num_hidden_layers": layers, "block_size": settings.block_size}
+    if (kept := read_kept(settings.keep_tokens, target.vocab_size)) is not None:
+        if kind == "lm":
+            raise ConfigError("keep_tokens: the head of a language model is its embedding, and says every token")
+        common["draft_vocab_size"] = len(kept)
     if kind == "lm":
         return DrafterConfig(**_language_shape(common, settings), target_layer_ids=(), num_target_layers=0)
     taps = tap_layers(target.num_layers, settings, kind)
@@ -117,13 +123,16 @@ def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
     """Fresh, or with the weights of `start`, whatever the length of its blocks. In training mode, fp32, on the CPU."""
     config = drafter_config(target, settings)
     model = target.model
-    own = config.kind == "lm"
+    own, kept = config.kind == "lm", read_kept(settings.keep_tokens, target.vocab_size)
+    head = model.get_output_embeddings().weight
     drafter = fresh_drafter(
         config,
         embedding=None if own else model.get_input_embeddings().weight.float().cpu(),
-        lm_head=None if own else model.get_output_embeddings().weight.float().cpu(),
+        lm_head=None if own else (head if kept is None else head[kept.to(head.device)]).float().cpu(),
         generator=torch.Generator().manual_seed(settings.seed),
     )
+    if kept is not None:
+        drafter.draft_vocabulary = DraftVocabulary(kept, target.vocab_size)
     if settings.start:
         _start_from(drafter, settings.start)
     return drafter

@@ -137,8 +137,8 @@ def loss_figures(run: Run, sums: LossSums) -> dict[str, float]:
 
 
 def _check_same_content(run: Run, kept: Mapping[str, str]) -> None:
-    for name, digest in run.identity.items():
-        if kept[name] != digest:
+    for name in sorted(run.identity.keys() | kept.keys()):
+        if kept.get(name) != run.identity.get(name):
             raise ConfigError(f"{name}: {run.settings.out} was begun with other {name}; name another folder")
 
 

@@ -1,7 +1,7 @@
-"""Which tokens a drafter's head needs: the ones the target writes most.
+"""Which tokens a drafter's head needs: the ones the target writes most, as a JSON list of ids.
 
-Embedding and head of a drafter are the target's, frozen, so a head is cut after training: `dspark checkpoint convert
---keep-tokens` takes the file written here. What the head cannot say is never drafted; answers stay the target's.
+`dspark train drafter --keep-tokens` trains with such a head, `dspark checkpoint convert --keep-tokens` cuts that of a
+trained drafter. What the head cannot say is never drafted; answers stay the target's.
 """
 
 from __future__ import annotations
@@ -34,3 +34,16 @@ def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:
     write_whole(path, json.dumps(kept.tolist()) + "\n")
     share = float(written[kept].sum() / written.sum())
     return {"tokens": count, "of": different, "share_of_text": round(share, 6), "file": str(path)}
+
+
+def read_kept(path: str, vocab_size: int) -> torch.Tensor | None:
+    """[Vd] ids, ascending, that a head can say; None without a path: all. ConfigError for a file that says no ids."""
+    if not path:
+        return None
+    try:
+        ids = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"keep_tokens: {path}: {error}") from None
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+        raise ConfigError(f"keep_tokens: {path} holds no list of ids below {vocab_size}")
+    return torch.tensor(sorted(set(ids)))

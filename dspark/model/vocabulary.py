@@ -39,6 +39,11 @@ class VocabularyEnds(Drafter):
         """Logits of the tokens the head can say, [..., Vd] -> logits of all, [..., V]."""
         return logits if self.draft_vocabulary is None else self.draft_vocabulary.spread(logits)
 
+    @property
+    def kept_tokens(self) -> Tensor | None:
+        """[Vd] target ids of what the head can say, in the order of its rows; None where it can say everything."""
+        return None if self.draft_vocabulary is None else self.draft_vocabulary.target_ids
+
     def base_logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] after the final norm -> logits U [..., Vd], before any sequential bias; Vd is mostly V."""
         logits: Tensor = self.lm_head(hidden) if self._served_head is None else self._served_head(hidden)

@@ -14,6 +14,7 @@ from tests.unit.model.tiny import FAMILIES, family_drafter
 from training.eagle3_loss import chain_loss, label_mask, step_mask
 from training.language_loss import language_loss
 from training.loss import LossWeights
+from training.soft_cross_entropy import soft_cross_entropy
 
 CHAINS = [family for family in FAMILIES if family[0] in ("eagle3", "mtp")]
 BATCH, LENGTH = 3, 13
@@ -163,3 +164,23 @@ def test_acceptance_of_a_block_is_that_of_its_tokens_one_after_the_other() -> No
                 blocks += slot == 0
     assert int(sums.blocks) == blocks
     assert float(sums.tau) == pytest.approx(tau + blocks, rel=1e-5)
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_a_head_of_few_tokens_is_judged_against_the_whole_law(cap: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    kept = torch.tensor([1, 4, 5, 9])
+    hidden, wanted = (torch.randn(6, 5, generator=generator) for _ in range(2))
+    head, target_head = torch.randn(4, 5, generator=generator), torch.randn(10, 5, generator=generator)
+    scale = torch.rand(6, generator=generator)
+    hidden.requires_grad_()
+    total, l1 = soft_cross_entropy(
+        hidden, head, wanted=wanted, target_head=target_head, scale=scale, cap=cap, kept=kept
+    )
+    law = torch.softmax(softcapped(wanted @ target_head.t(), cap), dim=-1)
+    logged = torch.log_softmax(softcapped(hidden @ head.t(), cap), dim=-1)
+    plain = -(scale * (law[:, kept] * logged).sum(dim=-1)).sum()
+    said = torch.zeros(6, 10).index_copy(1, kept, logged.exp())
+    torch.testing.assert_close(total, plain)
+    torch.testing.assert_close(l1, (said - law).abs().sum(dim=-1).detach())
+    torch.testing.assert_close(*(torch.autograd.grad(loss, hidden)[0] for loss in (total, plain)))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dspark.model.config import HeadType
+from dspark.model.formats.vocabulary import DraftVocabulary
 from tests.unit.model.tiny import tiny_drafter
 from training.anchors import draw_anchors, label_blocks
 from training.lean_loss import LeanLoss, lean_block_loss, lean_terms
@@ -31,17 +32,21 @@ def test_a_batch_without_any_label_is_zero_and_finite() -> None:
     assert torch.isfinite(drafter.fc.weight.grad).all()
 
 
+@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
-    softcap: float | None, monkeypatch: pytest.MonkeyPatch
+    softcap: float | None, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With `few` the head says eleven of thirty tokens: the others have no chance, and are no labels."""
     monkeypatch.setattr("training.lean_loss.SLICE_ROWS", 4)
+    kept = torch.arange(1, 30, 3)[:11] if few else None
+    size = 30 if kept is None else len(kept)
     generator = torch.Generator().manual_seed(7)
 
     def leaf(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).requires_grad_()
 
-    hidden, head, codes, w2 = leaf(11, 6), leaf(30, 6), leaf(11, 3), leaf(30, 3)
+    hidden, head, codes, w2 = leaf(11, 6), leaf(size, 6), leaf(11, 3), leaf(size, 3)
     wanted, target_head = torch.randn(11, 8, generator=generator), torch.randn(30, 8, generator=generator)
     ids = torch.randint(0, 30, (11,), generator=generator)
     scale, weights = torch.rand(11, generator=generator), LossWeights(ce=0.3, l1=0.7)
@@ -50,15 +55,22 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
     logits = capped(hidden @ head.t()) + codes @ w2.t()
+    said = torch.ones(11, dtype=torch.bool)
+    if kept is not None:
+        logits = DraftVocabulary(kept, 30).spread(logits)
+        said = torch.isin(ids, kept)
+        assert 0 < said.sum() < 11
     law = torch.softmax(capped(wanted @ target_head.t()), dim=-1)
-    ce = torch.nn.functional.cross_entropy(logits, ids, reduction="none")
+    ce = torch.zeros(11).masked_scatter(
+        said, torch.nn.functional.cross_entropy(logits[said], ids[said], reduction="none")
+    )
     l1 = (torch.softmax(logits, dim=-1) - law).abs().sum(dim=-1)
     plain = (scale * (weights.ce * ce + weights.l1 * l1)).sum()
     leaves = (hidden, head, codes, w2)
     expected = torch.autograd.grad(plain, leaves)
     lean, lean_ce, lean_l1 = lean_terms(
         hidden=hidden, lm_head=head, codes=codes, markov_w2=w2, wanted=wanted, target_head=target_head,
-        target_ids=ids, scale=scale, weights=weights, softcap=softcap,
+        target_ids=ids, scale=scale, weights=weights, softcap=softcap, kept=kept,
     )  # fmt: skip
     torch.testing.assert_close((lean, lean_ce, lean_l1), (plain, ce, l1))
     found = torch.autograd.grad(lean, leaves, retain_graph=True)

@@ -202,6 +202,33 @@ def test_layers_and_taps_that_do_not_fit_are_named(samples: Path, golden_target:
         train_drafter(short_run(samples, golden_target, tmp_path, taps=(1, 99)))
 
 
+@pytest.mark.parametrize("family", ["dspark", "dflash", "eagle3", "mtp"])
+def test_a_head_of_few_tokens_is_trained_and_read_back(
+    family: str, samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps(list(range(2, 60))))
+    settings = short_run(samples, golden_target, tmp_path / "run", family=family, keep_tokens=str(kept), steps=2)
+    made = load_drafter(train_drafter(settings))
+    assert made.draft_vocabulary is not None
+    assert made.draft_vocabulary.target_ids.tolist() == list(range(2, 60))
+    target_head = load_file(golden_target / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(made.lm_head.weight, target_head[2:60])
+    kept.write_text(json.dumps(list(range(3, 61))))
+    with pytest.raises(ConfigError, match="keep_tokens"):
+        train_drafter(settings)
+
+
+def test_a_head_of_few_tokens_that_cannot_be_is_refused(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text("[1, 2]")
+    with pytest.raises(ConfigError, match="says every token"):
+        train_drafter(short_run(samples, golden_target, tmp_path, family="lm", keep_tokens=str(kept)))
+    kept.write_text("[1, 128]")
+    with pytest.raises(ConfigError, match="ids below 128"):
+        train_drafter(short_run(samples, golden_target, tmp_path, keep_tokens=str(kept)))
+
+
 def test_the_loss_falls_on_text_that_can_be_learned(golden_target: Path, samples: Path, tmp_path: Path) -> None:
     settings = short_run(samples, golden_target, tmp_path, steps=30, batch=12, optimizer="muon", evaluate_every=30)
     train_drafter(settings)
