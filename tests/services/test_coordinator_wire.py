@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from coordinator import process as coordinator_process
-from coordinator.clients import DrafterClient, drafter_facts
+from coordinator.clients import MALFORMED_COHORTS, DrafterClient, drafter_facts
 from coordinator.config import CoordinatorConfig
 from coordinator.ports import DraftOrder, Lost
 from dspark.runtime.channel import open_channel
@@ -160,13 +160,28 @@ MALFORMED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", MALFORMED)
 async def test_a_malformed_block_is_an_empty_block(stage: Stage, what: str) -> None:
     coordinator, wild = await stage.set(lambda command: blocks(command, **MALFORMED[what]))
+    expected = await stage.ask(coordinator, policy="off", tokens=200)
+    assert await stage.ask(coordinator, tokens=200) == expected
+    metrics = coordinator.metrics
+    assert metrics.value("empty_blocks_total", reason="invalid") == wild.drafts >= MALFORMED_COHORTS
+    assert metrics.value("spec_decode_num_accepted_tokens_total") == 0
+    assert wild.sessions > 1, "it was let go and tried again"
+    assert wild.drafts <= MALFORMED_COHORTS * wild.sessions
+    assert metrics.value("worker_losses_total", pool="draft") >= 1
+
+
+async def test_one_malformed_block_among_good_ones_costs_that_block(stage: Stage) -> None:
+    numbers = itertools.count()
+
+    def reply(command: draft_pb2.DraftCommand) -> list[draft_pb2.DraftEvent]:
+        return one_slot(command) if next(numbers) % 2 else blocks(command, **MALFORMED["no q"])
+
+    coordinator, wild = await stage.set(reply)
     expected = await stage.ask(coordinator, policy="off")
     assert await stage.ask(coordinator) == expected
-    assert wild.drafts > 20
+    assert wild.drafts > 2 * MALFORMED_COHORTS
     assert wild.sessions == 1
-    metrics = coordinator.metrics
-    assert metrics.value("empty_blocks_total", reason="invalid") == wild.drafts
-    assert metrics.value("spec_decode_num_accepted_tokens_total") == 0
+    assert coordinator.metrics.value("empty_blocks_total", reason="invalid") == (wild.drafts + 1) // 2
 
 
 async def test_a_q_the_verifier_refuses_costs_a_round_trip_and_no_id(stage: Stage) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.draining import Draining
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.types import NO_Q, Cursor, Law
@@ -50,7 +51,7 @@ class Bench:
             push=Broken(incarnation=1, projection="p", token=None, queue_rows=10, metrics=self.metrics),
             metrics=self.metrics,
             incarnation=1,
-            draining=asyncio.Event(),
+            draining=Draining(),
             intake=self.intake,
         )
 
