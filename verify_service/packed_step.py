@@ -25,6 +25,10 @@ from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
 from verify_service.sequences import SequenceState, VerifyItem
 
+# Cohorts of so many sequences are watched in one round of so many: they bring draws enough, and the device waits for
+# it. Which rounds those are depends on nothing that was drafted.
+MANY, EVERY = 32, 4
+
 
 class Chunk(NamedTuple):
     """The next tokens of a prompt."""
@@ -62,6 +66,7 @@ class PackedStep:
         self._near_ties: Counter[int] = Counter()
         # Its noise is a secret of this process. Verdicts that are not the rule's say nothing of draws.
         self._watch = Watch(secrets.randbits(128)) if forced is None else None
+        self._rounds = 0
 
     def take_near_ties(self) -> int:
         """Near-ties of coupled sequences since the last call."""
@@ -123,7 +128,9 @@ class PackedStep:
     ) -> tuple[list[Verdict | Refusal], list[_Committed | None]]:
         outcomes: list[Verdict | Refusal] = []
         wanted: list[_Committed | None] = []
-        decisions = judge_each(result.logits, cases, self._near_ties, self._watch)
+        self._rounds += 1
+        due = len(items) < MANY or self._rounds % EVERY == 0
+        decisions = judge_each(result.logits, cases, self._near_ties, self._watch if due else None)
         if self._forced is not None:
             decisions = self._forced.apply(result.logits, cases, decisions)
         for item, case, decided in zip(items, cases, decisions, strict=True):

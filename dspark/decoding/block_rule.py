@@ -113,9 +113,12 @@ def if_drawn(p: Floats, alive: Floats, slots: Slots) -> Floats:
 
 def some_head(made: Chances, slots: Slots) -> Floats:
     """Chance that this slot or a later one is the longest candidate, given the whole block: [S]."""
-    tails, start = np.zeros(len(made.candidate)), 0
+    heads, tails, start = made.candidate.tolist(), np.zeros(len(made.candidate)), 0
     for length in slots.lengths:
-        tails[start : start + length] = 1.0 - np.cumprod(1.0 - made.candidate[start : start + length][::-1])[::-1]
+        nobody = 1.0
+        for slot in range(start + length - 1, start - 1, -1):
+            nobody *= 1.0 - heads[slot]
+            tails[slot] = 1.0 - nobody
         start += length
     return tails
 
