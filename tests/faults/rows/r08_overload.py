@@ -7,28 +7,27 @@ coordinator's memory, and how long a request takes once the load is gone.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
 import time
+from typing import Any
 
 import grpc
 
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
+from faults.rows.program import arguments
 from faults.synthetic_cell import Told, ask, closed_loop, message, share, synthetic_cell
 
 PLACES, QUEUE, TOKENS = 8, 16, 64
 TIMES = 10.0
+EXPECTED = (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
 BARS = {"goodput": 0.95, "refusal_p99_ms": 10.0, "back_s": 5.0}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--long", action="store_true", help="five minutes of load")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     given = {"max_running": PLACES, "max_queued": QUEUE, "policy": "fixed:4"}
     with synthetic_cell(sequences=64, coordinator=given) as cell:
         value = asyncio.run(_measure(cell, 300.0 if args.long else 20.0))
@@ -43,7 +42,7 @@ def main() -> int:
     return Row(8, "ten times the load", value, bar, bool(holds)).show(as_json=args.json)
 
 
-async def _measure(cell: FaultCell, seconds: float) -> dict[str, float]:
+async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
     async with grpc.aio.insecure_channel(cell.endpoint) as channel:
         await closed_loop(channel, PLACES, 2.0, TOKENS)
         alone = [(await ask(channel, message(TOKENS))).took_s for _ in range(5)]
@@ -65,6 +64,7 @@ async def _measure(cell: FaultCell, seconds: float) -> dict[str, float]:
         "served": len(good),
         "refused": len(refused),
         "other_codes": len(asked) - len(good) - len(refused),
+        "others": sorted({f"{told.code.name}: {told.details[:80]}" for told in asked if told.code not in EXPECTED}),
         "goodput": round(sum(told.ended <= ended for told in good) / seconds / capacity, 3),
         "refusal_p50_ms": round(1e3 * share([told.took_s for told in refused], 0.5), 2),
         "refusal_p99_ms": round(1e3 * share([told.took_s for told in refused], 0.99), 2),

@@ -8,7 +8,6 @@ coordinator's.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
@@ -18,6 +17,7 @@ import grpc
 from benchmarks.row import Row, note
 from dspark.wire.v1 import generate_pb2_grpc
 from faults.processes import FaultCell
+from faults.rows.program import arguments
 from faults.synthetic_cell import ask, counter, message, share, small_channel, synthetic_cell
 
 HONEST, TOKENS, LONG = 8, 400, 20_000
@@ -26,10 +26,7 @@ FULL_S = 3.0  # in which a small window is full at this speed
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--long", action="store_true", help="500 stalled readers")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     stalled = 500 if args.long else 60
     given = {"max_running": 640, "max_unread_s": UNREAD_S, "max_prefills": 64, "policy": "off"}
     with synthetic_cell(sequences=640, coordinator=given) as cell:

@@ -7,7 +7,6 @@ coordinator, admission and front desk, callers known by their tokens, workers wh
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 from benchmarks.row import Row
 from coordinator.shares import ANSWER, PROMPT
 from dspark.client import AsyncClient
+from faults.rows.program import arguments
 from faults.simulated import SimulatedCell, simulate
 
 FLOOD, LIGHT = 64, 4
@@ -26,10 +26,7 @@ WORKER = "worker-token-of-this-cell"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--long", action="store_true", help="ten simulated minutes")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     seconds = 600.0 if args.long else 30.0
     with tempfile.TemporaryDirectory() as folder:
         alone = _run(Path(folder), seconds, flood=0)

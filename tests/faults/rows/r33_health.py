@@ -6,7 +6,6 @@ verifier's SIGKILL and of SIGTERM, and never the wrong one in between. The proce
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
@@ -17,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.row import Row
 from faults.processes import FaultCell
+from faults.rows.program import arguments
 from faults.synthetic_cell import ask, message, synthetic_cell
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -34,10 +34,7 @@ class Look:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--long", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     with synthetic_cell(sequences=64, coordinator={"max_running": 16, "max_queued": 16}) as cell:
         value = asyncio.run(_story(cell))
     bar = f"NOT_SERVING <= {BAR_MS:g} ms after death and SIGTERM, SERVING throughout load, alive all along"
