@@ -33,7 +33,7 @@ from coordinator.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.runtime.identity import new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
-from dspark.runtime.security import Security, split_endpoint
+from dspark.runtime.security import Security, split_endpoint, streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule
@@ -115,10 +115,12 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     cell = LocalCell(admission, membership, offer, journal)
     frontends = CellService(cell, clock, metrics)
     control = ControlService(cell, frontends, metrics, name=name, incarnation=incarnation)
+    room = config.max_running + config.max_queued + 64
     server = GrpcServer(
         bind=config.bind,
         security=security,
-        max_concurrent_streams=config.max_running + config.max_queued + 64,  # so that excess is refused, not parked
+        max_concurrent_streams=room,  # so that excess is refused, not parked
+        per_connection=streams_per_connection(config, room),
         max_receive=MAX_REQUEST,
         least_ping_ms=LEAST_PUBLIC_PING_MS,
     )

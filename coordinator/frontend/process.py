@@ -18,7 +18,7 @@ from coordinator.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.identity import new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
-from dspark.runtime.security import Security, split_endpoint
+from dspark.runtime.security import Security, split_endpoint, streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, generate_pb2_grpc
@@ -68,10 +68,12 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
     security = Security.of(config)
     tokenizer = find_tokenizer(config.target, config.target_revision)
     incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
+    room = config.max_streams + 64
     server = GrpcServer(
         bind=config.bind,
         security=security,
-        max_concurrent_streams=config.max_streams + 64,  # so that excess is refused, not parked
+        max_concurrent_streams=room,  # so that excess is refused, not parked
+        per_connection=streams_per_connection(config, room),
         max_receive=MAX_REQUEST,
         least_ping_ms=LEAST_PUBLIC_PING_MS,
     )

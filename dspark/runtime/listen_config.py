@@ -50,6 +50,13 @@ class PublicConfig(ListenConfig):
             "doc": "File of tokens clients need, one a line: TOKEN, or TENANT TOKEN. Read again when it changes."
         },
     )
+    max_streams_per_connection: int = field(
+        default=0,
+        metadata={
+            "doc": "Calls one connection may have open; more wait at the client. Bounds what one peer can put before "
+            "all others by cancelling calls. 0: 100 beyond loopback, on loopback as many as may run and queue."
+        },
+    )
     pace_interval_ms: float = field(
         default=0.0,
         metadata={

@@ -16,11 +16,12 @@ import grpc
 
 from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime.identity import read_token
-from dspark.runtime.listen_config import ListenConfig
+from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import METRICS, Role, Roles
 from dspark.runtime.tls import Tls
 from dspark.runtime.tokens import TENANT, ClientTokens, same
 
+PUBLIC_STREAMS = 100
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
 
 
@@ -40,6 +41,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def streams_per_connection(config: PublicConfig, room: int) -> int:
+    """How many calls a connection of a client's may have open. room: how many the process takes in all.
+
+    What a peer has cancelled stands before everybody else's calls until it was looked at, one after the other.
+    """
+    if config.max_streams_per_connection < 0:
+        raise ConfigError(f"max_streams_per_connection: {config.max_streams_per_connection} is negative")
+    near = is_loopback(split_endpoint(config.bind)[0])
+    return config.max_streams_per_connection or (room if near else PUBLIC_STREAMS)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class GrpcServer:
         bind: str,
         security: Security | None = None,
         max_concurrent_streams: int = 256,
+        per_connection: int | None = None,
         max_receive: int = MAX_MESSAGE,
         least_ping_ms: int = LEAST_PING_MS,
     ) -> None:
@@ -88,7 +89,7 @@ class GrpcServer:
                 ("grpc.server_handshake_timeout_ms", 10_000),
                 ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
                 # Bounds what one peer can do to the others by opening and cancelling calls.
-                ("grpc.max_concurrent_streams", max_concurrent_streams),
+                ("grpc.max_concurrent_streams", per_connection or max_concurrent_streams),
                 # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a word.
                 ("grpc.server.max_pending_requests", max(max_concurrent_streams, 1000)),
                 ("grpc.server.max_pending_requests_hard_limit", max(2 * max_concurrent_streams, 3000)),

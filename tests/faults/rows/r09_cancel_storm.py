@@ -16,6 +16,7 @@ import grpc
 
 from benchmarks.row import Row, note
 from dspark.runtime.channel import open_channel, sync_channel
+from dspark.runtime.security import PUBLIC_STREAMS
 from dspark.wire.v1 import generate_pb2
 from faults.processes import FaultCell
 from faults.rows.program import arguments
@@ -32,7 +33,8 @@ def main() -> int:
         print(json.dumps(asyncio.run(_storm(sys.argv[2]))))
         return 0
     args = arguments(__doc__)
-    with FaultCell() as cell:
+    # As a listener beyond loopback has it.
+    with FaultCell(coordinator={"max_streams_per_connection": PUBLIC_STREAMS}) as cell:
         calm = _honest(cell.endpoint)
         note(f"calm: {calm}")
         command = [sys.executable, "-m", "faults.rows.r09_cancel_storm", STORM, cell.endpoint]
