@@ -31,6 +31,7 @@ log = structlog.get_logger("dspark.admission")
 
 PAGES_RETRY_S = 0.5  # a lane that turned somebody away is asked again after this, or when something in it ended
 LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # when to try again
+NEWCOMERS = 8  # one place more for every so many, for tenants with nobody running
 LOOKS = 20  # at who has waited too long, in the time one may wait
 
 
@@ -265,8 +266,7 @@ class Admission:
     # Placing.
 
     def _place(self) -> None:
-        while self._line and len(self._homes) < self._bounds.max_running:
-            track = self._next()
+        while (track := self._next()) is not None:
             lane = self._choose(track)
             if lane is None:
                 break
@@ -280,9 +280,19 @@ class Admission:
         self._metrics.num_requests_running.set(len(self._homes))
         self._metrics.num_requests_waiting.set(len(self._line))
 
-    def _next(self) -> Track:
-        """The oldest of the tenant that was given least."""
-        tenants = self._line.tenants
+    def _next(self) -> Track | None:
+        """The oldest of the tenant that was given least; None when nobody waits or there is no place.
+
+        A tenant that has nobody running need not wait for one of others to end: some places are for such alone.
+        """
+        tenants, most = self._line.tenants, self._bounds.max_running
+        if len(self._homes) >= most:
+            if not tenants or len(self._homes) >= most + most // NEWCOMERS:
+                return None
+            running = {track.request.tenant for track in self._homes}
+            tenants = tuple(tenant for tenant in tenants if tenant not in running)
+        if not tenants:
+            return None
         if len(tenants) == 1:
             return self._line.first(tenants[0])
         given = self.given()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.fakes import ToyCell, answer_of, calm, read
 
 from coordinator.admission import Bounds
 from coordinator.shares import ANSWER, MOST_TENANTS, PROMPT, Shares
 from coordinator.track import Track
 from dspark.errors import Overloaded
+from tests.fakes import ToyCell, answer_of, calm, read
 
 
 @pytest_asyncio.fixture
@@ -143,3 +143,14 @@ def test_remembered_tenants_are_bounded() -> None:
     for number in range(2 * MOST_TENANTS):
         shares.arrives(f"t{number}", (), ())
     assert len(shares._settled) <= MOST_TENANTS + 1
+
+
+async def test_a_tenant_with_nobody_running_does_not_wait_for_others_to_end(cells: list[ToyCell]) -> None:
+    cell = held(make(cells, max_running=8))
+    for _ in range(12):
+        cell.ask(tenant="flood")
+    assert (cell.admission.running, cell.admission.queued) == (8, 4)
+    light = cell.ask(tenant="light")
+    assert light.tally.placed is not None
+    for tenant in ("light", "another"):  # has one running; no place is left for newcomers
+        assert cell.ask(tenant=tenant).tally.placed is None
