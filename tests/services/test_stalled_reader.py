@@ -1,0 +1,74 @@
+"""A client that stops reading, on a real connection: freed in time, told why when it reads on, a neighbour unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from coordinator.process import CoordinatorProcess
+from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+pytestmark = pytest.mark.services
+
+FLAT = Path(__file__).resolve().parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
+SMALL = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+
+
+@pytest_asyncio.fixture
+async def cell() -> AsyncIterator[CoordinatorProcess]:
+    verifier = await verify_process.start(
+        VerifyConfig(engine="synthetic", synthetic=str(FLAT), kv_tokens=1 << 17, max_sequences=8)
+    )
+    config = CoordinatorConfig(verify=(verifier.endpoint,), max_unread_s=1.0, policy="off", metrics_port=None)
+    coordinator = await coordinator_process.start(config)
+    yield coordinator
+    await coordinator.stop(0.2)
+    await verifier.stop(0.2)
+
+
+def request(tokens: int) -> generate_pb2.GenerateRequest:
+    params = generate_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
+    return generate_pb2.GenerateRequest(
+        tokenized=generate_pb2.TokenizedInput(input_ids=[1, 2, 3]), sampling_params=params
+    )
+
+
+async def read(call: Any) -> tuple[int, grpc.StatusCode]:
+    """(messages, status) of the rest of a call."""
+    count = 0
+    try:
+        async for _ in call:
+            count += 1
+    except grpc.aio.AioRpcError as error:
+        return count, error.code()
+    return count, await call.code()
+
+
+async def test_a_client_that_stops_reading_is_cut_and_hears_why(cell: CoordinatorProcess) -> None:
+    async with (
+        grpc.aio.insecure_channel(cell.endpoint, options=SMALL) as small,
+        grpc.aio.insecure_channel(cell.endpoint) as ordinary,
+    ):
+        stalled = generate_pb2_grpc.GenerationStub(small).Generate(request(30_000))
+        await stalled.read()
+        neighbour = asyncio.create_task(read(generate_pb2_grpc.GenerationStub(ordinary).Generate(request(50))))
+        async with asyncio.timeout(60):
+            while not cell.metrics.value("slow_readers_cut_total"):  # noqa: ASYNC110 counted, not signalled
+                await asyncio.sleep(0.02)
+            assert cell.metrics.value("client_streams") <= 1  # the neighbour, if it still reads
+            count, code = await read(stalled)
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert count < 30_000
+            assert (await neighbour)[1] is grpc.StatusCode.OK
+            while cell.admission.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
