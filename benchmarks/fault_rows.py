@@ -38,6 +38,7 @@ QUICK: tuple[Entry, ...] = (
     Entry("17", "r17_leaving", 30),
     Entry("18", "r18_stalled", 40, alone=True),
     Entry("19", "r19_oversize", 20),
+    Entry("24", "r24_retry_storm", 15),
     Entry("32", "r32_pings", 70),
     Entry("33", "r33_health", 30, alone=True),
 )
@@ -49,6 +50,7 @@ LONG: tuple[Entry, ...] = (
     Entry("14", "r14_partitions --long", 7200),
     Entry("16", "r16_random_commands --long", 7200),
     Entry("17", "r17_leaving --long", 1200),
+    Entry("18", "r18_stalled --long", 600),
     Entry("23", "r23_tenants --long", 900),
     Entry("25", "r25_eavesdropper --long", 3600),
     Entry("27", "r27_cache_probe --long", 3600),
