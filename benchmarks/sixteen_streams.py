@@ -3,14 +3,17 @@
     python -m benchmarks.sixteen_streams [--quick] [--vllm-python FILE]
 
 A closed loop of sixteen users over the held-out prompts of all domains in turns, answers of one length, everybody on
-the same two cores with the client. Contestants take turns; a ratio is the median over the repetitions of the ratio
-inside a repetition. vLLM serves over its OpenAI-style interface, we over gRPC: what a user would connect to.
+the same two cores with the client. A window of fixed length, with sixteen streams in all of it: a window that waited
+for the last answers would measure how alike they end. Contestants take turns; a ratio is the median over the
+repetitions of the ratio inside a repetition. vLLM serves over its OpenAI-style interface, we over gRPC: what a user
+would connect to.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import sys
 from collections import Counter
@@ -42,15 +45,15 @@ def main(argv: list[str] | None = None) -> int:
     vllm_choice.add_arguments(parser)
     parser.add_argument("--streams", type=int, default=16, help="users at a time (16)")
     parser.add_argument("--repetitions", type=int, help="5")
-    parser.add_argument("--rounds", type=int, help="answers of each user in a repetition: 2")
+    parser.add_argument("--seconds", type=float, help="of a window: 15")
     parser.add_argument("--tokens", type=int, help="128 an answer")
     parser.add_argument("--speculating", action="store_true", help="vLLM with n-gram speculation too, without a bar")
-    parser.add_argument("--quick", action="store_true", help="3 repetitions of 1 answer each, 64 tokens")
+    parser.add_argument("--quick", action="store_true", help="3 repetitions of 5 s, 64 tokens")
     args = parser.parse_args(argv)
     pair = chosen(args)
-    shape = (3, 1, 64) if args.quick else (5, 2, 128)
-    given = (args.repetitions, args.rounds, args.tokens)
-    repetitions, rounds, tokens = (wish or usual for wish, usual in zip(given, shape, strict=True))
+    shape = (3, 5, 64) if args.quick else (5, 15, 128)
+    given = (args.repetitions, args.seconds, args.tokens)
+    repetitions, seconds, tokens = (wish or usual for wish, usual in zip(given, shape, strict=True))
     used, absent = cores.pin(), {}
     with ExitStack() as stack:
         servers = []
@@ -70,9 +73,9 @@ def main(argv: list[str] | None = None) -> int:
             absent[VLLM if not servers else "vllm ngram"] = str(reason)
         settings = ours.settings(args)
         cell = stack.enter_context(ours.cell(pair, settings))
-        points = asyncio.run(_measure(args, pair, cell.endpoint, servers, repetitions, rounds, tokens))
+        points = asyncio.run(_measure(args, pair, cell.endpoint, servers, repetitions, seconds, tokens))
     value = _value(points, f"dspark {args.policy}")
-    value |= {"streams": args.streams, "tokens": tokens, "repetitions": repetitions, "cores": used}
+    value |= {"streams": args.streams, "tokens": tokens, "repetitions": repetitions, "seconds": seconds, "cores": used}
     value["settings"] = {role: dict(flags) for role, flags in settings.items() if flags}
     value["settings"]["vllm"] = {"openmp": args.vllm_openmp}
     if absent:
@@ -86,7 +89,7 @@ async def _measure(
     address: str,
     servers: list[vllm_server.VllmServer],
     repetitions: int,
-    rounds: int,
+    seconds: float,
     tokens: int,
 ) -> dict[str, list[dict[str, Any]]]:
     """Summaries by contestant, one a repetition."""
@@ -104,10 +107,10 @@ async def _measure(
             for endpoint in [*endpoints[first:], *endpoints[:first]]:
                 plan = loop.Plan(
                     concurrency=args.streams,
-                    requests=rounds * args.streams,
+                    duration_s=seconds,
                     warmup=args.streams if repetition == 0 else 0,
                 )
-                outcome = await loop.run(endpoint, iter(questions * (rounds + 1)), plan, lambda answers, tokens: None)
+                outcome = await loop.run(endpoint, itertools.cycle(questions), plan, lambda answers, tokens: None)
                 points[endpoint.name].append(summarise(outcome, series=endpoint.name))
             note(f"  repetition {repetition + 1} of {repetitions}")
     finally:

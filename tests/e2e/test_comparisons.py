@@ -67,7 +67,7 @@ def test_one_stream_gives_the_ids_of_transformers_on_pair_and_twin(
 def test_many_streams_are_compared_with_plain_decoding(
     golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = ["--streams", "6", "--repetitions", "1", "--rounds", "2", "--tokens", "8"]
+    shape = ["--streams", "6", "--repetitions", "1", "--seconds", "3", "--tokens", "8"]
     sixteen_streams.main([*words(golden_target, golden_drafter), *shape])
     row = json.loads(capsys.readouterr().out)
     assert (row["row"], row["value"]["streams"]) == ("3.2", 6)
