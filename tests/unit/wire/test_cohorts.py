@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import PeerError
-from dspark.types import Block, Cursor, EmptyReason, Refusal, RefusalReason, SparseQ, TokenLogprobs, Verdict
+from dspark.types import (
+    PLACES,
+    Block,
+    Cursor,
+    Draws,
+    EmptyReason,
+    Refusal,
+    RefusalReason,
+    SparseQ,
+    TokenLogprobs,
+    Verdict,
+)
 from dspark.wire import cohorts
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
@@ -163,3 +176,63 @@ def test_a_value_that_is_none_spoils_its_own_block(change: dict[str, object]) ->
 
 def test_a_reason_nobody_knows_is_invalid() -> None:
     assert cohorts.read_blocks(two_blocks(empty_reasons=[0, 42]), 100)[1].empty_reason is EmptyReason.INVALID
+
+
+def judged_cohort(labels: Any = None, draws: Any = ()) -> verify_pb2.Verdicts:
+    """Three sequences: two slots judged, refused, one slot judged."""
+    cursors = [Cursor(number, 0, 1, 9) for number in (4, 5, 6)]
+    refused = Refusal(RefusalReason.INVALID, "no")
+    outcomes = [Verdict(cursors[0], 1, 7, 9, 2), refused, Verdict(cursors[2], 0, 7, 9, 1)]
+    return cohorts.write_verdicts(cohorts.write_cursors(cursors), outcomes, labels=labels, draws=draws)
+
+
+def test_labels_stand_where_their_slots_do() -> None:
+    known = np.array([[1.0, 0.5], [0.5, 0.25]], np.float32)
+    assert cohorts.read_labels(judged_cohort()) is None
+    told = cohorts.read_labels(judged_cohort({4: known}))
+    assert told is not None
+    assert told[:2].tolist() == known.tolist()
+    assert np.isnan(told[2]).all()
+    # Of another length: of other slots, so of nobody here.
+    told = cohorts.read_labels(judged_cohort({4: known[:1], 6: known[:1]}))
+    assert told is not None
+    assert np.isnan(told[:2]).all()
+    assert told[2].tolist() == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("spoil", [b"1234", *(np.full((3, 2), wrong, "<f4").tobytes() for wrong in (1.5, -0.1))])
+def test_labels_that_are_none_break_the_protocol(spoil: bytes) -> None:
+    message = judged_cohort()
+    message.labels = spoil
+    with pytest.raises(PeerError, match="labels"):
+        cohorts.read_labels(message)
+
+
+def test_draws_come_back_as_they_went() -> None:
+    sums = Draws("v", 3, (3, *[0] * (PLACES - 1)), -0.5, 0.4, 2, 0.1, 0.2)
+    assert cohorts.read_draws(judged_cohort(draws=[sums]).draws) == (sums,)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("slots", 4),
+        ("places", [1, 2]),
+        ("drift", 3.5),
+        ("drift", float("nan")),
+        ("variance", -1.0),
+        ("variance", float("inf")),
+        ("luck", -2.5),
+        ("luck_variance", 9.0),
+    ],
+)
+def test_draws_that_cannot_be_sums_break_the_protocol(field: str, value: Any) -> None:
+    sums = Draws("v", 3, (3, *[0] * (PLACES - 1)), -0.5, 0.4, 2, 0.1, 0.2)
+    message = judged_cohort(draws=[sums]).draws[0]
+    if field == "places":
+        del message.places[:]
+        message.places.extend(value)
+    else:
+        setattr(message, field, value)
+    with pytest.raises(PeerError, match="draws"):
+        cohorts.read_draws([message])
