@@ -39,7 +39,7 @@ export class History {
 
   paint() {
     const width = Math.max(this.box.clientWidth, 260);
-    const [left, right, top, split, bottom] = [4, 92, 18, 78, 212];
+    const [left, right, top, split, bottom] = [4, 92, 26, 84, 216];
     const inner = width - left - right;
     const x = (place) => left + inner * (1 - (this.points.length - 1 - place) / (FRAMES - 1));
     const most = Math.max(4, ...this.points.map((point) => point.load));
@@ -48,7 +48,7 @@ export class History {
     const yDeep = (value) => bottom - (bottom - split - 26) * (value / deep);
     const now = this.points.at(-1);
     const last = [...this.points].reverse().find((point) => point.verified !== null);
-    const art = draw("svg", { viewBox: `0 0 ${width} 236`, width, height: 236, "aria-hidden": "true" });
+    const art = draw("svg", { viewBox: `0 0 ${width} 240`, width, height: 240, "aria-hidden": "true" });
     art.append(
       ...this.bands(x, split + 26, bottom),
       draw("path", { class: "load-area", d: area(this.points, x, (point) => yLoad(point.load), split) }),
@@ -63,6 +63,8 @@ export class History {
       draw("text", { x: left, y: bottom + 16 }, "a minute ago"),
       draw("text", { x: left + inner, y: bottom + 16, "text-anchor": "end" }, "now"),
     );
+    const peak = this.points.findIndex((point) => point.load === most);
+    if (peak >= 0 && most > (now?.load ?? 0)) art.append(draw("text", { x: x(peak) - 5, y: top + 4, "text-anchor": "end" }, String(most)));
     if (now) art.append(draw("text", { class: "now", x: left + inner + 8, y: clamp(yLoad(now.load) + 4, 14, split) }, String(now.load)));
     if (last) {
       const [high, low] = apart(yDeep(last.drafted), yDeep(last.verified), bottom);

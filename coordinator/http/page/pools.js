@@ -43,7 +43,7 @@ function figures(lane) {
     ["tokens/s", number(sum("committed") / seconds)],
     ["per round", turns ? number(sum("committed") / turns, 2) : "–"],
     ["step", lane.ms.round ? `${number(lane.ms.round, 1)} ms` : "–"],
-    ["cohorts", String(lane.cohorts)],
+    [lane.cohorts === 1 ? "cohort" : "cohorts", String(lane.cohorts)],
   ];
   return el(
     "div",

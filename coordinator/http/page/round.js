@@ -89,7 +89,7 @@ function targetRow(token) {
     el("td", { class: "n" }, "+"),
     el("td", { class: "t" }, el("span", { class: "tok", "data-origin": token.origin }, visible(token.text))),
     el("td", { class: "c" }),
-    el("td", {}, "the target’s own token"),
+    el("td", { class: "own" }, "the target’s own token"),
     el("td", { class: "f" }, token.origin),
   );
 }
