@@ -302,6 +302,7 @@ class Controller:
 
     async def _forget(self, name: str) -> None:
         self._running.pop(name, None)
+        self._leaving.forget(name)
         probe = self._probes.pop(name, None)
         if probe is not None:
             with contextlib.suppress(Exception):  # a broken channel may refuse to close in order
@@ -311,13 +312,14 @@ class Controller:
         coordinator = self._running.get(self._topology.coordinator.name)
         if coordinator is None:
             return
-        draining = self._leaving.names & self._running.keys()
         workers = {
-            name: (Role(name.partition("/")[0]), self._running[name])
-            for name in sorted((self._topology.names | draining) & self._running.keys())
-            if name.startswith(WORKERS)
+            name: (Role(name.partition("/")[0]), started)
+            for name, started in sorted(self._running.items())
+            if name.startswith(WORKERS) and name not in self._leaving.released
         }
-        now, content = time.monotonic(), (coordinator, tuple(workers.items()), draining)
+        # From the moment in which it is not wanted: taken out of the set at once, it would leave its sequences alone.
+        draining = workers.keys() - self._topology.names
+        now, content = time.monotonic(), (coordinator, tuple(workers.items()), frozenset(draining))
         told_at, told = self._announced
         if content == told and not draining and now - told_at < ANNOUNCE_EVERY_S:
             return
@@ -341,7 +343,7 @@ class Controller:
         except DsparkError as error:
             log.warning("autoscale.no_status", reason=str(error))
             return
-        settled = self._leaving.names.isdisjoint(self._running) and all(
+        settled = self._running.keys() <= self._topology.names and all(
             self._seen.get(name, _UNSEEN).phase is Phase.SERVING for name in self._topology.names
         )
         if not settled or self._window.span_s <= 0:

@@ -11,32 +11,36 @@ from collections.abc import Iterable
 
 
 class Leaving:
-    """Names of draining workers. Lives on one event loop."""
+    """Who is waited for, and who is waited for no more. Lives on one event loop."""
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
-        self._idle: dict[str, asyncio.Event] = {}
+        self._awaited: dict[str, asyncio.Event] = {}
+        self._released: set[str] = set()
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._idle)
-
-    def __bool__(self) -> bool:
-        return bool(self._idle)
+    def released(self) -> frozenset[str]:
+        """Those that are announced no more, because they are about to end."""
+        return frozenset(self._released)
 
     def heard(self, idle: Iterable[str]) -> None:
         """The coordinator said that nobody needs these any more."""
         for name in idle:
-            if name in self._idle:
-                self._idle[name].set()
+            if name in self._awaited:
+                self._awaited[name].set()
 
     async def until_idle(self, name: str) -> bool:
-        """Drains one worker; returns whether it ended idle. After this it is announced no more."""
-        event = self._idle.setdefault(name, asyncio.Event())
+        """Waits for one draining worker, then releases it; returns whether it was idle in time."""
+        event = self._awaited.setdefault(name, asyncio.Event())
         try:
             await asyncio.wait_for(event.wait(), self._longest_s)
         except TimeoutError:
             return False
         finally:
-            self._idle.pop(name, None)
+            self._awaited.pop(name, None)
+            self._released.add(name)
         return True
+
+    def forget(self, name: str) -> None:
+        """It has ended; another one of this name is another one."""
+        self._released.discard(name)
