@@ -94,6 +94,12 @@ class HttpCell:
         for process in (self.coordinator, self.drafter, self.verifier):
             if process is not None:
                 await process.stop(0.0)
+        # As `asyncio.run` does: what still waits for a peer ends with the loop.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
 
 def synthetic_pair(folder: Path, *, step_ms: float = 2.0) -> Path:
