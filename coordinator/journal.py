@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -61,6 +62,16 @@ class Entry:
     touched: float = 0.0  # unix seconds
 
 
+class _Commit(NamedTuple):
+    """One commit, until it is written."""
+
+    number: int
+    index: int
+    epoch: int
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprobs]
+
+
 def digest(request: Request) -> bytes:
     """Equal for equal prompts under equal laws and limits. Draws' key aside: the journal knows the one in use."""
     law = codec.write_law(replace(request.law, seed=0, choice=0)).SerializeToString(deterministic=True)
@@ -77,6 +88,7 @@ class Journal:
         self._file, self._keep_s, self._metrics, self._now = file, keep_s, metrics, clock
         self._entries: dict[str, Entry] = {}
         self._unwritten = journal_pb2.JournalBatch()
+        self._commits: list[_Commit] = []  # that are not written yet
         self._dirty = False
         self._numbers = 0
         if file is not None:
@@ -98,8 +110,9 @@ class Journal:
         entry = Entry(self._numbers, request.id, digest(request), request.law.seed, answers, True, self._now())
         self._entries.pop(request.id, None)
         self._entries[request.id] = entry
-        for part, messages in (("requests", [_request(entry)]), *_written(entry)):
-            getattr(self._unwritten, part).extend(messages)
+        self._unwritten.requests.append(_request(entry))
+        self._commits += _commits(entry)
+        self._unwritten.ends.extend(_ends(entry))
         self._dirty = True
         return entry
 
@@ -110,13 +123,7 @@ class Journal:
             said.tokens += piece.tokens
             said.logprobs += piece.logprobs
             said.epoch = max(said.epoch, epoch)
-            self._unwritten.commits.add(
-                number=entry.number,
-                index=piece.index,
-                epoch=epoch,
-                token_ids=piece.tokens,
-                logprobs=codec.write_logprobs(piece.logprobs),
-            )
+            self._commits.append(_Commit(entry.number, piece.index, epoch, piece.tokens, piece.logprobs))
             self._dirty = True
         if piece.end is not None:
             self.ended(entry, piece.index, piece.end)
@@ -137,9 +144,11 @@ class Journal:
         if not self._dirty:
             return
         batch, self._unwritten, self._dirty = self._unwritten, journal_pb2.JournalBatch(), False
+        commits, self._commits = self._commits, []
         if self._file is None:
             return
         batch.unix_s = self._now()
+        _write_commits(batch, commits)
         try:
             self._file.append(batch.SerializeToString())
             if self._file.full:
@@ -167,11 +176,9 @@ class Journal:
     def _snapshot(self) -> Iterator[bytes]:
         """Everything that may still be resumed, a record per request."""
         for entry in self._entries.values():
-            batch = journal_pb2.JournalBatch(
-                unix_s=self._now() if entry.running else entry.touched, requests=[_request(entry)]
-            )
-            for part, messages in _written(entry):
-                getattr(batch, part).extend(messages)
+            when = self._now() if entry.running else entry.touched
+            batch = journal_pb2.JournalBatch(unix_s=when, requests=[_request(entry)], ends=_ends(entry))
+            _write_commits(batch, [*_commits(entry)])
             yield batch.SerializeToString()
 
     def _read(self, file: JournalFile) -> None:
@@ -181,7 +188,7 @@ class Journal:
             try:
                 batch.ParseFromString(record)
                 self._take(batch, numbers)
-            except (DecodeError, KeyError, IndexError) as error:
+            except (DecodeError, KeyError, IndexError, ValueError) as error:
                 log.warning("journal.not_understood", error=repr(error))
         self._numbers = max(numbers, default=0)
         self._expire()
@@ -192,12 +199,15 @@ class Journal:
             entry = Entry(opened.number, opened.request_id, opened.digest, opened.seed, answers)
             numbers[opened.number] = self._entries[opened.request_id] = entry
             entry.touched = batch.unix_s
-        for commit in batch.commits:
-            entry = numbers[commit.number]
-            said = entry.answers[commit.index]
-            said.tokens += commit.token_ids
-            said.logprobs += codec.read_logprobs(commit.logprobs)
-            said.epoch, entry.touched = max(said.epoch, commit.epoch), batch.unix_s
+        told = {one.commit: codec.read_logprobs(one.tokens) for one in batch.logprobs}
+        columns, start = (batch.numbers, batch.indices, batch.epochs, batch.lengths), 0
+        for place, (number, index, epoch, length) in enumerate(zip(*columns, strict=True)):
+            entry = numbers[number]
+            said = entry.answers[index]
+            said.tokens += batch.token_ids[start : start + length]
+            said.logprobs += told.get(place, ())
+            said.epoch, entry.touched = max(said.epoch, epoch), batch.unix_s
+            start += length
         for ended in batch.ends:
             token = ended.matched_token_id if ended.HasField("matched_token_id") else None
             numbers[ended.number].answers[ended.index].end = End(_ENDS[ended.reason], token)
@@ -214,24 +224,27 @@ def _request(entry: Entry) -> journal_pb2.JournalRequest:
     )
 
 
-def _written(entry: Entry) -> Iterator[tuple[str, Sequence[object]]]:
-    """All that was said so far, by part of a batch."""
+def _commits(entry: Entry) -> Iterator[_Commit]:
+    """All that was said so far, each answer in one piece."""
     for index, said in enumerate(entry.answers):
         if said.tokens:
-            yield (
-                "commits",
-                [
-                    journal_pb2.JournalCommit(
-                        number=entry.number,
-                        index=index,
-                        epoch=said.epoch,
-                        token_ids=said.tokens,
-                        logprobs=codec.write_logprobs(said.logprobs),
-                    )
-                ],
-            )
-        if said.end is not None:
-            yield "ends", [_end(entry, index, said.end)]
+            yield _Commit(entry.number, index, said.epoch, tuple(said.tokens), tuple(said.logprobs))
+
+
+def _write_commits(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> None:
+    """As columns: a message for each would cost ten times as much."""
+    batch.numbers.extend([commit.number for commit in commits])
+    batch.indices.extend([commit.index for commit in commits])
+    batch.epochs.extend([commit.epoch for commit in commits])
+    batch.lengths.extend([len(commit.tokens) for commit in commits])
+    batch.token_ids.extend([token for commit in commits for token in commit.tokens])
+    for place, commit in enumerate(commits):
+        if commit.logprobs:
+            batch.logprobs.add(commit=place, tokens=codec.write_logprobs(commit.logprobs))
+
+
+def _ends(entry: Entry) -> list[journal_pb2.JournalEnd]:
+    return [_end(entry, index, said.end) for index, said in enumerate(entry.answers) if said.end is not None]
 
 
 def _end(entry: Entry, index: int, end: End) -> journal_pb2.JournalEnd:

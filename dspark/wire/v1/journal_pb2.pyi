@@ -9,16 +9,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalBatch(_message.Message):
-    __slots__ = ("unix_s", "requests", "commits", "ends")
+    __slots__ = ("unix_s", "requests", "numbers", "indices", "epochs", "lengths", "token_ids", "logprobs", "ends")
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     unix_s: float
     requests: _containers.RepeatedCompositeFieldContainer[JournalRequest]
-    commits: _containers.RepeatedCompositeFieldContainer[JournalCommit]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    epochs: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[JournalLogprobs]
     ends: _containers.RepeatedCompositeFieldContainer[JournalEnd]
-    def __init__(self, unix_s: _Optional[float] = ..., requests: _Optional[_Iterable[_Union[JournalRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[JournalCommit, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JournalEnd, _Mapping]]] = ...) -> None: ...
+    def __init__(self, unix_s: _Optional[float] = ..., requests: _Optional[_Iterable[_Union[JournalRequest, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[JournalLogprobs, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JournalEnd, _Mapping]]] = ...) -> None: ...
 
 class JournalRequest(_message.Message):
     __slots__ = ("number", "request_id", "digest", "seed", "answers")
@@ -34,19 +44,13 @@ class JournalRequest(_message.Message):
     answers: int
     def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., seed: _Optional[int] = ..., answers: _Optional[int] = ...) -> None: ...
 
-class JournalCommit(_message.Message):
-    __slots__ = ("number", "index", "epoch", "token_ids", "logprobs")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    index: int
-    epoch: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
-    def __init__(self, number: _Optional[int] = ..., index: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+class JournalLogprobs(_message.Message):
+    __slots__ = ("commit", "tokens")
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    commit: int
+    tokens: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    def __init__(self, commit: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class JournalEnd(_message.Message):
     __slots__ = ("number", "index", "reason", "matched_token_id")

@@ -66,6 +66,23 @@ def _abandon(file: JournalFile | None) -> int:
     return -1
 
 
+def test_a_resumed_request_is_kept_whole_and_once(tmp_path: Path) -> None:
+    first = on_disk(tmp_path)
+    entry = first.open(request())
+    first.committed(entry, Piece((1, 2), None), epoch=0)
+    first.close()
+    second = on_disk(tmp_path)
+    again = second.open(request(), second.find("r"))
+    second.committed(again, Piece((3,), None), epoch=1)
+    second.write()
+    second.committed(again, Piece((4,), End(Reason.LENGTH)), epoch=1)
+    second.close()
+    third = on_disk(tmp_path)
+    (said,) = third.find("r").answers  # type: ignore[union-attr]
+    assert (said.tokens, said.epoch, said.end) == ([1, 2, 3, 4], 1, End(Reason.LENGTH))
+    third.close()
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "no magic"])
 def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> None:
     journal = on_disk(tmp_path)
