@@ -75,6 +75,7 @@ class Attachment:
         self._calls: dict[int, _Relay] = {}
         self._unsent = _Unsent()
         self._bell = Bell()
+        self._messages, self._in_order = 0, cell_wire.InOrder(heard=1)  # the hello was the first
         self._terms: frontend_pb2.Terms | None = None
         self._ended = self._overran = False
         self._refresh: Timer | None = None
@@ -95,6 +96,9 @@ class Attachment:
     def heard(self, batch: frontend_pb2.FrontendBatch) -> None:
         """Carries out one message. Raises when the front end broke the protocol."""
         if self._ended or self._overran:
+            return
+        if not self._in_order.takes(batch.number):
+            self._metrics.dropped.labels(kind="batch", reason="repeated").inc()
             return
         for submit in batch.submits:
             self._submit(submit)
@@ -235,7 +239,10 @@ class Attachment:
 
     def _collect(self) -> frontend_pb2.CellBatch:
         unsent, self._unsent = self._unsent, _Unsent()
-        batch = frontend_pb2.CellBatch(terms=unsent.terms, failed=unsent.failed, aborted=unsent.aborted)
+        self._messages += 1
+        batch = frontend_pb2.CellBatch(
+            terms=unsent.terms, failed=unsent.failed, aborted=unsent.aborted, number=self._messages
+        )
         cell_wire.write_commits(batch, unsent.commits)
         self._metrics.cell_batches.labels(direction="out").inc()
         return batch

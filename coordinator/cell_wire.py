@@ -27,6 +27,23 @@ _ENDS = {number: reason for reason, number in _REASONS.items()}
 _MOST_MS = 2**32 - 1
 
 
+class InOrder:
+    """Numbers of the messages of one stream: none is heard twice, and none is missing."""
+
+    def __init__(self, heard: int = 0) -> None:
+        self._heard = heard
+
+    def takes(self, number: int) -> bool:
+        """Whether this message is news; 0 is not counted. Raises PeerError when one before it never came."""
+        if number == 0:
+            return True
+        if number > self._heard + 1:
+            raise PeerError(f"number: {number} after {self._heard}: a message was lost")
+        news = number == self._heard + 1
+        self._heard = max(number, self._heard)
+        return news
+
+
 def write_commits(batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, Piece]]) -> None:
     """Adds (call, piece) in order."""
     commits = [(call, piece) for call, piece in said if piece.tokens]

@@ -86,6 +86,7 @@ class Link:
         self._aborts: dict[int, asyncio.Future[list[str]]] = {}
         self._unsent: deque[tuple[str, Any]] = deque()
         self._bell = Bell()
+        self._messages, self._in_order = 0, cell_wire.InOrder()
         self._ended = False
         self._empty = asyncio.Event()
 
@@ -147,6 +148,9 @@ class Link:
 
     def heard(self, batch: frontend_pb2.CellBatch) -> None:
         """Raises PeerError when it breaks the protocol."""
+        if not self._in_order.takes(batch.number):
+            self._metrics.dropped.labels(kind="batch", reason="repeated").inc()
+            return
         late = 0
         for number, piece in cell_wire.read_commits(batch):
             call = self._calls.get(number)
@@ -202,7 +206,8 @@ class Link:
             raise Overloaded("the coordinator does not read", retry_after_s=1.0)
 
     def _collect(self) -> frontend_pb2.FrontendBatch:
-        batch, size = frontend_pb2.FrontendBatch(hello=self._hello), 0
+        self._messages += 1
+        batch, size = frontend_pb2.FrontendBatch(hello=self._hello, number=self._messages), 0
         self._hello = None
         while self._unsent and size < BATCH_BYTES:
             part, message = self._unsent.popleft()

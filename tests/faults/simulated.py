@@ -27,6 +27,8 @@ from unittest import mock
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
+from coordinator.frontend import process as frontend_process
+from coordinator.frontend.config import FrontendConfig
 from coordinator.simulation.virtual_loop import VirtualLoop
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
@@ -63,13 +65,14 @@ class Answer:
 
 
 class SimulatedCell:
-    """Names are those of processes: "coordinator/0", "verify/0", "draft/1"."""
+    """Names are those of processes: "coordinator/0", "verify/0", "draft/1", "frontend/0"."""
 
     def __init__(
         self,
         *,
         verifiers: int = 1,
         drafters: int = 1,
+        frontends: int = 0,
         synthetic: bool = False,
         coordinator: Mapping[str, Any] | None = None,
         verify: Mapping[str, Any] | None = None,
@@ -83,6 +86,7 @@ class SimulatedCell:
         self.seconds = seconds or {}
         self.processes: dict[str, Any] = {}  # what each `start` returned
         self._counts = {"verify": verifiers, "draft": drafters}
+        self._frontends = frontends
         given: dict[str, dict[str, Any]] = {
             "verify": {"measure_cost": synthetic, "kv_tokens": 8192},
             "draft": {"measure_cost": synthetic, "context_tokens": 8192},
@@ -118,6 +122,8 @@ class SimulatedCell:
                 await self.begin(f"{role}/{index}")
         await self.begin("coordinator/0")
         await self.connected(sum(self._counts.values()))
+        for index in range(self._frontends):
+            await self.begin(f"frontend/{index}")
 
     async def connected(self, workers: int, within_s: float = 60.0) -> None:
         """Until the coordinator is connected to so many workers."""
@@ -127,11 +133,13 @@ class SimulatedCell:
     async def begin(self, name: str) -> Any:
         """Starts a process, at its old endpoint if it had one."""
         role = name.partition("/")[0]
-        given = {"bind": self._binds.get(name, "127.0.0.1:0"), **self._given[role]}
+        given = {"bind": self._binds.get(name, "127.0.0.1:0"), **self._given.get(role, {"metrics_port": None})}
         if role == "coordinator":
             for pool in self._counts:
                 given.setdefault(pool, tuple(at for who, at in self._binds.items() if who.startswith(f"{pool}/")))
             work = coordinator_process.start(CoordinatorConfig(**given), name=name)
+        elif role == "frontend":
+            work = frontend_process.start(FrontendConfig(coordinator=self.endpoint, **given), name=name)
         elif role == "verify":
             work = verify_process.start(VerifyConfig(**given), name=name)
         else:
@@ -177,11 +185,13 @@ class SimulatedCell:
         asking: Answer = await self.network.within(self.network.begin(client), self.ask(prompt, **options))
         return asking
 
-    async def ask(self, prompt: list[int], *, timeout: float = 600.0, **options: Any) -> Answer:
-        """One request by the Python client; greedy and to its full length unless told otherwise."""
+    async def ask(
+        self, prompt: list[int], *, timeout: float = 600.0, at: str = "coordinator/0", **options: Any
+    ) -> Answer:
+        """One request by the Python client to a process; greedy and to its full length unless told otherwise."""
         answer = Answer()
         options = {"temperature": 0.0, "ignore_eos": True, "seed": 7, **options}
-        async with AsyncClient(self.endpoint) as client:
+        async with AsyncClient(self._binds[at]) as client:
             try:
                 async for event in client.generate(prompt, timeout=timeout, **options):
                     if isinstance(event, Chunk):

@@ -26,7 +26,7 @@ from dspark.wire.v1 import generate_pb2 as dspark_dot_wire_dot_v1_dot_generate__
 from dspark.wire.v1 import types_pb2 as dspark_dot_wire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64spark/wire/v1/frontend.proto\x12\x0e\x64spark.wire.v1\x1a\x1d\x64spark/wire/v1/generate.proto\x1a\x1a\x64spark/wire/v1/types.proto\"\xe0\x01\n\rFrontendBatch\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.dspark.wire.v1.FrontendHello\x12\'\n\x07submits\x18\x02 \x03(\x0b\x32\x16.dspark.wire.v1.Submit\x12(\n\x08\x66inishes\x18\x03 \x03(\x0b\x32\x16.dspark.wire.v1.Finish\x12#\n\x05\x64rops\x18\x04 \x03(\x0b\x32\x14.dspark.wire.v1.Drop\x12)\n\x06\x61\x62orts\x18\x05 \x03(\x0b\x32\x19.dspark.wire.v1.AbortCall\"g\n\rFrontendHello\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x14\n\x0cmetrics_port\x18\x05 \x01(\r\"\x80\x01\n\x06Submit\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x30\n\x07request\x18\x02 \x01(\x0b\x32\x1f.dspark.wire.v1.GenerateRequest\x12\x11\n\twaited_us\x18\x03 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x04 \x01(\x04\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"%\n\x06\x46inish\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\"\xa0\x01\n\x04\x44rop\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12%\n\x03why\x18\x02 \x01(\x0e\x32\x18.dspark.wire.v1.Drop.Why\"c\n\x03Why\x12\x13\n\x0fWHY_UNSPECIFIED\x10\x00\x12\x11\n\rWHY_CANCELLED\x10\x01\x12\x0f\n\x0bWHY_EXPIRED\x10\x02\x12\x13\n\x0fWHY_SLOW_READER\x10\x03\x12\x0e\n\nWHY_FAILED\x10\x04\".\n\tAbortCall\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"\x8e\x03\n\tCellBatch\x12$\n\x05terms\x18\x01 \x01(\x0b\x32\x15.dspark.wire.v1.Terms\x12\r\n\x05\x63\x61lls\x18\x02 \x03(\x04\x12\x0f\n\x07indices\x18\x03 \x03(\r\x12\x0f\n\x07lengths\x18\x04 \x03(\r\x12\x0e\n\x06rounds\x18\x05 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x06 \x03(\r\x12\x10\n\x08verified\x18\x07 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x03(\r\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12\x30\n\x08logprobs\x18\n \x03(\x0b\x32\x1e.dspark.wire.v1.CommitLogprobs\x12(\n\x07started\x18\x0b \x03(\x0b\x32\x17.dspark.wire.v1.Started\x12$\n\x05\x65nded\x18\x0c \x03(\x0b\x32\x15.dspark.wire.v1.Ended\x12&\n\x06\x66\x61iled\x18\r \x03(\x0b\x32\x16.dspark.wire.v1.Failed\x12(\n\x07\x61\x62orted\x18\x0e \x03(\x0b\x32\x17.dspark.wire.v1.Aborted\"O\n\x0e\x43ommitLogprobs\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\r\x12-\n\x06tokens\x18\x02 \x03(\x0b\x32\x1d.dspark.wire.v1.TokenLogprobs\"O\n\x07Started\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x86\x01\n\x05\x45nded\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12,\n\x06reason\x18\x03 \x01(\x0e\x32\x1c.dspark.wire.v1.FinishReason\x12\x1d\n\x10matched_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_matched_token_id\"\x90\x02\n\x06\x46\x61iled\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.dspark.wire.v1.Failed.Kind\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x94\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_INVALID\x10\x01\x12\x14\n\x10KIND_UNSUPPORTED\x10\x02\x12\x13\n\x0fKIND_OVERLOADED\x10\x03\x12\x14\n\x10KIND_UNAVAILABLE\x10\x04\x12\x10\n\x0cKIND_EXPIRED\x10\x05\x12\x11\n\rKIND_INTERNAL\x10\x06\",\n\x07\x41\x62orted\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"\xd5\x01\n\x05Terms\x12\x0e\n\x06\x63losed\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x07 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x0e\n\x06policy\x18\t \x01(\t\x12\"\n\x04rule\x18\n \x01(\x0e\x32\x14.dspark.wire.v1.Rule2N\n\x04\x43\x65ll\x12\x46\n\x06\x41ttach\x12\x1d.dspark.wire.v1.FrontendBatch\x1a\x19.dspark.wire.v1.CellBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64spark/wire/v1/frontend.proto\x12\x0e\x64spark.wire.v1\x1a\x1d\x64spark/wire/v1/generate.proto\x1a\x1a\x64spark/wire/v1/types.proto\"\xf0\x01\n\rFrontendBatch\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.dspark.wire.v1.FrontendHello\x12\'\n\x07submits\x18\x02 \x03(\x0b\x32\x16.dspark.wire.v1.Submit\x12(\n\x08\x66inishes\x18\x03 \x03(\x0b\x32\x16.dspark.wire.v1.Finish\x12#\n\x05\x64rops\x18\x04 \x03(\x0b\x32\x14.dspark.wire.v1.Drop\x12)\n\x06\x61\x62orts\x18\x05 \x03(\x0b\x32\x19.dspark.wire.v1.AbortCall\x12\x0e\n\x06number\x18\x06 \x01(\x04\"g\n\rFrontendHello\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x14\n\x0cmetrics_port\x18\x05 \x01(\r\"\x80\x01\n\x06Submit\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x30\n\x07request\x18\x02 \x01(\x0b\x32\x1f.dspark.wire.v1.GenerateRequest\x12\x11\n\twaited_us\x18\x03 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x04 \x01(\x04\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"%\n\x06\x46inish\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\"\xa0\x01\n\x04\x44rop\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12%\n\x03why\x18\x02 \x01(\x0e\x32\x18.dspark.wire.v1.Drop.Why\"c\n\x03Why\x12\x13\n\x0fWHY_UNSPECIFIED\x10\x00\x12\x11\n\rWHY_CANCELLED\x10\x01\x12\x0f\n\x0bWHY_EXPIRED\x10\x02\x12\x13\n\x0fWHY_SLOW_READER\x10\x03\x12\x0e\n\nWHY_FAILED\x10\x04\".\n\tAbortCall\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"\x9e\x03\n\tCellBatch\x12$\n\x05terms\x18\x01 \x01(\x0b\x32\x15.dspark.wire.v1.Terms\x12\r\n\x05\x63\x61lls\x18\x02 \x03(\x04\x12\x0f\n\x07indices\x18\x03 \x03(\r\x12\x0f\n\x07lengths\x18\x04 \x03(\r\x12\x0e\n\x06rounds\x18\x05 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x06 \x03(\r\x12\x10\n\x08verified\x18\x07 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x03(\r\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12\x30\n\x08logprobs\x18\n \x03(\x0b\x32\x1e.dspark.wire.v1.CommitLogprobs\x12(\n\x07started\x18\x0b \x03(\x0b\x32\x17.dspark.wire.v1.Started\x12$\n\x05\x65nded\x18\x0c \x03(\x0b\x32\x15.dspark.wire.v1.Ended\x12&\n\x06\x66\x61iled\x18\r \x03(\x0b\x32\x16.dspark.wire.v1.Failed\x12(\n\x07\x61\x62orted\x18\x0e \x03(\x0b\x32\x17.dspark.wire.v1.Aborted\x12\x0e\n\x06number\x18\x0f \x01(\x04\"O\n\x0e\x43ommitLogprobs\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\r\x12-\n\x06tokens\x18\x02 \x03(\x0b\x32\x1d.dspark.wire.v1.TokenLogprobs\"O\n\x07Started\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x86\x01\n\x05\x45nded\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12,\n\x06reason\x18\x03 \x01(\x0e\x32\x1c.dspark.wire.v1.FinishReason\x12\x1d\n\x10matched_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_matched_token_id\"\x90\x02\n\x06\x46\x61iled\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.dspark.wire.v1.Failed.Kind\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x94\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_INVALID\x10\x01\x12\x14\n\x10KIND_UNSUPPORTED\x10\x02\x12\x13\n\x0fKIND_OVERLOADED\x10\x03\x12\x14\n\x10KIND_UNAVAILABLE\x10\x04\x12\x10\n\x0cKIND_EXPIRED\x10\x05\x12\x11\n\rKIND_INTERNAL\x10\x06\",\n\x07\x41\x62orted\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"\xd5\x01\n\x05Terms\x12\x0e\n\x06\x63losed\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x07 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x0e\n\x06policy\x18\t \x01(\t\x12\"\n\x04rule\x18\n \x01(\x0e\x32\x14.dspark.wire.v1.Rule2N\n\x04\x43\x65ll\x12\x46\n\x06\x41ttach\x12\x1d.dspark.wire.v1.FrontendBatch\x1a\x19.dspark.wire.v1.CellBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,35 +34,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.wire.v1.frontend_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FRONTENDBATCH']._serialized_start=109
-  _globals['_FRONTENDBATCH']._serialized_end=333
-  _globals['_FRONTENDHELLO']._serialized_start=335
-  _globals['_FRONTENDHELLO']._serialized_end=438
-  _globals['_SUBMIT']._serialized_start=441
-  _globals['_SUBMIT']._serialized_end=569
-  _globals['_FINISH']._serialized_start=571
-  _globals['_FINISH']._serialized_end=608
-  _globals['_DROP']._serialized_start=611
-  _globals['_DROP']._serialized_end=771
-  _globals['_DROP_WHY']._serialized_start=672
-  _globals['_DROP_WHY']._serialized_end=771
-  _globals['_ABORTCALL']._serialized_start=773
-  _globals['_ABORTCALL']._serialized_end=819
-  _globals['_CELLBATCH']._serialized_start=822
-  _globals['_CELLBATCH']._serialized_end=1220
-  _globals['_COMMITLOGPROBS']._serialized_start=1222
-  _globals['_COMMITLOGPROBS']._serialized_end=1301
-  _globals['_STARTED']._serialized_start=1303
-  _globals['_STARTED']._serialized_end=1382
-  _globals['_ENDED']._serialized_start=1385
-  _globals['_ENDED']._serialized_end=1519
-  _globals['_FAILED']._serialized_start=1522
-  _globals['_FAILED']._serialized_end=1794
-  _globals['_FAILED_KIND']._serialized_start=1646
-  _globals['_FAILED_KIND']._serialized_end=1794
-  _globals['_ABORTED']._serialized_start=1796
-  _globals['_ABORTED']._serialized_end=1840
-  _globals['_TERMS']._serialized_start=1843
-  _globals['_TERMS']._serialized_end=2056
-  _globals['_CELL']._serialized_start=2058
-  _globals['_CELL']._serialized_end=2136
+  _globals['_FRONTENDBATCH']._serialized_end=349
+  _globals['_FRONTENDHELLO']._serialized_start=351
+  _globals['_FRONTENDHELLO']._serialized_end=454
+  _globals['_SUBMIT']._serialized_start=457
+  _globals['_SUBMIT']._serialized_end=585
+  _globals['_FINISH']._serialized_start=587
+  _globals['_FINISH']._serialized_end=624
+  _globals['_DROP']._serialized_start=627
+  _globals['_DROP']._serialized_end=787
+  _globals['_DROP_WHY']._serialized_start=688
+  _globals['_DROP_WHY']._serialized_end=787
+  _globals['_ABORTCALL']._serialized_start=789
+  _globals['_ABORTCALL']._serialized_end=835
+  _globals['_CELLBATCH']._serialized_start=838
+  _globals['_CELLBATCH']._serialized_end=1252
+  _globals['_COMMITLOGPROBS']._serialized_start=1254
+  _globals['_COMMITLOGPROBS']._serialized_end=1333
+  _globals['_STARTED']._serialized_start=1335
+  _globals['_STARTED']._serialized_end=1414
+  _globals['_ENDED']._serialized_start=1417
+  _globals['_ENDED']._serialized_end=1551
+  _globals['_FAILED']._serialized_start=1554
+  _globals['_FAILED']._serialized_end=1826
+  _globals['_FAILED_KIND']._serialized_start=1678
+  _globals['_FAILED_KIND']._serialized_end=1826
+  _globals['_ABORTED']._serialized_start=1828
+  _globals['_ABORTED']._serialized_end=1872
+  _globals['_TERMS']._serialized_start=1875
+  _globals['_TERMS']._serialized_end=2088
+  _globals['_CELL']._serialized_start=2090
+  _globals['_CELL']._serialized_end=2168
 # @@protoc_insertion_point(module_scope)

@@ -10,18 +10,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FrontendBatch(_message.Message):
-    __slots__ = ("hello", "submits", "finishes", "drops", "aborts")
+    __slots__ = ("hello", "submits", "finishes", "drops", "aborts", "number")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     FINISHES_FIELD_NUMBER: _ClassVar[int]
     DROPS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     hello: FrontendHello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     finishes: _containers.RepeatedCompositeFieldContainer[Finish]
     drops: _containers.RepeatedCompositeFieldContainer[Drop]
     aborts: _containers.RepeatedCompositeFieldContainer[AbortCall]
-    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ..., drops: _Optional[_Iterable[_Union[Drop, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[AbortCall, _Mapping]]] = ...) -> None: ...
+    number: int
+    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ..., drops: _Optional[_Iterable[_Union[Drop, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[AbortCall, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class FrontendHello(_message.Message):
     __slots__ = ("name", "endpoint", "incarnation", "pid", "metrics_port")
@@ -88,7 +90,7 @@ class AbortCall(_message.Message):
     def __init__(self, call: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CellBatch(_message.Message):
-    __slots__ = ("terms", "calls", "indices", "lengths", "rounds", "drafted", "verified", "accepted", "token_ids", "logprobs", "started", "ended", "failed", "aborted")
+    __slots__ = ("terms", "calls", "indices", "lengths", "rounds", "drafted", "verified", "accepted", "token_ids", "logprobs", "started", "ended", "failed", "aborted", "number")
     TERMS_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +105,7 @@ class CellBatch(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     terms: Terms
     calls: _containers.RepeatedScalarFieldContainer[int]
     indices: _containers.RepeatedScalarFieldContainer[int]
@@ -117,7 +120,8 @@ class CellBatch(_message.Message):
     ended: _containers.RepeatedCompositeFieldContainer[Ended]
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
     aborted: _containers.RepeatedCompositeFieldContainer[Aborted]
-    def __init__(self, terms: _Optional[_Union[Terms, _Mapping]] = ..., calls: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., verified: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[CommitLogprobs, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., aborted: _Optional[_Iterable[_Union[Aborted, _Mapping]]] = ...) -> None: ...
+    number: int
+    def __init__(self, terms: _Optional[_Union[Terms, _Mapping]] = ..., calls: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., verified: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[CommitLogprobs, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., aborted: _Optional[_Iterable[_Union[Aborted, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class CommitLogprobs(_message.Message):
     __slots__ = ("commit", "tokens")

@@ -44,7 +44,7 @@ async def scarce(cell: SimulatedCell, seed: int, forced: int) -> tuple[list[Answ
 
     async def force() -> None:
         for _ in range(forced):
-            await cell.after(draw.uniform(0.01, 0.12))
+            await cell.after(draw.uniform(0.002, 0.05))
             for lane in membership.lanes:
                 lane._make_room()  # what an OUT_OF_PAGES does, at any step
 
@@ -78,7 +78,7 @@ def main() -> int:
     for seed in range(seeds):
         plain = simulate(lambda cell, seed=seed: ask_all(cell, seed), verify={"kv_tokens": 1 << 15})
         answers, figures = simulate(
-            lambda cell, seed=seed: scarce(cell, seed, forced=3),
+            lambda cell, seed=seed: scarce(cell, seed, forced=10),
             verify={"kv_tokens": max(FITTING // 2, LONGEST + PAGE)},
         )
         ended += sum(answer.end is not None for answer in answers)

@@ -1,0 +1,49 @@
+"""What the rows found once, as fixed examples."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from faults.plan import Action, Plan, once
+from faults.simulated import Answer, SimulatedCell, simulate
+
+
+async def through_a_front_end(cell: SimulatedCell) -> Answer:
+    return await cell.ask([7, 9], max_tokens=30, at="frontend/0", timeout=20.0)
+
+
+@pytest.mark.parametrize("place", [2, 3, 5])
+def test_a_repeated_batch_of_commits_is_not_shown_twice(place: int) -> None:
+    plain = simulate(through_a_front_end, frontends=1, synthetic=True)
+    plan = Plan(once("CellBatch", Action.TWICE, at=place))
+    answer = simulate(through_a_front_end, frontends=1, synthetic=True, plan=plan)
+    assert plan.hurt
+    assert answer.error is None
+    assert answer.ids == plain.ids
+
+
+@pytest.mark.parametrize("place", [2, 3, 5])
+def test_a_lost_batch_of_commits_ends_the_answer_where_it_stands(place: int) -> None:
+    plain = simulate(through_a_front_end, frontends=1, synthetic=True)
+    plan = Plan(once("CellBatch", Action.DROP, at=place))
+    answer = simulate(through_a_front_end, frontends=1, synthetic=True, plan=plan)
+    assert plan.hurt
+    assert answer.error is not None
+    assert len(answer.ids) < 30
+    assert answer.ids == plain.ids[: len(answer.ids)]
+
+
+@pytest.mark.parametrize("kind", ["VerifyCommand.release", "DraftCommand.release"])
+def test_what_a_lost_release_left_behind_is_freed_by_its_lease(kind: str) -> None:
+    async def story(cell: SimulatedCell) -> None:
+        leaving = asyncio.create_task(cell.ask([9, 9], max_tokens=500))
+        await cell.after(0.05)
+        leaving.cancel()
+        await cell.after(1.0)
+        assert cell.left_over(), "the release was lost"
+        await cell.until(lambda: not cell.left_over(), within_s=60.0)
+
+    leases = {"verify": {"lease_s": 20.0}, "draft": {"lease_s": 20.0}}
+    simulate(story, synthetic=True, plan=Plan(once(kind, Action.DROP)), **leases)
