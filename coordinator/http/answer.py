@@ -52,7 +52,9 @@ async def answered(
         events = streamed_reply(asking, shape, frame)
         if door.pace is not None:
             events = paced_events(events, door.pace, longest)
-        return EventStream(events, asking.gone, headers)
+        return EventStream(
+            events, asking.gone, headers, unread_s=door.unread_s, on_cut=door.metrics.slow_readers_cut.inc
+        )
     try:
         answer = while_connected(request, whole_reply(asking, shape, frame), asking.gone)
         if door.pace is not None:

@@ -28,6 +28,7 @@ class Door:
 
     guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
     name: what clients call the target; empty takes its own. longest_s: longest life of a request.
+    unread_s: how long a client may leave an event untaken.
     local: only this machine can come in, and nobody asks it for a key, so web pages must not either. pace: hides what
     packets tell of answers. security: of the listener.
     """
@@ -38,6 +39,7 @@ class Door:
     guard: Guard
     operator_guard: Guard
     longest_s: float
+    unread_s: float = 10.0
     template: ChatTemplate | None = None
     name: str = ""
     local: bool = True

@@ -33,6 +33,7 @@ def make_door(config: CoordinatorConfig | FrontendConfig, desk: FrontDesk, clock
         guard=guard_of(security, CLIENTS),
         operator_guard=guard_of(security, METRICS),
         longest_s=config.request_deadline_s,
+        unread_s=config.max_unread_s,
         template=find_template(config.target, config.target_revision),
         name=config.served_model or "",
         local=is_loopback(split_endpoint(config.http)[0]) and Role.CLIENT in security.access.open_to,

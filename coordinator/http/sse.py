@@ -35,20 +35,32 @@ def event(data: object) -> bytes:
     return b"data: %b\n\n" % json.dumps(data, separators=(",", ":")).encode()
 
 
+class _Untaken(Exception):
+    """The client does not read."""
+
+
 class EventStream(Response):
     """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client has left.
 
-    An error of `events` becomes a status before the first event, and an event after it.
+    An error of `events` becomes a status before the first event, and an event after it. A client that takes nothing for
+    `unread_s` has left as well: its connection is closed, and `on_cut()` called.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes], gone: Callable[[], None], headers: dict[str, str] | None = None
+        self,
+        events: AsyncGenerator[bytes],
+        gone: Callable[[], None],
+        headers: dict[str, str] | None = None,
+        *,
+        unread_s: float = 10.0,
+        on_cut: Callable[[], None] = lambda: None,
     ) -> None:
         self.status_code, self.background = 200, None
         self.init_headers({**_HEADERS, **(headers or {})})
         self._events, self._gone = events, gone
+        self._unread_s, self._on_cut = unread_s, on_cut
         self._begun = False
         self._sent = 0.0
 
@@ -58,6 +70,9 @@ class EventStream(Response):
         try:
             async for part in self._events:
                 await self._write(send, part)
+        except _Untaken:
+            self._cut()
+            return  # unfinished, so the server closes the connection
         except Exception as error:
             if not self._begun:
                 raise
@@ -73,7 +88,15 @@ class EventStream(Response):
             self._begun = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._sent = asyncio.get_running_loop().time()
-        await send({"type": "http.response.body", "body": part, "more_body": True})
+        try:
+            async with asyncio.timeout(self._unread_s):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        except TimeoutError:
+            raise _Untaken from None
+
+    def _cut(self) -> None:
+        self._on_cut()
+        self._gone()
 
     async def _keep(self, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -84,8 +107,13 @@ class EventStream(Response):
                 self._gone()
                 return
             except TimeoutError:
-                if loop.time() - self._sent >= KEEPALIVE_S:
+                if loop.time() - self._sent < KEEPALIVE_S:
+                    continue
+                try:
                     await self._write(send, _COMMENT)
+                except _Untaken:
+                    self._cut()
+                    return
 
 
 async def left(receive: Receive) -> None:
