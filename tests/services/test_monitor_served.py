@@ -79,11 +79,11 @@ async def test_a_lying_drafter_is_found_and_does_no_harm_from_then_on(
     assert told(cell)[0] < 20_000
     empty = cell.metrics.value("empty_blocks_total", reason="distrusted")
     refused = await ask(cell, 2, rule="token")
-    assert sum(each.speculation.draft_tokens for each in refused) == 0
+    assert sum(each.end.speculation.draft_tokens for each in refused) == 0
     assert cell.metrics.value("empty_blocks_total", reason="distrusted") > empty
     # By rules that no draft can hurt it still drafts, and those who name none get one.
     for options in ({"rule": "coupled"}, {"temperature": 0.0, "rule": "block"}, {}):
-        assert all(each.speculation.draft_tokens for each in await ask(cell, 2, **options)), options
+        assert all(each.end.speculation.draft_tokens for each in await ask(cell, 2, **options)), options
 
 
 async def test_draws_that_a_client_can_repeat_are_not_counted(cell: CoordinatorProcess) -> None:
