@@ -18,13 +18,13 @@ from deploy.head import free_ports
 from deploy.processes import LocalCell
 
 STREAMS = 8
-DEAD_S = 6.0
+DEAD_S = 4.0
 SHARE, BACK_S = 0.95, 5.0
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = arguments("drafters_gone", __doc__)
-    parser.add_argument("--tokens", type=int, default=3000)
+    parser.add_argument("--tokens", type=int, default=1600)
     args = parser.parse_args(argv)
     setup = Setup.of(args)
     tokens = min(args.tokens, setup.longest(STREAMS))

@@ -8,10 +8,10 @@ end every processor is kept busy for `--busy-s` seconds, and nobody may be let g
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 import urllib.request
@@ -95,17 +95,18 @@ class Storm:
 
     async def busy(self, seconds: float) -> None:
         """Every processor has more to do than it can."""
-        burners = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(2 * (os.cpu_count() or 1))]
-        for burner in burners:
-            burner.start()
-        async with AsyncClient(self._cell.endpoint) as client:
-            self._over = asyncio.Event()
-            asking = asyncio.create_task(self._keep_asking(client))
-            await asyncio.sleep(seconds)
-            self._over.set()
-            await asking
-        for burner in burners:
-            burner.kill()
+        burn = [sys.executable, "-c", "while True: pass"]
+        burners = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
+        try:
+            async with AsyncClient(self._cell.endpoint) as client:
+                self._over = asyncio.Event()
+                asking = asyncio.create_task(self._keep_asking(client))
+                await asyncio.sleep(seconds)
+                self._over.set()
+                await asking
+        finally:
+            for burner in burners:
+                burner.kill()
 
     async def _keep_asking(self, client: AsyncClient) -> None:
         while not self._over.is_set():
@@ -132,11 +133,6 @@ async def _held(client: AsyncClient, name: str) -> int:
 def _silence(stream: Stream, at: float) -> float:
     """From a moment to the next token."""
     return min((when for when in stream.times if when > at), default=at) - at
-
-
-def _burn() -> None:
-    while True:
-        sum(range(100_000))
 
 
 if __name__ == "__main__":
