@@ -95,8 +95,7 @@ class Storm:
 
     async def busy(self, seconds: float) -> None:
         """Every processor has more to do than it can."""
-        burn = [sys.executable, "-c", "while True: pass"]
-        burners = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
+        burners = await asyncio.to_thread(_burners)
         try:
             async with AsyncClient(self._cell.endpoint) as client:
                 self._over = asyncio.Event()
@@ -124,6 +123,11 @@ class Storm:
         silences = [_silence(stream, at) for stream in ended if stream.times[0] <= at <= stream.times[-1]]
         if held:
             self.silences[role] += [max(silences, default=0.0)]
+
+
+def _burners() -> list[subprocess.Popen[bytes]]:
+    burn = [sys.executable, "-c", "while True: pass"]
+    return [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
 
 
 async def _held(client: AsyncClient, name: str) -> int:
