@@ -1,0 +1,51 @@
+"""Spans reach a collector: over real gRPC, with the names a dashboard of traces goes by."""
+
+from __future__ import annotations
+
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from coordinator.config import CoordinatorConfig
+from coordinator.process import check
+from coordinator.tracing import open_tracer
+from dspark.errors import ConfigError
+
+pytestmark = pytest.mark.services
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    def Export(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.requests.append(request)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def test_spans_arrive_with_the_service_s_name_when_the_process_ends() -> None:
+    collector = Collector()
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        tracer, provider = open_tracer(f"127.0.0.1:{port}", service="dspark-coordinator", instance="coordinator/0")
+        tracer.start_span("round", start_time=10).end(end_time=20)
+        provider.shutdown()
+    finally:
+        server.stop(0).wait()
+    (spans,) = [each for request in collector.requests for each in request.resource_spans]
+    resource = {each.key: each.value.string_value for each in spans.resource.attributes}
+    assert (resource["service.name"], resource["service.instance.id"]) == ("dspark-coordinator", "coordinator/0")
+    (span,) = spans.scope_spans[0].spans
+    assert (span.name, span.start_time_unix_nano, span.end_time_unix_nano) == ("round", 10, 20)
+
+
+@pytest.mark.parametrize("setting", [{"otel_share": 1.5}, {"otel_endpoint": "collector"}])
+def test_a_wrong_setting_is_named(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"otel_share|collector"):
+        check(CoordinatorConfig(**setting))
