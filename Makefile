@@ -2,7 +2,7 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 BIN := .venv/bin
 
-.PHONY: install demo test check protos lint test-long web-test screenshots bench-quick reference clean
+.PHONY: install demo test check protos lint test-long web-test screenshots bench-quick faults faults-long reference clean
 
 # A virtual environment with everything. torch goes first, at a version with a small CPU build.
 install: .venv/.installed
@@ -43,6 +43,14 @@ screenshots: install
 # Short forms of the benchmark rows 1 to 6, one JSON object each; DSPARK_VLLM_PYTHON names a peer's python.
 bench-quick: install
 	$(BIN)/python -m benchmarks.quick
+
+# The checks of reliability that take minutes, one JSON object each; see docs/reliability.md.
+faults: install
+	$(BIN)/python -m benchmarks.faults
+
+# Those that take hours.
+faults-long: install
+	$(BIN)/python -m benchmarks.faults --long
 
 check: install
 	$(BIN)/ruff check .

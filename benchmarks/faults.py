@@ -66,9 +66,13 @@ def run(entries: Sequence[Entry], *, jobs: int, until: float | None) -> list[End
     """
     alone = [entry for entry in entries if entry.alone]
     kept = sum(entry.share_s for entry in alone)
-    with ThreadPoolExecutor(max(jobs, 1)) as pool:
-        beside = [entry for entry in entries if not entry.alone]
-        ended = list(pool.map(lambda entry: _run(entry, _limit(entry, until, kept)), beside))
+    with ThreadPoolExecutor(max(jobs, 1)) as pool, ThreadPoolExecutor() as waiting:
+        begun = [
+            (waiting if entry.idle else pool).submit(lambda entry=entry: _run(entry, _limit(entry, until, kept)))
+            for entry in entries
+            if not entry.alone
+        ]
+        ended = [one.result() for one in begun]
     for place, entry in enumerate(alone):
         kept = sum(later.share_s for later in alone[place + 1 :])
         ended.append(_run(entry, _limit(entry, until, kept)))

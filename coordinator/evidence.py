@@ -20,7 +20,7 @@ FORGETTING = 1.5  # a sequence's first rounds weigh 1 / (rounds + this): soon th
 UNSEEN_WEIGHT = 0.02  # with which slots that were not drafted follow the slot before them
 TRUST_WEIGHT = 0.03
 TRUST_STIFFNESS = 4.0  # accepted tokens a round that the lane's trust counts for in a sequence's own
-TRUST_BOUNDS = (0.02, 1.5)
+TRUST_BOUNDS = (0.001, 1.5)
 PRIOR_WEIGHT = 0.1  # of one finished sequence in what is expected of the next
 HOPEFUL = 0.8  # acceptance per slot that is expected of the first sequences of all
 

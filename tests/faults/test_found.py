@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from faults.plan import Action, Plan, once
+from faults.rows.r11_lying_drafter import LIES, SPEED, STEPS, answers, lying
 from faults.simulated import Answer, SimulatedCell, simulate
 
 
@@ -47,3 +48,11 @@ def test_what_a_lost_release_left_behind_is_freed_by_its_lease(kind: str) -> Non
 
     leases = {"verify": {"lease_s": 20.0}, "draft": {"lease_s": 20.0}}
     simulate(story, synthetic=True, plan=Plan(once(kind, Action.DROP)), **leases)
+
+
+def test_a_drafter_that_is_always_sure_and_always_wrong_is_done_without() -> None:
+    """Trust in its confidence may sink as low as it deserves: simulated seconds, not real ones."""
+    settings = {"synthetic": True, "seconds": STEPS}
+    _, plain_s = simulate(lambda cell: answers(cell, "off"), **settings)
+    _, took = simulate(answers, plan=lying(LIES["random ids, confidence 1"]), **settings)
+    assert plain_s / took >= SPEED

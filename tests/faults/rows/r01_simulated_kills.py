@@ -1,6 +1,6 @@
 """Row 1, simulated: a verifier is killed at any moment, of two; every stream goes on with the ids of an unkilled run.
 
-The real coordinator in simulated time, with real engines for every fifth ten of kills and synthetic ones for the
+The real coordinator in simulated time, with real engines for every tenth ten of kills and synthetic ones for the
 others. Kills fall anywhere: before the first token, inside a round, between a verdict and its commit, on the last
 token. Each story begins a few requests, kills the verifier that holds most of them, and starts it again.
 """
@@ -56,7 +56,7 @@ def main() -> int:
     same = 0
     for seed in range(kills // KILLS_EACH):
         draw = random.Random(f"kills/{seed}")
-        synthetic = seed % 5 != 0
+        synthetic = seed % 10 != 0
         made = simulate(
             lambda cell, draw=draw: killing(cell, KILLS_EACH, draw),
             seed=seed,

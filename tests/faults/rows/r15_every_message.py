@@ -80,7 +80,7 @@ def main() -> int:
     hurt: Counter[str] = Counter()
     for kind in wanted:
         count = seen.seen[kind]
-        places = sorted({1, 2, max(count // 2, 1), count}) if args.long else sorted({min(2, count), max(count // 2, 1)})
+        places = sorted({1, 2, max(count // 2, 1), count}) if args.long else [max(count // 2, 1)]
         for mode in MODES if count else ():
             for place in places:
                 plan = Plan(once(kind, mode, at=place))

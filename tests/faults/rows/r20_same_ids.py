@@ -64,7 +64,7 @@ VARIANTS: dict[str, tuple[Callable[[SimulatedCell, int], Awaitable[list[Answer]]
 
 def main() -> int:
     args = arguments(__doc__)
-    count = 1000 if args.long else 16
+    count = 1000 if args.long else 12
     settings = {"coordinator": {"max_handovers": 1000, "max_running": 64}}
     plain = simulate(lambda cell: alone(cell, count), verify=ROOMY, **settings)
     compared = same = 0

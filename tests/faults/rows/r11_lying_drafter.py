@@ -1,0 +1,134 @@
+"""Row 11: a drafter that lies about everything it can lie about: ids, distributions, confidences, watermarks.
+
+First the exact law of the coupled rule against adversarial tables, by enumeration. Then whole answers, greedy and
+coupled, while every block of the drafter is replaced by a lie that passes every check; their ids and, in simulated
+time, what they cost beside plain decoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.row import Row, note
+from dspark.wire.v1 import draft_pb2
+from faults.plan import Message, Plan
+from faults.rows.program import arguments
+from faults.simulated import Answer, SimulatedCell, simulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "decoding"))
+
+from enumeration import Machine, coupled_law, dyadic_world, exact, real_scheduler, variation
+from test_exact_law import policy_of
+
+BOUND = 1e-9
+SPEED = 0.90
+TOKENS = 400
+STEPS = {"judge_cohort": 0.015, "timed_draft": 0.002}  # seconds, as the synthetic pair announces them
+Lie = Callable[[draft_pb2.Blocks, random.Random], None]
+
+
+def _random_ids(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+    for at in range(len(blocks.token_ids)):
+        blocks.token_ids[at] = draw.randrange(100)
+
+
+def _sure(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+    _random_ids(blocks, draw)
+    blocks.confidence[:] = [1.0] * len(blocks.confidence)
+
+
+def _unsure(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+    blocks.confidence[:] = [0.0] * len(blocks.confidence)
+
+
+def _watermarks(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+    _sure(blocks, draw)
+    blocks.watermarks[:] = [draw.choice([0, 1, 2**32 - 1]) for _ in blocks.watermarks]
+
+
+def _slow(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+    _sure(blocks, draw)
+    blocks.forward_ns = draw.choice([0, 1, 2**63])
+
+
+LIES: dict[str, Lie] = {
+    "random ids": _random_ids,
+    "random ids, confidence 1": _sure,
+    "confidence 0": _unsure,
+    "false watermarks": _watermarks,
+    "false times": _slow,
+}
+
+
+def lying(lie: Lie) -> Plan:
+    plan, draw = Plan(), random.Random("lies")
+
+    def tamper(message: Message, data: bytes) -> bytes:
+        if message.kind != "DraftEvent.blocks":
+            return data
+        event = draft_pb2.DraftEvent.FromString(data)
+        lie(event.blocks, draw)
+        return event.SerializeToString()
+
+    plan.tampers.append(tamper)
+    return plan
+
+
+async def answers(cell: SimulatedCell, policy: str = "greedy") -> tuple[list[Answer], float]:
+    """Greedy and coupled ones beside each other, and the seconds they took."""
+    began = cell.now
+    laws: list[dict[str, Any]] = [{}, {"temperature": 0.8, "rule": "coupled"}]
+    asked = [
+        cell.ask([n + 2, 9], max_tokens=TOKENS, policy=policy, **laws[n % 2])  # every drafter's ids differ from these
+        for n in range(4)
+    ]
+    return list(await asyncio.gather(*asked)), cell.now - began
+
+
+def enumerated(tables: int) -> float:
+    """The worst distance to the target's law under drafts from tables that have nothing to do with it."""
+    worst = 0.0
+    for seed in range(tables):
+        rng = np.random.default_rng((seed, 11))
+        world = dyadic_world(rng)
+        hostile = np.eye(2)[rng.integers(0, 2, len(world.q))] if seed % 2 else rng.dirichlet([0.1, 0.1], len(world.q))
+        prefix = real_scheduler(policy_of(("fixed", "greedy", "threshold")[seed % 3], rng), world, rng)
+        law = coupled_law(world, Machine(prefix, draft=lambda _, hostile=hostile: hostile), 8)
+        worst = max(worst, variation(law, exact(world)))
+    return worst
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    worst = enumerated(200 if args.long else 12)
+    settings: dict[str, Any] = {"synthetic": True, "seconds": STEPS}
+    plain, plain_s = simulate(lambda cell: answers(cell, "off"), **settings)
+    honest_s = simulate(answers, **settings)[1]
+    speeds: dict[str, float] = {}
+    wrong: list[str] = []
+    for name, lie in LIES.items():
+        got, took = simulate(answers, plan=lying(lie), **settings)
+        speeds[name] = round(plain_s / took, 3)
+        wrong += [name for a, b in zip(got, plain, strict=True) if a.ids != b.ids or a.error is not None]
+        note(f"{name}: {speeds[name]} of plain decoding's speed")
+    value = {
+        "worst_total_variation": worst,
+        "lies": len(LIES),
+        "other_ids": wrong,
+        "speed_of_plain": speeds,
+        "honest_speed": round(plain_s / honest_s, 2),
+    }
+    holds = worst <= BOUND and not wrong and min(speeds.values()) >= SPEED
+    bar = f"coupled law within {BOUND:g}, same ids under every lie, >= {SPEED:.0%} of plain decoding's speed"
+    return Row("11", "a drafter that lies", value, bar, holds).show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Row 30: steady load with cancels and a kill every few minutes; memory, files, threads and pages do not grow.
+
+Thirty minutes on a small machine, six hours where there is time: `--minutes`. Samples each 15 s; growth is Theil-Sen's
+slope over the second half, with the interval that its pairs of samples give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.row import Row, note
+from dspark.client import AsyncClient, DsparkError
+from faults.processes import FaultCell
+from faults.rows.program import arguments, quantile
+
+MINUTES = 30.0
+EACH_S = 15.0
+KILL_EACH_S = 300.0
+STREAMS = 3  # at one time: about 70 % of what two processors give this pair
+CANCELLED = 0.05
+GROWTH_MB_PER_MIN = 0.5
+STUCK_S = 120.0
+KILLED = ("verify/0", "draft/0", "verify/1")
+
+
+@dataclass
+class Soak:
+    """What happened."""
+
+    ended: int = 0
+    cancelled: int = 0
+    failed: list[str] = field(default_factory=list)
+    wrong: int = 0
+    samples: dict[str, list[tuple[float, dict[str, int]]]] = field(default_factory=dict)
+    kills: int = 0
+
+
+async def one(client: AsyncClient, draw: random.Random, soak: Soak, known: dict[tuple[int, ...], list[int]]) -> None:
+    prompt = tuple(draw.randrange(2, 126) for _ in range(4)) if draw.random() < 0.5 else (5, 9, 17, draw.randrange(9))
+    options = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True, "timeout": STUCK_S}
+    leaves = draw.randrange(1, 60) if draw.random() < CANCELLED else None
+    ids: list[int] = []
+    try:
+        async with client.generate(list(prompt), **options) as stream:
+            async for event in stream:
+                ids += event.token_ids
+                if leaves is not None and len(ids) >= leaves:
+                    soak.cancelled += 1
+                    return
+    except DsparkError as error:
+        soak.failed.append(f"{type(error).__name__}: {error}")
+        return
+    soak.ended += 1
+    if prompt[:3] == (5, 9, 17):
+        soak.wrong += known.setdefault(prompt, ids) != ids
+
+
+async def run(cell: FaultCell, minutes: float, soak: Soak) -> None:
+    until = time.monotonic() + 60.0 * minutes
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    async def stream(number: int) -> None:
+        draw = random.Random(f"soak/{number}")
+        async with AsyncClient(cell.endpoint) as client:
+            while time.monotonic() < until:
+                await one(client, draw, soak, known)
+                await asyncio.sleep(draw.expovariate(4.0))
+
+    async def sample() -> None:
+        while True:
+            for name in cell.children:
+                if cell.alive(name):
+                    soak.samples.setdefault(f"{name}#{cell.children[name].pid}", []).append(
+                        (time.monotonic(), cell.resources(name))
+                    )
+            await asyncio.sleep(EACH_S)
+
+    async def kill() -> None:
+        for name in itertools.cycle(KILLED):
+            await asyncio.sleep(KILL_EACH_S)
+            cell.kill(name)
+            soak.kills += 1
+            await asyncio.to_thread(cell.restart, name)
+            note(f"killed {name}; {soak.ended} ended, {len(soak.failed)} failed")
+
+    beside = [asyncio.create_task(sample()), asyncio.create_task(kill())]
+    await asyncio.gather(*(stream(number) for number in range(STREAMS)))
+    for task in beside:
+        task.cancel()
+
+
+def slope(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """(median, 97.5th percentile) of the slopes between samples, per minute."""
+    slopes = [(b - a) / (later - earlier) * 60 for (earlier, a), (later, b) in itertools.combinations(points, 2)]
+    return quantile(slopes, 0.5), quantile(slopes, 0.975)
+
+
+def main() -> int:
+    minutes = MINUTES
+    if "--minutes" in sys.argv:
+        at = sys.argv.index("--minutes")
+        minutes = float(sys.argv[at + 1])
+        del sys.argv[at : at + 2]
+    args = arguments(__doc__)
+    soak = Soak()
+    with FaultCell(verifiers=2, coordinator={"max_handovers": 100}) as cell:
+        asyncio.run(run(cell, minutes, soak))
+        settled = cell.settled(30.0)
+    growth: dict[str, dict[str, float]] = {}
+    for who, samples in soak.samples.items():
+        half = samples[len(samples) // 2 :]
+        if len(half) * EACH_S < 120.0:
+            continue
+        middle, upper = slope([(at, held["rss"] / 2**20) for at, held in half])
+        fds = slope([(at, float(held["fds"])) for at, held in half])[0]
+        threads = slope([(at, float(held["threads"])) for at, held in half])[0]
+        growth[who] = {"mb_per_min": round(middle, 3), "at_most": round(upper, 3), "fds": fds, "threads": threads}
+    worst = max((each["mb_per_min"] for each in growth.values()), default=0.0)
+    leaks = [who for who, each in growth.items() if each["fds"] > 0.1 or each["threads"] > 0.1]
+    value = {
+        "minutes": minutes,
+        "ended": soak.ended,
+        "cancelled": soak.cancelled,
+        "kills": soak.kills,
+        "failed": len(soak.failed),
+        "why": soak.failed[:3],
+        "wrong_ids": soak.wrong,
+        "worst_mb_per_min": worst,
+        "growth": growth,
+        "leaking_files_or_threads": leaks,
+        "all_freed": settled,
+    }
+    holds = worst <= GROWTH_MB_PER_MIN and not leaks and not soak.failed and not soak.wrong and settled
+    bar = f"resident <= {GROWTH_MB_PER_MIN:g} MB/min, files and threads flat, 0 stuck, 0 failed, all freed"
+    return Row("30", "soak with cancels and kills", value, bar, holds).show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
