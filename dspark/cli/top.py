@@ -15,7 +15,7 @@ from dspark.errors import DsparkError, Expired, Unavailable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from deploy.readings import Window
+Window = Any  # a `deploy.readings.Window`: rooms are imported inside functions alone
 
 WINDOW_S = 10.0
 _BARS = " ▁▂▃▄▅▆▇█"
