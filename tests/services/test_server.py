@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.errors import ConfigError, Expired, InvalidRequest, Overloaded, Unavailable, Unsupported
@@ -150,3 +151,32 @@ async def test_a_port_that_is_taken_is_an_error_and_not_shared(endpoint: str) ->
     with pytest.raises(ConfigError, match="cannot listen"):
         await second.start()
     await second.drain(0)
+
+
+async def test_a_refusal_says_when_to_come_back_in_every_dialect(endpoint: str) -> None:
+    async with open_channel(endpoint) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await _call(channel, "Many", b"full", TOKEN)
+    trailing = dict(refused.value.trailing_metadata())
+    assert trailing["grpc-retry-pushback-ms"] == "1500"
+    status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
+    info = error_details_pb2.RetryInfo()
+    assert status.details[0].Unpack(info)
+    assert (status.code, info.retry_delay.ToMilliseconds()) == (8, 1500)
+
+
+async def test_health_can_be_watched() -> None:
+    server = GrpcServer(bind="127.0.0.1:0", security=Security(Access(TOKEN)))
+    server.add(_register, _answer, NAME)
+    endpoint = server.endpoint(await server.start())
+    async with open_channel(endpoint) as channel:
+        request = health_pb2.HealthCheckRequest(service=NAME)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=20)
+        said = [(await watch.read()).status]
+        for serving in (True, False):
+            await server.set_serving(serving)
+            said.append((await watch.read()).status)
+        watch.cancel()
+    await server.drain(0)
+    reply = health_pb2.HealthCheckResponse
+    assert said == [reply.NOT_SERVING, reply.SERVING, reply.NOT_SERVING]
