@@ -95,7 +95,7 @@ class GrpcServer:
                 ("grpc.server.max_pending_requests_hard_limit", max(2 * max_concurrent_streams, 3000)),
                 # Peers may ask so often whether this process is there, however long it has nothing to say. Whoever
                 # asks more often is cut; not at once, as a starved process reads several pings at a time.
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", least_ping_ms),
+                ("grpc.http2.min_ping_interval_without_data_ms", least_ping_ms),
                 ("grpc.http2.max_ping_strikes", PING_STRIKES),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.keepalive_time_ms", 10_000),
