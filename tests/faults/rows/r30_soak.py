@@ -82,7 +82,7 @@ async def run(cell: FaultCell, minutes: float, soak: Soak) -> None:
 
     async def kill() -> None:
         for name in itertools.cycle(KILLED):
-            await asyncio.sleep(KILL_EACH_S)
+            await asyncio.sleep(min(KILL_EACH_S, 10.0 * minutes))
             cell.kill(name)
             soak.kills += 1
             await asyncio.to_thread(cell.restart, name)
