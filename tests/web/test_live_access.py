@@ -68,7 +68,7 @@ def test_the_keyboard_reaches_everything_in_order_and_is_seen(visit: Open) -> No
     seen.ask(tokens=48)
     page = seen.page
     expected = seen.probe("focusable()")
-    page.evaluate("() => { document.activeElement.blur(); window.scrollTo(0, 0) }")
+    page.evaluate("() => { document.body.tabIndex = -1; document.body.focus() }")  # where a new page begins
     walked = []
     for _ in range(len(expected) + 3):
         page.keyboard.press("Tab")

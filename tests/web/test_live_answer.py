@@ -15,7 +15,7 @@ WORKSHEET = "Worksheet on averages\n\nProblem 1: Find the average of the numbers
 
 def test_a_typed_prompt_is_answered_as_it_is_over_grpc(visit: Open, site: Site) -> None:
     with site.client() as client:
-        expected = client.complete(WORKSHEET, max_tokens=96, temperature=0.0).text
+        expected = client.complete(WORKSHEET, max_tokens=96, temperature=0.0)
     seen = visit().ready()
     page = seen.page
     seen.probe("grow()")
@@ -27,25 +27,26 @@ def test_a_typed_prompt_is_answered_as_it_is_over_grpc(visit: Open, site: Site) 
     page.keyboard.press("Control+Enter")
     seen.done()
     assert seen.text("#said") == WORKSHEET
-    assert seen.text("#tokens") == expected
+    assert seen.text("#tokens") == expected.text
     growth = seen.probe("growth")
     assert len(set(growth)) > 3, "it came in parts"
     assert growth == sorted(growth)
-    assert "Done: 96 tokens" in seen.text("#status")
+    assert f"Done: {expected.end.usage.completion_tokens} tokens" in seen.text("#status")
 
 
 def test_every_token_is_coloured_by_its_origin(visit: Open) -> None:
     seen = visit().ready()
     seen.ask(WORKSHEET)
     origins = seen.origins()
-    assert sum(origins.values()) == 96 == seen.page.locator("#tokens .tok").count()
+    total = seen.page.locator("#tokens .tok").count()
+    assert sum(origins.values()) == total > 48
     assert origins["drafted"] > 0
     assert origins["bonus"] + origins["corrected"] > 0
     looks = seen.probe("legend()")
     assert len({colour for _, colour, _ in looks}) == 4, "by colour"
     assert len({line for _, _, line in looks}) >= 3, "and not by colour alone"
     shares = seen.probe("shares()")
-    assert float(shares["drafted"].rstrip("%")) == pytest.approx(100 * origins["drafted"] / 96, abs=0.1)
+    assert float(shares["drafted"].rstrip("%")) == pytest.approx(100 * origins["drafted"] / total, abs=0.1)
 
 
 def test_the_block_view_walks_through_the_rounds(visit: Open) -> None:
