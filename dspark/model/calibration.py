@@ -8,7 +8,6 @@ beside the weights; without that file the raw sigmoid is used. Plain numbers, no
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import CheckpointError
+from dspark.model.json_file import read_json_file
 
 FILE_NAME = "calibration.json"
 VERSION = 3
@@ -79,10 +79,9 @@ def load_calibration(folder: Path, *, block_size: int) -> Calibration:
     path = folder / FILE_NAME
     if not path.exists():
         return IDENTITY
+    raw = read_json_file(path)
     try:
-        return parse_calibration(json.loads(path.read_bytes()), block_size=block_size)
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
+        return parse_calibration(raw, block_size=block_size)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

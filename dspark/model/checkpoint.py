@@ -30,6 +30,7 @@ from dspark.model.language import LanguageDrafter
 from dspark.model.layout import favour_few_rows
 from dspark.model.location import locate
 from dspark.model.pairing import tokenizer_digest
+from dspark.model.target_check import check_target_config
 from dspark.model.weights_file import (
     SINGLE_NAME,
     check_finite,
@@ -170,7 +171,8 @@ def load_target(
     from transformers.utils import logging as transformers_logging
 
     folder = locate(path, revision=revision)
-    read_directory(folder)  # duplicate names, escaping shards and pickles end here
+    entries = read_directory(folder)  # duplicate names, escaping shards and pickles end here
+    check_target_config(folder, entries)
     transformers_logging.disable_progress_bar()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -183,8 +185,8 @@ def load_target(
             # Reported instead of raised, so that the refusal below can name them.
             ignore_mismatched_sizes=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{folder}: {error}") from error
+    except Exception as error:  # what the library makes of a strange file has no type of its own
+        raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
     wrong = {what: sorted(map(str, names)) for what, names in info.items() if names}
     if wrong:
         listed = "; ".join(f"{what.replace('_', ' ')}: {', '.join(names[:8])}" for what, names in wrong.items())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dspark.errors import CheckpointError
+from dspark.model.json_file import read_json_file
 
 CONFIG_NAME = "config.json"
 _MOST_LAYERS = 1024
@@ -18,11 +19,9 @@ _LARGEST_DIMENSION = 1 << 24  # keeps products of two dimensions far from overfl
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file."""
     try:
-        raw = json.loads(path.read_bytes())
+        raw = read_json_file(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such file") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {show(raw)}")
     return raw

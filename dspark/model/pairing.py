@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dspark.errors import CheckpointError
 from dspark.model.config import DrafterConfig
+from dspark.model.json_file import MOST_LISTING_BYTES, read_json_file
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -56,11 +57,11 @@ def _token_ids(folder: Path) -> dict[str, int]:
     if not path.is_file():
         return {}
     try:
-        raw = json.loads(path.read_bytes())
+        raw = read_json_file(path, most=MOST_LISTING_BYTES)
         vocab = raw["model"].get("vocab") or {}
         if isinstance(vocab, list):  # pairs of a piece and its score, in the order of the ids
             vocab = {piece: at for at, (piece, _) in enumerate(vocab)}
         added = {entry["content"]: entry["id"] for entry in raw.get("added_tokens") or ()}
         return {str(token): int(at) for token, at in (vocab | added).items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: not readable as a tokenizer ({error!r})") from error

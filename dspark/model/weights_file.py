@@ -7,26 +7,23 @@ names, NaN and any number of empty tensors; those are refused here, by name.
 
 from __future__ import annotations
 
-import json
 import struct
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dspark.errors import CheckpointError
+from dspark.model.json_file import MOST_LISTING_BYTES, decode, listed, read_json_file
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_ENTRIES = 100_000  # the largest mixtures of experts stay below; a flood of names does not
 MAX_HEADER_BYTES = 32 << 20
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-_SHOWN = 8  # names listed per complaint
 
 
 @dataclass(frozen=True)
@@ -42,25 +39,29 @@ class Entry:
 def read_directory(folder: Path) -> dict[str, Entry]:
     """Name -> entry over all weight files of a folder."""
     entries: dict[str, Entry] = {}
-    for file in weight_files(folder):
+    files = weight_files(folder)
+    for file in files:
         for name, entry in _read_header(file).items():
             if name in entries:
                 raise CheckpointError(f"{file}: {name} is also in {entries[name].file.name}")
             entries[name] = entry
     if len(entries) > MAX_ENTRIES:
         raise CheckpointError(f"{folder}: {len(entries)} tensors, more than {MAX_ENTRIES}")
+    if files != [folder / SINGLE_NAME]:
+        _check_index(folder / INDEX_NAME, entries)
     return entries
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, in name order."""
     if (folder / SINGLE_NAME).is_file():
+        _stays(folder, folder / SINGLE_NAME)
         return [folder / SINGLE_NAME]
     if (folder / INDEX_NAME).is_file():
         return _indexed_files(folder)
     pickled = sorted(p.name for p in folder.glob("*") if p.suffix in _PICKLED)
     if pickled:
-        raise CheckpointError(f"{folder}: pickled weights are refused ({_names(pickled)})")
+        raise CheckpointError(f"{folder}: pickled weights are refused ({listed(pickled)})")
     raise CheckpointError(f"{folder}: neither {SINGLE_NAME} nor {INDEX_NAME} is there")
 
 
@@ -80,7 +81,7 @@ def check_shapes(folder: Path, entries: Mapping[str, Entry], expected: Mapping[s
         "wrong shape": misshapen,
         "wrong dtype": mistyped,
     }
-    found = [f"{what}: {_names(names)}" for what, names in complaints.items() if names]
+    found = [f"{what}: {listed(wrong)}" for what, wrong in complaints.items() if wrong]
     if found:
         raise CheckpointError(f"{folder}: {'; '.join(found)}")
 
@@ -123,20 +124,45 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 def _indexed_files(folder: Path) -> list[Path]:
     path = folder / INDEX_NAME
-    try:
-        weight_map = json.loads(path.read_bytes(), object_pairs_hook=_unique)["weight_map"]
-        shards = sorted({str(name) for name in weight_map.values()})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a weight index ({error!r})") from error
+    shards = sorted(set(_read_index(path).values()))
     for name in shards:
-        # Bare names only. Links are followed on purpose: hub caches are made of them.
         if name != Path(name).name or name in ("", ".", "..") or "\\" in name:
             raise CheckpointError(f"{path}: {name!r} leaves the folder")
         if not name.endswith(".safetensors"):
             raise CheckpointError(f"{path}: {name!r} is not a safetensors file")
         if not (folder / name).is_file():
             raise CheckpointError(f"{path}: {name!r} is not there")
+        _stays(folder, folder / name)
     return [folder / name for name in shards]
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Tensor -> file, as the index says."""
+    try:
+        weight_map = read_json_file(path, most=MOST_LISTING_BYTES)["weight_map"]
+        return {name: str(file) for name, file in weight_map.items()}
+    except (OSError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path}: not a weight index ({error!r})") from error
+
+
+def _check_index(path: Path, entries: Mapping[str, Entry]) -> None:
+    """The index and the files name the same tensors, each in the same file."""
+    said = _read_index(path)
+    wrong = sorted(name for name in said.keys() | entries.keys() if not _in_place(name, said, entries))
+    if wrong:
+        raise CheckpointError(f"{path}: says otherwise than the files of {listed(wrong)}")
+
+
+def _in_place(name: str, said: Mapping[str, str], entries: Mapping[str, Entry]) -> bool:
+    return name in entries and said.get(name) == entries[name].file.name
+
+
+def _stays(folder: Path, file: Path) -> None:
+    """A link may lead into the folder, or to the store of the hub cache the folder belongs to; nowhere else."""
+    home, real = folder.resolve(), file.resolve()
+    stores = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
+    if not any(real.is_relative_to(store) for store in stores):
+        raise CheckpointError(f"{file}: a link that leaves the folder")
 
 
 def _read_header(file: Path) -> dict[str, Entry]:
@@ -145,7 +171,7 @@ def _read_header(file: Path) -> dict[str, Entry]:
             (size,) = struct.unpack("<Q", stream.read(8))
             if size > MAX_HEADER_BYTES:
                 raise CheckpointError(f"{file}: header of {size} bytes, more than {MAX_HEADER_BYTES}")
-            header = json.loads(stream.read(size), object_pairs_hook=_unique)
+            header = decode(stream.read(size))
         header.pop("__metadata__", None)
         if len(header) > MAX_ENTRIES:
             raise CheckpointError(f"{file}: {len(header)} tensors, more than {MAX_ENTRIES}")
@@ -157,16 +183,3 @@ def _read_header(file: Path) -> dict[str, Entry]:
         raise CheckpointError(f"{file}: bad header ({error})") from error
     except struct.error as error:
         raise CheckpointError(f"{file}: shorter than its header") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    seen = dict(pairs)
-    if len(seen) != len(pairs):
-        twice = sorted(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
-        raise ValueError(f"duplicate name {_names(twice)}")
-    return seen
-
-
-def _names(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

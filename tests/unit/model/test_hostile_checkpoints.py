@@ -1,0 +1,165 @@
+"""Folders made by somebody who means harm: refused at once, by name, without waiting, building or fetching anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark.errors import CheckpointError
+from dspark.model.checkpoint import load_drafter, load_projection, load_target
+from dspark.model.weights_file import read_directory
+from tests.unit.model.golden import DATA
+
+WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DATA / "dspark_vanilla", tmp_path / "drafter"))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DATA / "target_qwen3", tmp_path / "target"))
+
+
+def _text(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text, encoding="utf-8") and None
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _twice(path: Path) -> None:
+    path.write_text(path.read_text().replace("{", '{"hidden_size": 64, "hidden_size": 65,', 1))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (_pipe, "not a regular file"),
+        (_endless, "not a regular file"),
+        (_text("[" * 200_000), "not readable as JSON"),
+        (_text('{"a":' * 100_000 + "1" + "}" * 100_000), "not readable as JSON"),
+        (_text("{" + " " * (5 << 20) + "}"), "bytes, more than"),
+        (_text('{"hidden_size": ' + "9" * 5000 + "}"), "not readable as JSON"),
+        (_twice, "duplicate name hidden_size"),
+    ],
+    ids=["pipe", "endless", "deep list", "deep object", "large", "digits", "twice"],
+)
+@pytest.mark.parametrize("load", [load_drafter, load_projection, load_target])
+def test_settings_that_are_no_settings(
+    drafter: Path, target: Path, load: Callable[[Path], Any], spoil: Callable[[Path], None], named: str
+) -> None:
+    folder = target if load is load_target else drafter
+    spoil(folder / CONFIG)
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{named}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers"),
+        ({"num_hidden_layers": 900}, "num_hidden_layers: 900 layers of"),
+        ({"hidden_size": 10**9}, "hidden_size"),
+        ({"hidden_size": 65}, "no tensor is"),
+        ({"vocab_size": -1}, "vocab_size"),
+        ({"vocab_size": "128"}, "vocab_size"),
+        ({"intermediate_size": 10**12}, "intermediate_size"),
+        ({"num_attention_heads": 1 << 40}, "num_attention_heads"),
+        ({"attn_implementation": "somebody/kernels"}, "attn_implementation: .* names code"),
+        ({"_attn_implementation": "somebody/kernels@main"}, "_attn_implementation: .* names code"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan"),
+        ({"rope_parameters": {"rope_theta": float("inf")}}, r"rope_parameters\.rope_theta: inf"),
+        ({"model_type": "no-such-model"}, "no-such-model"),
+        ({"rope_parameters": 7}, "target"),
+    ],
+)
+def test_a_target_that_asks_for_more_than_it_brings(target: Path, change: dict[str, Any], named: str) -> None:
+    raw = json.loads((target / CONFIG).read_text())
+    (target / CONFIG).write_text(json.dumps(raw | change))
+    with pytest.raises(CheckpointError, match=named):
+        load_target(target)
+
+
+def test_code_beside_a_target_is_not_run(target: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "was-here"
+    (target / "modeling_evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
+    raw = json.loads((target / CONFIG).read_text())
+    named = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "modeling_evil.Evil")
+    (target / CONFIG).write_text(json.dumps(raw | {"auto_map": named}))
+    load_target(target)
+    assert not mark.exists()
+
+
+def test_an_adapter_does_not_lead_elsewhere(target: Path) -> None:
+    (target / "adapter_config.json").write_text('{"base_model_name_or_path": "/somewhere/else"}')
+    with pytest.raises(CheckpointError, match="adapters are not supported"):
+        load_target(target)
+
+
+def test_a_link_may_not_leave_the_folder(drafter: Path, tmp_path: Path) -> None:
+    shutil.move(drafter / WEIGHTS, tmp_path / "secret.safetensors")
+    (drafter / WEIGHTS).symlink_to(tmp_path / "secret.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: a link that leaves the folder"):
+        load_drafter(drafter)
+    (drafter / WEIGHTS).unlink()
+    (drafter / WEIGHTS).symlink_to(WEIGHTS)  # to itself
+    with pytest.raises(CheckpointError, match="neither"):
+        load_drafter(drafter)
+
+
+def test_links_of_a_hub_cache_and_inside_the_folder_are_followed(drafter: Path, tmp_path: Path) -> None:
+    whole = load_drafter(drafter).fingerprint
+    store, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "abc"
+    store.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, name in enumerate((WEIGHTS, CONFIG)):
+        shutil.copy(drafter / name, store / str(number))
+        (snapshot / name).symlink_to(Path("..") / ".." / "blobs" / str(number))
+    assert load_drafter(snapshot).fingerprint == whole
+    elsewhere = tmp_path / "by-another-name"
+    elsewhere.symlink_to(drafter)
+    assert load_drafter(elsewhere).fingerprint == whole
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fc.weight": "b.safetensors"},
+        {"no.such.weight": "a.safetensors"},
+        {"lm_head.weight": None},
+    ],
+    ids=["elsewhere", "invented", "left out"],
+)
+def test_an_index_says_what_the_files_say(drafter: Path, change: dict[str, str | None]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(drafter / WEIGHTS)
+    (drafter / WEIGHTS).unlink()
+    held = {name: "a.safetensors" if number % 2 else "b.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in ("a.safetensors", "b.safetensors"):
+        save_file({name: tensors[name] for name in tensors if held[name] == file}, drafter / file)
+    (drafter / INDEX).write_text(json.dumps({"weight_map": held}))
+    assert set(read_directory(drafter)) == set(tensors)
+    (name, file) = next(iter(change.items()))
+    if file == held.get(name):
+        file = "a.safetensors"
+    said = {**held, name: file}
+    (drafter / INDEX).write_text(json.dumps({"weight_map": {n: f for n, f in said.items() if f}}))
+    with pytest.raises(CheckpointError, match=f"says otherwise than the files of {name}"):
+        load_drafter(drafter)
