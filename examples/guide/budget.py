@@ -26,7 +26,7 @@ def threshold_sweep(tour: Tour) -> str:
         verified, tau = ([point[name] for point in points] for name in ("verified_per_committed", "tau"))
         axes.plot(verified, tau, marker=".", label=path.stem)
         saved = 1 - verified[SHOWN] / verified[0]
-        told.append(f"{path.stem} {tau[0]:.1f} ({tau[SHOWN]:.1f} with {saved:.0%} fewer tokens verified)")
+        told.append(f"{path.stem} {tau[0]:.1f} ({tau[SHOWN]:.1f}, {saved:.0%} saved)")
     axes.set_xlabel("verified tokens per committed token")
     axes.set_ylabel("tau")
     plot = tour.save(figure, "sweep")
@@ -38,8 +38,8 @@ used. Cut a block before the first slot whose confidence is below a threshold, a
 
 {plot}
 
-tau of whole blocks, and at a threshold of {THRESHOLDS[SHOWN]:g}, tokens verified per token that came out:
-{"; ".join(told)}. On text that is hard to guess most of a block can go unverified for nothing. A scheduler does
+tau of whole blocks and, in brackets, at a threshold of {THRESHOLDS[SHOWN]:g} with what that saves of the tokens verified
+per token that came out: {"; ".join(told)}. On text that is hard to guess most of a block can go unverified for nothing. A scheduler does
 better than a threshold: it gives every request what its survival is worth at the present load
 (`coordinator/prefix_scheduler.py`). Cutting is lossless as long as whether a slot is verified does not depend on the
 token in it."""
