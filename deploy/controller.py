@@ -115,6 +115,8 @@ class Controller:
         self._topology = topology
         self._leaving = Leaving(drain_s)
         self._scaling = autoscale or AutoscaleConfig()
+        if not topology.has_drafter:
+            self._scaling = replace(self._scaling, min_drafters=0, max_drafters=0)
         self._autoscaler: Autoscaler | None = None
         self.follow_load(self._scaling.enabled)
         self._looked = float("-inf")

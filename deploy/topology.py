@@ -54,6 +54,11 @@ class Topology:
         return frozenset(replica.name for replica in self.replicas)
 
     @property
+    def has_drafter(self) -> bool:
+        """Whether there are weights to draft with."""
+        return bool(self.templates[Role.DRAFT].settings.get("drafter") != NO_DRAFTER)
+
+    @property
     def coordinator(self) -> Replica:
         return next(replica for replica in self.replicas if replica.role is Role.COORDINATOR)
 
@@ -77,7 +82,7 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
     """The same cell with pools of other sizes; replicas that stay keep their names, the highest numbers go first."""
     if verifiers < 1 or drafters < 0:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
-    if drafters and topology.templates[Role.DRAFT].settings.get("drafter") == NO_DRAFTER:
+    if drafters and not topology.has_drafter:
         raise ConfigError(f"scale: the cell was started without a drafter, {drafters} of them would have no weights")
     return _build(topology.templates, _counts(verifiers, drafters, topology.count(Role.FRONTEND)))
 

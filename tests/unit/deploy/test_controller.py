@@ -255,6 +255,20 @@ async def test_pools_follow_the_load_within_their_bounds(monkeypatch: pytest.Mon
     await controller.close(0.0)
 
 
+async def test_a_cell_without_a_drafter_is_never_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "TICK_S", 0.02)
+    fleet, listener = HealthFleet(), Listener()
+    listener.cell = control_pb2.GetStatusReply(lanes=[control_pb2.LaneStatus(verifier="verify/0", running=4)])
+    topology = desired(ClusterConfig(target="t", drafter="none", drafters=0), {Role.DRAFT: {"drafter": "none"}})
+    config = AutoscaleConfig(enabled=True, look_s=0.03, window_s=0.1, up_after_s=0.0, cool_down_s=0.0)
+    controller = Controller(topology, fleet, listener, autoscale=config)
+    task = await _run(controller)
+    await asyncio.sleep(0.3)
+    assert controller.sizes() == (1, 0)
+    task.cancel()
+    await controller.close(0.0)
+
+
 async def test_a_new_controller_keeps_the_sizes_of_the_one_before(cell: Cell) -> None:
     controller, fleet, _ = cell
     fleet.left = {name: await fleet.serve(name) for name in ("coordinator/0", "verify/0", "verify/1")}
