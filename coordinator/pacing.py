@@ -71,8 +71,8 @@ async def paced(answering: Answering, pace: Pace) -> AsyncGenerator[generate_pb2
             ticks += 1
             await _until(began + ticks * pace.interval_s)
             if reading is not None and reading.done():
-                reading, parts = None, reading.result()
-                waiting += parts
+                waiting += reading.result()
+                reading = None
             if ticks >= end and answering.done and not waiting:
                 yield padded(replies.complete(answering.reader), pace.frame)
                 return

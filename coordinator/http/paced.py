@@ -38,13 +38,12 @@ async def paced_events(events: AsyncGenerator[bytes], pace: Pace, max_tokens: in
             await asyncio.sleep(max(began + ticks * pace.interval_s - loop.time(), 0.0))
             if reading.done():
                 reading.result()
-                if ticks >= end:
+                if ticks >= end and len(waiting) <= 1:
                     yield framed(b"".join(waiting), pace.frame)
                     return
             if ticks >= end:
                 end += pace.ticks(max_tokens)
-            kept = waiting[-1:] if reading.done() else []
-            ready = waiting[: len(waiting) - len(kept)]
+            ready = _fitting(waiting, pace.frame - _LEAST)
             del waiting[: len(ready)]
             yield framed(b"".join(ready), pace.frame)
     finally:
@@ -66,6 +65,17 @@ async def paced_whole(answer: Awaitable[object], pace: Pace, max_tokens: int, he
     return Response(
         body.ljust(size * max(math.ceil(len(body) / size), 1)), media_type="application/json", headers=headers
     )
+
+
+def _fitting(events: list[bytes], room: int) -> list[bytes]:
+    """The first events, as many as a frame holds but for the very last one, which ends the stream."""
+    size, count = 0, 0
+    for event in events[:-1]:
+        size += len(event)
+        if count and size > room:
+            break
+        count += 1
+    return events[:count]
 
 
 def framed(data: bytes, frame: int) -> bytes:

@@ -83,6 +83,7 @@ def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _P
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -114,9 +115,9 @@ def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _P
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
     if authority is not None:
-        purposes = [x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if any("://" not in one for one in names):
-            purposes.append(x509.ExtendedKeyUsageOID.SERVER_AUTH)
+            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(n) for n in names]), critical=False)
     return _Pair(builder.sign(signer, hashes.SHA256()), key)

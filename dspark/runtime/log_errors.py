@@ -18,7 +18,7 @@ MOST = 16  # errors of one chain or group
 _Info = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
-def as_data(info: _Info) -> list[dict[str, Any]]:
+def as_data(exc_info: _Info) -> list[dict[str, Any]]:
     """For JSON: the error first, then what it came from."""
     return [
         {
@@ -28,7 +28,7 @@ def as_data(info: _Info) -> list[dict[str, Any]]:
                 f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
             ],
         }
-        for error in _chain(info[1])
+        for error in _chain(exc_info[1])
     ]
 
 

@@ -61,7 +61,10 @@ class _Listener(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, registry: CollectorRegistry, security: Security) -> None:
         self.registry, self.security = registry, security
         self._room = threading.BoundedSemaphore(READERS)
-        self._context, self._stamps = self._fresh() if security.tls is not None else (None, ())
+        self._context: ssl.SSLContext | None = None
+        self._stamps: tuple[tuple[int, int], ...] = ()
+        if security.tls is not None:
+            self._context, self._stamps = self._fresh()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Page)
 
@@ -137,4 +140,4 @@ class _Page(BaseHTTPRequestHandler):
         if not isinstance(self.connection, ssl.SSLSocket):
             return []
         shown = self.connection.getpeercert() or {}
-        return [str(name[1]) for name in shown.get("subjectAltName", ())]  # type: ignore[misc]
+        return [str(name[1]) for name in shown.get("subjectAltName", ())]

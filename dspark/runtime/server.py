@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -31,7 +32,8 @@ from dspark.errors import (
 )
 from dspark.runtime import roles
 from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE
-from dspark.runtime.security import Access, Caller, Security, set_caller, split_endpoint
+from dspark.runtime.security import Access, Caller, Security, current_caller, set_caller, split_endpoint
+from dspark.runtime.wire_limits import check_size
 
 log = structlog.get_logger("dspark.server")
 
@@ -53,6 +55,9 @@ LEAST_PING_MS, LEAST_PUBLIC_PING_MS = 900, 1_500
 PING_STRIKES = 10
 MAX_CONNECTIONS = 4096
 CONNECTIONS_FULL = 4  # connections with as many streams as they may have, before calls are refused
+
+
+BY_CERTIFICATE = Caller()  # stands for a caller that is not known yet
 
 
 class GrpcServer:
@@ -151,38 +156,51 @@ class GrpcServer:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Checks access, then turns exceptions into statuses, for the four kinds of methods."""
+    """Checks access and size, then turns exceptions into statuses, for the four kinds of methods."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
+        self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
         if handler is None:
             return None
         method = details.method
-        wanted = roles.allowed(method)
         authorization = _authorization(details.invocation_metadata or ())
         # Certificates are known to the call alone; all others are let in or sent off before a request is read.
-        by_certificate = self._access.certificates and authorization is None
-        known = Caller()
-        try:
-            if not by_certificate:
-                known = self._access.admit(method, wanted, authorization=authorization)
-        except Denied as error:
-            return _refusal(method, error)
-        streaming = (handler.request_streaming, handler.response_streaming)
-        shape = ["stream" if flag else "unary" for flag in streaming]
-        kind = "_".join(shape)
-        inner = getattr(handler, kind)
+        if self._access.certificates and authorization is None:
+            set_caller(BY_CERTIFICATE)
+        else:
+            try:
+                set_caller(self._access.admit(method, roles.allowed(method), authorization=authorization))
+            except Denied as error:
+                return _refusal(method, error)
+        found = self._wrapped.get(method)
+        if found is None:  # handlers of a method are all alike
+            found = self._wrapped[method] = self._wrap(method, handler)
+        return found
 
-        def admit(context: grpc.aio.ServicerContext) -> None:
-            set_caller(self._access.admit(method, wanted, names=_names(context)) if by_certificate else known)
+    def _wrap(self, method: str, handler: Any) -> Any:
+        streaming = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if flag else "unary" for flag in streaming)
+        inner, parse = getattr(handler, kind), handler.request_deserializer
+
+        def read(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            """Who calls, if only the certificate says it, and then what for."""
+            if current_caller() is BY_CERTIFICATE:
+                set_caller(self._access.admit(method, roles.allowed(method), names=_names(context)))
+            if handler.request_streaming:
+                return request
+            check_size(method, request)
+            try:
+                return parse(request) if parse is not None else request
+            except DecodeError:
+                raise InvalidRequest("request", "is no message of this method") from None
 
         async def answer_once(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
-                admit(context)
-                return await inner(request, context)
+                return await inner(read(request, context), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
@@ -190,8 +208,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def answer_stream(request: Any, context: grpc.aio.ServicerContext) -> None:
             try:
-                admit(context)
-                made = inner(request, context)
+                made = inner(read(request, context), context)
                 if inspect.isawaitable(made):  # it writes by itself
                     await made
                 else:
@@ -204,7 +221,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         build = getattr(grpc, f"{kind}_rpc_method_handler")
         return build(
             answer_stream if handler.response_streaming else answer_once,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=parse if handler.request_streaming else None,  # else once it is known to be small
             response_serializer=handler.response_serializer,
         )
 

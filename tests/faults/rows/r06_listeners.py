@@ -51,7 +51,7 @@ def main() -> int:
                         accepted.append(f"{listener.process}:{listener.port} {what} by {who}")
     wanted = {f"{name} grpc": 1 for name in known} | {f"{name} http": 1 for name in known}
     wanted["coordinator/0 http"] += 1  # the front for OpenAI's clients
-    wide = [one for one in listeners if not ipaddress.ip_address(one.address).is_loopback]
+    wide = [one for one in listeners if not _near(one.address)]
     value = {
         "listeners": len(listeners),
         "tried": tried,
@@ -63,6 +63,11 @@ def main() -> int:
     holds = not accepted and speaks == Counter(wanted) and not wide
     name = "strangers refused on every listening socket of a secured cell"
     return Row(6, name, value, "0 accepted, 0 listeners outside the list", holds).show(as_json=args.json)
+
+
+def _near(address: str) -> bool:
+    """Whether only this machine reaches it; the kernel writes IPv4 on a socket of both kinds as IPv6."""
+    return ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback
 
 
 def _strangers(cell: SecuredCell) -> Iterator[tuple[str, Tls | None, Role | None]]:
