@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("dspark.coordinator")
 
 CONTROL = "dspark.wire.v1.Control"
+SPARE_STREAMS = 256  # of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
 LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
 
 
@@ -115,7 +116,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     cell = LocalCell(admission, membership, offer, journal)
     frontends = CellService(cell, clock, metrics)
     control = ControlService(cell, frontends, metrics, name=name, incarnation=incarnation)
-    room = config.max_running + config.max_queued + 64
+    room = config.max_running + config.max_queued + SPARE_STREAMS
     server = GrpcServer(
         bind=config.bind,
         security=security,
@@ -144,7 +145,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
             desk,
             clock,
             metrics,
-            most=config.max_running + config.max_queued + 64,
+            most=config.max_running + config.max_queued + SPARE_STREAMS,
             more=lambda door: _live(config, door, membership, admission),
         )
         await server.set_serving(True)
