@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from faults.plan import Action, Plan, once
-from faults.simulated import Answer, SimulatedCell, Simulation, in_memory, simulate
+from faults.simulated import Answer, SimulatedCell, in_memory, simulate
+from faults.simulation import Simulation
 
 PROMPTS = ([5, 9, 17, 33], [2], list(range(2, 40)), [64, 3, 100, 3, 64, 3])
 LONGEST = 60

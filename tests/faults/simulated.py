@@ -17,27 +17,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from unittest import mock
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend import process as frontend_process
 from coordinator.frontend.config import FrontendConfig
-from coordinator.simulation.virtual_loop import VirtualLoop
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
-from dspark.synthetic.pace import Pace
 from faults.device import SimulatedDevice
 from faults.memory_grpc import MemoryChannel, MemoryServer
 from faults.network import Network
 from faults.plan import Plan
+from faults.simulation import Simulation
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
@@ -241,18 +238,6 @@ class SimulatedCell:
         return total
 
 
-class _Loop(VirtualLoop):
-    """Work for threads is done on the spot."""
-
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        future = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
 def simulate(story: Callable[[SimulatedCell], Awaitable[T]], *, seed: int = 0, **settings: Any) -> T:
     """Starts a cell, runs the story in it and returns what it returned. `settings` are those of `SimulatedCell`."""
 
@@ -264,46 +249,6 @@ def simulate(story: Callable[[SimulatedCell], Awaitable[T]], *, seed: int = 0, *
 
     with Simulation(seed) as simulation:
         return simulation.run(main())
-
-
-class Simulation:
-    """A loop whose time jumps, with every clock of the process on that time while it is entered."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.loop = _Loop()
-        self._draw = random.Random(f"simulated/{seed}")
-        self._stack = contextlib.ExitStack()
-
-    def _now_ns(self) -> int:
-        return int(self.loop.time() * 1e9)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(work)
-
-    def enter(self, context: contextlib.AbstractContextManager[T]) -> T:
-        """Left again when the simulation ends."""
-        return self._stack.enter_context(context)
-
-    def __enter__(self) -> Self:
-        asyncio.set_event_loop(self.loop)
-        now = self.loop.time
-        self.enter(mock.patch.object(time, "monotonic", now))
-        self.enter(mock.patch.object(time, "perf_counter", now))
-        self.enter(mock.patch.object(time, "perf_counter_ns", self._now_ns))
-        self.enter(mock.patch("secrets.randbits", self._draw.getrandbits))
-        self.enter(mock.patch.object(Pace, "sleep_until", return_value=0))  # the device's own time
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            left = asyncio.all_tasks(self.loop)
-            for task in left:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        finally:
-            self._stack.close()
-            asyncio.set_event_loop(None)
-            self.loop.close()
 
 
 @contextlib.contextmanager

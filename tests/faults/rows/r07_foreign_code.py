@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks.pair import ROOT
 from benchmarks.row import Row, note
+from faults.attack import attack
 from faults.processes import FaultCell
 from faults.rows.program import arguments
-from faults.rows.r04_malformed import attack
 from faults.watch import Watch
 
 ROOMS = ("dspark", "coordinator", "verify_service", "draft_service")

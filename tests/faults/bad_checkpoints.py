@@ -1,0 +1,164 @@
+"""Ways for a checkpoint to be wrong: each takes a copy of a sound folder and changes one thing."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+Spoil = Callable[[Path], object]
+HEADER = struct.Struct("<Q")
+
+
+def header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Rewrites the header of a weight file, whose tensors stay."""
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    (length,) = HEADER.unpack_from(data)
+    content = json.loads(data[8 : 8 + length])
+    made = change(content)
+    text = made if isinstance(made, bytes) else json.dumps(content).encode()
+    file.write_bytes(HEADER.pack(len(text)) + text + data[8 + length :])
+
+
+def tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    file = folder / "model.safetensors"
+    held = load_file(file)
+    change(held)
+    save_file({name: tensor.contiguous() for name, tensor in held.items()}, file)
+
+
+def config(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    content = {**json.loads(file.read_text(encoding="utf-8")), **values}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8")
+
+
+def first(held: dict[str, Any]) -> str:
+    """A tensor that is no scalar."""
+    return next(name for name in sorted(held) if name != "__metadata__" and _size(held[name]) > 1)
+
+
+def _size(entry: Any) -> int:
+    return math.prod(entry["shape"] if isinstance(entry, dict) else entry.shape)
+
+
+def raw(change: Callable[[bytes], bytes]) -> Spoil:
+    def spoil(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(change(file.read_bytes()))
+
+    return spoil
+
+
+def _set(name: str, **fields: Any) -> Spoil:
+    return lambda folder: header(folder, lambda held: held[name or first(held)].update(fields))
+
+
+def _twice(folder: Path) -> None:
+    def change(held: dict[str, Any]) -> bytes:
+        text = json.dumps(held)
+        name = first(held)
+        again = json.dumps({name: held[name]})[1:-1]
+        return f"{text[:-1]}, {again}}}".encode()
+
+    header(folder, change)
+
+
+def _tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
+    def spoil(folder: Path) -> None:
+        def one(held: dict[str, torch.Tensor]) -> None:
+            name = first(held)
+            held[name] = change(held[name])
+
+        tensors(folder, one)
+
+    return spoil
+
+
+def _fill(value: float) -> Spoil:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        made = tensor.clone()
+        made.view(-1)[0] = value
+        return made
+
+    return _tensor(change)
+
+
+def _pickled(folder: Path) -> None:
+    torch.save({"x": torch.zeros(1)}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def _outside(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    listing = {"metadata": {}, "weight_map": {"x": "../outside.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(listing), encoding="utf-8")
+
+
+def _linked(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
+    (folder / "model.safetensors").symlink_to(folder.parent / "elsewhere.safetensors")
+
+
+def _flood(folder: Path) -> None:
+    tensors(folder, lambda held: held.update({f"flood.{n}": torch.zeros(0) for n in range(150_000)}))
+
+
+# Both parts of a pair are loaded by the same code; what differs is in their configurations.
+WEIGHTS: dict[str, Spoil] = {
+    "empty file": raw(lambda data: b""),
+    "no weights at all": lambda folder: (folder / "model.safetensors").unlink(),
+    "header length 2^63": raw(lambda data: HEADER.pack(1 << 63) + data[8:]),
+    "header length 0": raw(lambda data: HEADER.pack(0) + data[8:]),
+    "header longer than the file": raw(lambda data: HEADER.pack(len(data)) + data[8:]),
+    "header is no JSON": raw(lambda data: data[:8] + b"x" * 20 + data[28:]),
+    "header is bad UTF-8": raw(lambda data: data[:10] + b"\xff\xfe" + data[12:]),
+    "deep JSON": lambda folder: header(folder, lambda held: b'{"a":' * 5000 + b"1" + b"}" * 5000),
+    "cut short": raw(lambda data: data[:-100]),
+    "trailing bytes": raw(lambda data: data + b"\0" * 64),
+    "a key twice": _twice,
+    "a key missing": lambda folder: tensors(folder, lambda held: held.pop(first(held))),
+    "a key too many": lambda folder: tensors(folder, lambda held: held.update(extra=torch.zeros(3))),
+    "150 000 empty tensors": _flood,
+    "offsets overlap": _set("", data_offsets=[0, 4]),
+    "offsets backwards": _set("", data_offsets=[8, 0]),
+    "offsets beyond the file": _set("", data_offsets=[0, 1 << 40]),
+    "negative dimension": _set("", shape=[-1, 4]),
+    "shape overflows": _set("", shape=[1 << 32, 1 << 32]),
+    "shape of other size": _tensor(lambda tensor: tensor.reshape(-1)[:-1]),
+    "shape transposed": _tensor(lambda tensor: tensor.reshape(*reversed(tensor.shape), 1)),
+    "integers": _tensor(lambda tensor: tensor.to(torch.int32)),
+    "unknown dtype": _set("", dtype="F7"),
+    "NaN": _fill(float("nan")),
+    "infinity": _fill(float("inf")),
+    "pickled weights": _pickled,
+    "a folder in place of the file": lambda folder: (
+        (folder / "model.safetensors").unlink(),
+        (folder / "model.safetensors").mkdir(),
+    ),
+    "index leaves the folder": _outside,
+    "link leaves the folder": _linked,
+}
+CONFIGS: dict[str, Spoil] = {
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "config is no JSON": lambda folder: (folder / "config.json").write_text("{", encoding="utf-8"),
+    "config is a list": lambda folder: (folder / "config.json").write_text("[]", encoding="utf-8"),
+    "config of 100 MB": lambda folder: (folder / "config.json").write_bytes(b'{"a": "' + b"x" * 100_000_000 + b'"}'),
+    "hidden size 0": lambda folder: config(folder, hidden_size=0),
+    "hidden size of other weights": lambda folder: config(folder, hidden_size=128),
+    "a million layers": lambda folder: config(folder, num_hidden_layers=1_000_000),
+    "negative vocabulary": lambda folder: config(folder, vocab_size=-5),
+    "vocabulary of other weights": lambda folder: config(folder, vocab_size=64),
+    "heads that do not divide": lambda folder: config(folder, num_attention_heads=7),
+    "unknown model": lambda folder: config(folder, model_type="nonesuch", architectures=["Nonesuch"]),
+    "remote code": lambda folder: config(
+        folder, model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    ),
+}
