@@ -24,12 +24,14 @@ Floats = npt.NDArray[np.float64]
 
 log = structlog.get_logger("dspark.profiler")
 
-TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# Step sizes from coarse to fine: where time is short the curve keeps its reach and loses points in between.
+LEVELS = ((1, 8, 32, 128, 512), (2, 4, 16, 64, 256), (3, 6, 12, 24, 48, 96, 192, 384), (5, 7))
+TOKENS = tuple(sorted(count for level in LEVELS for count in level))
 CONTEXTS = (128, 1024)
 PER_SEQUENCE = 8  # tokens of one sequence before a step is spread over more of them
 BUDGET_S = 5.0
 MOST_SWEEPS = 40
-LEAST_POINTS = 4
+LEAST_POINTS = 2
 _LAW = Law(temperature=0.0)
 
 
@@ -97,12 +99,20 @@ def _sequence_seconds(tokens: list[int], medians: Floats, alone: list[float]) ->
 
 def _affordable(engine: VerifyEngine, tokens: list[int], context: int, share: float) -> list[int]:
     """The step sizes, ascending, whose one visit each stays within a third of the time; at least a few."""
+    _step(engine, tokens[0], context, 1)  # what the very first step pays for is no size's own
+    kept: list[int] = []
     began = time.perf_counter()
-    for at, count in enumerate(tokens):
-        _step(engine, count, context, _sequences(count))
-        if at + 1 >= LEAST_POINTS and time.perf_counter() - began > share / 3:
-            return tokens[: at + 1]
-    return tokens
+    for level in ((*LEVELS[0], tokens[-1]), *LEVELS[1:]):
+        reach = kept[-1] if kept else tokens[-1]
+        for count in level:
+            if count not in tokens or count in kept or count > reach:
+                continue
+            if len(kept) >= LEAST_POINTS and time.perf_counter() - began > share / 3:
+                return sorted(kept)
+            _step(engine, count, context, _sequences(count))
+            kept.append(count)
+        kept.sort()
+    return kept
 
 
 def _pages(context: int, page_size: int) -> int:
@@ -156,5 +166,5 @@ def _key(engine: VerifyEngine) -> dict[str, object]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "limit": engine.config.cost_max_tokens,
-        "form": 2,
+        "form": 3,
     }

@@ -62,3 +62,20 @@ def test_what_a_sequence_costs_is_what_spreading_the_tokens_cost_more() -> None:
     found = verify_profiler._sequence_seconds([1, 2, 16], medians, [1.9, 2.0])
     assert found == pytest.approx((0.5, 0.0))
     assert verify_profiler._sequence_seconds([1, 2, 8], medians, [1.9, 2.0]) == ()
+
+
+@pytest.mark.parametrize(("affordable", "sizes"), [(2, [1, 8]), (4, [1, 8, 32, 100]), (7, [1, 2, 4, 8, 16, 32, 100])])
+def test_a_curve_that_is_short_of_time_loses_points_and_not_its_reach(
+    monkeypatch: pytest.MonkeyPatch, affordable: int, sizes: list[int]
+) -> None:
+    clock = [0.0]
+
+    def step(*_: object) -> float:
+        clock[0] += 1.0
+        return 1.0
+
+    monkeypatch.setattr(verify_profiler, "_step", step)
+    monkeypatch.setattr(verify_profiler.time, "perf_counter", lambda: clock[0])
+    tokens = [count for count in verify_profiler.TOKENS if count < 100] + [100]
+    kept = verify_profiler._affordable(None, tokens, 128, 3.0 * (affordable - 0.5))  # type: ignore[arg-type]
+    assert kept == sizes
