@@ -50,11 +50,11 @@ def use(cell: _Cell, errors: list[str]) -> None:
         wrong: list[dict[str, Any]] = [
             {"temperature": -1.0},
             {"top_p": 7.0},
-            {"policy": STOP},
+            {"policy": "nonsense"},
             {"stop": [STOP] * 1000},
             {"max_tokens": 1 << 30},
             {"logit_bias": {1 << 30: 1.0}},
-            {"rule": STOP},
+            {"rule": "nonsense"},
             {"n": 100_000},
         ]
         for options in wrong:
@@ -76,7 +76,8 @@ def use(cell: _Cell, errors: list[str]) -> None:
     for path, body in (
         ("/v1/completions", {"model": "x", "prompt": PROMPT, "max_tokens": 4}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}], "temperature": PROMPT}),
-        ("/v1/chat/completions", {"messages": [{"role": PROMPT, "content": PROMPT}]}),
+        ("/v1/chat/completions", {"messages": PROMPT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"text": PROMPT}}]}),
         ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "stop": [STOP] * 1000}),
     ):
         errors.append(_posted(cell.http, path, body))

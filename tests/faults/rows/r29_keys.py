@@ -29,7 +29,6 @@ FILES = (generate_pb2, control_pb2, draft_pb2, features_pb2, frontend_pb2, verif
 OTHERS = (
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-    "/grpc.health.v1.Health/List",
 )
 HEALTH = ("/grpc.health.v1.Health/Check",)
 PAGES = (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"))
