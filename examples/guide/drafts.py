@@ -19,7 +19,7 @@ def plain_decoding(tour: Tour) -> str:
 A language model reads a text and says how likely every token is as the next one. We take the likeliest, append it,
 and ask again: {len(answer)} tokens are {len(answer)} passes, each through all {tour.target.num_layers} layers.
 
-```
+```text
 {tour.text([*prompt, *answer])}
 ```
 

@@ -108,7 +108,7 @@ sides run one race over the vocabulary, keyed by the request's seed. Four ways t
 whole blocks, odd prefixes, a drafter that babbles at confidence 0.99, and no drafter at all, took
 {", ".join(str(len(run.rounds)) for run in said)} rounds and said {same}:
 
-```
+```text
 {tour.text([*prompt, *said[0].token_ids])}
 ```"""
 
