@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
     parser.add_argument("--demo", action="store_true", help="the demo pair instead of the synthetic one")
     args = parser.parse_args(argv)
-    pairs, seconds = (2, 4.0) if args.quick else (6, 8.0)
+    pairs, seconds = (2, 4.0) if args.quick else (4, 6.0)
     with tempfile.TemporaryDirectory() as folder, _demo_cell() if args.demo else synthetic_cell(Path(folder)) as cell:
         value = asyncio.run(_measure(cell, pairs, seconds))
     losses = [value[f"streams_{count}"]["http_costs"] for count in STREAMS]
