@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, sync_playwright
 from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, demo_cell, find_chromium, free_port, launch
 
 FOLDER = ROOT / "docs" / "screenshots"
-LOADS = (1, 2, 5, 9, 14, 14, 7, 3, 2)  # background streams, four seconds each
-STEP_MS = 4_000
+LOADS = (1, 2, 5, 9, 14, 14, 7, 3, 2)  # background streams, three seconds each
+STEP_MS = 3_000
 
 
 @dataclass(frozen=True)
