@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,3 +107,10 @@ def test_the_client_needs_grpc_and_protobuf_alone() -> None:
         "dspark.cli.main.build_parser()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_map_of_the_coordinator_names_every_file() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = page.split("## Inside the coordinator")[1].split("\n## ")[0]
+    here = {path.stem for path in (ROOT / "coordinator").glob("*.py")} - {"__init__"}
+    assert set(re.findall(r"`([a-z_]+)`", named)) == here
