@@ -154,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     note(f"acceptance {Tables(0).acceptance:.3f}")
     worst = 0
     for lie in (acceptance, swapped, warm, slot, spread, unseen, coarse):
-        found = [found_after(lie, rules[run % 2], 3 * BAR, run)[0] for run in range(args.runs)]
+        found = [found_after(lie, rules[run % 2], 2 * BAR, run)[0] for run in range(args.runs)]
         value[lie.__name__] = sorted(each if each is not None else -1 for each in found)
         note(f"{lie.__name__}: {value[lie.__name__]} draws ({time.monotonic() - began:.0f} s)")
         if lie in (acceptance, swapped, warm):
