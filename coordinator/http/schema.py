@@ -6,9 +6,9 @@ understood and not built is refused by name, and so is what nobody knows; labels
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -108,10 +108,22 @@ class Body(BaseModel):
         return body
 
 
+class AtFirst(FailFast):
+    """A long list of another kind is refused at its first item, not complained of at each of a million."""
+
+    def __hash__(self) -> int:  # members of a union need one
+        return hash(self.fail_fast)
+
+
 class CompletionBody(Body):
     """Of /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[str], AtFirst()]
+        | Annotated[list[int], AtFirst()]
+        | Annotated[list[list[int]], AtFirst()]
+    )
     logprobs: int | None = None
     echo: bool | None = None
 
