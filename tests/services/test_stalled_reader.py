@@ -47,7 +47,7 @@ async def read(call: Any) -> tuple[int, grpc.StatusCode]:
     """(messages, status) of the rest of a call."""
     count = 0
     try:
-        async for _ in call:
+        while await call.read() is not grpc.aio.EOF:
             count += 1
     except grpc.aio.AioRpcError as error:
         return count, error.code()
