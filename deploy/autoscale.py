@@ -53,6 +53,7 @@ class Memory:
     short_since: float | None = None
     spare_since: float | None = None
     spare_down_to: int = 0  # largest size that sufficed since then
+    idle_since: float | None = None  # since nobody was needed at all
     rests_until: float = float("-inf")
 
 
@@ -106,24 +107,25 @@ def step(
 ) -> tuple[Memory, int]:
     """One look at a settled pool of `size`. Returns what to remember and the size to have."""
     need = Need(min(max(need.at_least, least), most), min(max(need.enough, least), most), need.why)
+    idle_since = None if need.enough else memory.idle_since if memory.idle_since is not None else now
+    memory, rested = replace(memory, idle_since=idle_since), now >= memory.rests_until
+    changed = Memory(idle_since=idle_since, rests_until=now + patience.cool_down_s)
     if need.at_least > size:
         since = memory.short_since if memory.short_since is not None else now
-        memory = replace(memory, short_since=since, spare_since=None)
         awakened = size == 0  # somebody waits for the first one
-        if awakened or size < least or (now - since >= patience.up_after_s and now >= memory.rests_until):
-            return Memory(rests_until=now + patience.cool_down_s), need.at_least
-        return memory, size
-    if need.enough < size:
-        since = memory.spare_since if memory.spare_since is not None else now
-        down_to = need.enough if memory.spare_since is None else max(memory.spare_down_to, need.enough)
-        memory = replace(memory, short_since=None, spare_since=since, spare_down_to=down_to)
-        rested, waited = now >= memory.rests_until, now - since
-        if rested and down_to == 0 and waited >= max(patience.zero_after_s, patience.down_after_s):
-            return Memory(rests_until=now + patience.cool_down_s), 0
-        left = min(max(down_to, 1), most)  # the last one goes later than the others
-        if size > most or (rested and left < size and waited >= patience.down_after_s):
-            return replace(memory, spare_since=since, rests_until=now + patience.cool_down_s), left
-        return memory, size
+        if awakened or size < least or (rested and now - since >= patience.up_after_s):
+            return changed, need.at_least
+        return replace(memory, short_since=since, spare_since=None), size
+    if idle_since is not None and size and rested and now - idle_since >= patience.zero_after_s:
+        return changed, 0
+    spare_to = max(need.enough, 1)  # the last one goes later than the others
+    if spare_to < size or size > most:
+        since, down_to = now, spare_to
+        if memory.spare_since is not None:
+            since, down_to = memory.spare_since, max(memory.spare_down_to, spare_to)
+        if size > most or (rested and now - since >= patience.down_after_s):
+            return changed, min(down_to, most)
+        return replace(memory, short_since=None, spare_since=since, spare_down_to=down_to), size
     return replace(memory, short_since=None, spare_since=None), size
 
 

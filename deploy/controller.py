@@ -348,7 +348,9 @@ class Controller:
         settled = self._running.keys() <= self._topology.names and all(
             self._seen.get(name, _UNSEEN).phase is Phase.SERVING for name in self._topology.names
         )
-        if not settled or self._window.span_s <= 0:
+        if not settled:
+            self._window = Window(self._scaling.window_s)  # what was seen of other sizes says nothing about these
+        if self._window.span_s <= 0:
             return
         sizes = self.sizes()
         wanted = scaler.look(self._window.reading(), *sizes, now)

@@ -50,7 +50,8 @@ class Window:
 
     @property
     def span_s(self) -> float:
-        return self._looks[-1].at - self._looks[0].at
+        """0 while there are not two looks."""
+        return self._looks[-1].at - self._looks[0].at if self._looks else 0.0
 
     def total(self, name: str) -> float:
         """Growth of a counter of the coordinator; all of it when the coordinator is new."""

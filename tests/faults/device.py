@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dspark.errors import Unavailable
@@ -19,11 +20,11 @@ class SimulatedDevice(DeviceWorker):
     """A `DeviceWorker` in simulated time: its queue, and the loop instead of its thread.
 
     A job's effects on the device happen when it begins; who asked hears of it when it ends, unless the process has
-    died in between. seconds: of each kind of job, by the name of its function.
+    died in between. seconds: of each kind of job, by the name of its function; or a function of the job's arguments.
     """
 
-    def __init__(self, network: Network, seconds: dict[str, float]) -> None:
-        self._seconds = {**SECONDS, **seconds}
+    def __init__(self, network: Network, seconds: Mapping[str, float | Callable[..., float]]) -> None:
+        self._seconds: dict[str, float | Callable[..., float]] = {**SECONDS, **seconds}
         self._node = network.here()
         self._working = False
         super().__init__(self._node.name)
@@ -45,7 +46,8 @@ class SimulatedDevice(DeviceWorker):
             _, _, (loop, future, function, args) = heapq.heappop(self._jobs)
             if future.cancelled():
                 continue
-            seconds = self._seconds.get(getattr(function, "__name__", ""), OTHERWISE_S)
+            takes = self._seconds.get(getattr(function, "__name__", ""), OTHERWISE_S)
+            seconds = takes(*args) if callable(takes) else takes
             result: Any = None
             error: Exception | None = None
             try:

@@ -165,3 +165,13 @@ def test_a_pool_rests_after_a_change() -> None:
 def test_settings_that_cannot_work_are_named(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"autoscale.{key}|autoscale.min_drafters"):
         AutoscaleConfig(**{key: value})  # type: ignore[arg-type]
+
+
+def test_a_pool_that_shrank_under_load_still_goes_when_nobody_is_left() -> None:
+    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+        if now < 70:
+            return Reading(streams=8, drafter_busy=min(1.0, 0.9 / drafters))
+        return Reading(streams=0, drafter_busy=0.0)
+
+    sizes = [drafters for _, _, drafters in _simulate(reading, 900, start=(1, 6))]
+    assert sizes == [6, 2, 1, 0]
