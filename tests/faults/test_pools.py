@@ -81,7 +81,7 @@ def _prompt(stream: int) -> list[int]:
 
 
 async def calm(cell: SimulatedCell) -> dict[int, list[int]]:
-    asked = [cell.ask(_prompt(n), max_tokens=24, seed=n, **LAW) for n in range(STREAMS)]
+    asked = [cell.ask(_prompt(n), max_tokens=16, seed=n, **LAW) for n in range(STREAMS)]
     answers = await asyncio.gather(*asked)
     assert all(answer.error is None for answer in answers)
     return {n: answer.ids for n, answer in enumerate(answers)}
@@ -94,7 +94,7 @@ def test_answers_are_the_same_while_both_pools_grow_shrink_and_vanish() -> None:
 
         async def stream(n: int) -> None:
             while not over.is_set():
-                answers[n].append(await cell.ask(_prompt(n), max_tokens=24, seed=n, **LAW))
+                answers[n].append(await cell.ask(_prompt(n), max_tokens=16, seed=n, **LAW))
 
         async with supervised(cell) as controller:
             streams = [asyncio.create_task(stream(n)) for n in range(STREAMS)]
@@ -112,7 +112,7 @@ def test_answers_are_the_same_while_both_pools_grow_shrink_and_vanish() -> None:
             }
 
     # Passes that take long beside the controller's looks, so that few rounds are computed for real.
-    slow = {"judge_cohort": 0.12, "timed_draft": 0.05, "prefill_next": 0.05}
+    slow = {"judge_cohort": 0.4, "timed_draft": 0.1, "prefill_next": 0.1}
     answers, seen = simulate(story, verifiers=1, drafters=1, seconds=slow)
     wanted = simulate(calm)
     for n, its in answers.items():
@@ -137,6 +137,7 @@ def _wanted(streams: int, verify_s: float, cohorts: int) -> int:
     return 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [8, 16])
 def test_the_autoscaler_reaches_what_the_costs_ask_for_and_stays(streams: int) -> None:
     verify_s = 0.03
