@@ -27,6 +27,7 @@ from benchmarks.row import Row, note
 BUDGET_S = 480.0  # of the everyday rows together
 
 _printing = threading.Lock()
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 @dataclass(frozen=True)
@@ -68,21 +69,28 @@ def run(entries: Sequence[Entry], *, jobs: int, until: float | None) -> list[End
     kept = sum(entry.share_s for entry in alone)
     with ThreadPoolExecutor(max(jobs, 1)) as pool, ThreadPoolExecutor() as waiting:
         begun = [
-            (waiting if entry.idle else pool).submit(lambda entry=entry: _run(entry, _limit(entry, until, kept)))
+            (waiting if entry.idle else pool).submit(_run_in_time, entry, until, kept)
             for entry in entries
             if not entry.alone
         ]
-        ended = [one.result() for one in begun]
+        try:
+            ended = [one.result() for one in begun]
+        except BaseException:  # the rows that run end with this program, and no other one begins
+            for executor in (pool, waiting):
+                executor.shutdown(wait=False, cancel_futures=True)
+            for process in list(_running):
+                stop(process)
+            raise
     for place, entry in enumerate(alone):
         kept = sum(later.share_s for later in alone[place + 1 :])
-        ended.append(_run(entry, _limit(entry, until, kept)))
+        ended.append(_run_in_time(entry, until, kept))
     return ended
 
 
-def _limit(entry: Entry, until: float | None, kept_s: float) -> float:
-    """Seconds a row may take: at least its share, whatever those before it took."""
+def _run_in_time(entry: Entry, until: float | None, kept_s: float) -> Ended:
+    """A row may take at least its share, whatever those before it took, and more if nobody else needs it."""
     left = float("inf") if until is None else until - kept_s - time.monotonic()
-    return max(entry.share_s, left)
+    return _run(entry, max(entry.share_s, left) if until is not None else 4.0 * entry.share_s)
 
 
 def _run(entry: Entry, limit_s: float) -> Ended:
@@ -94,6 +102,7 @@ def _run(entry: Entry, limit_s: float) -> Ended:
     began = time.monotonic()
     # In a session of its own: what it started can be ended with it.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment, start_new_session=True)
+    _running.add(process)
     try:
         out, _ = process.communicate(timeout=limit_s)
         said = f"ended with status {process.returncode}"
@@ -103,6 +112,8 @@ def _run(entry: Entry, limit_s: float) -> Ended:
     except BaseException:
         stop(process)
         raise
+    finally:
+        _running.discard(process)
     rows = [line for line in out.decode("utf-8", "replace").splitlines() if is_row(line)]
     seconds = time.monotonic() - began
     with _printing:

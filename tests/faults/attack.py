@@ -40,12 +40,19 @@ class Victim:
         self._number = 0
 
     async def renew(self) -> None:
-        """A sequence that is held, with its first anchor, and a context for it."""
+        """A sequence that is held, with its first anchor, and a context for it; the one before it is released."""
+        await self.release(self._number, 1)
         self._number += 1
         self.cursor = Cursor(self._number, 1, 0, len(PROMPT))
         prefilled = await self.verify.prefill(self.cursor, PROMPT)
         self.anchor, self.at = prefilled.anchor, Cursor(self._number, 1, 1, len(PROMPT) + 1)
         await self.draft.open(self.cursor)
+
+    async def release(self, sequence: int, epoch: int) -> None:
+        """At both workers."""
+        ref = types_pb2.SequenceRef(sequence=sequence, epoch=epoch)
+        await self.verify.ask(release=verify_pb2.VerifyRelease(sequences=[ref]))
+        await self.draft.ask(release=draft_pb2.DraftRelease(sequences=[ref]))
 
     def commands(self) -> list[tuple[str, Any]]:
         """(stream, honest message) of every kind."""
@@ -126,6 +133,9 @@ async def attack(cell: FaultCell, count: int) -> dict[str, Any]:
         if _refused(event):
             took.append(time.monotonic() - began)
             kinds[kind] += 1
+        elif kind in ("prefill", "open"):  # it was meant after all
+            cursor = getattr(command, kind).cursor
+            await victim.release(cursor.sequence, cursor.epoch)
     await push.done_writing()
     answered = await asyncio.wait_for(acks, DEADLINE_S)
     for stream in (verify, draft, honest):
