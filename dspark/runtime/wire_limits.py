@@ -22,6 +22,8 @@ WHOLE: Mapping[str, int] = {
     "Explain": _SMALL,
     "Describe": _SMALL,
     "Announce": 4 * MIB,
+    "Check": _SMALL,
+    "Watch": _SMALL,
 }
 # Bytes of the parts of GenerateRequest, by field number; a name for the error, and what the largest proper one takes.
 PARTS: Mapping[int, tuple[str, int]] = {
