@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.head_kill", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON row")
     parser.add_argument("--kills", type=int, default=1, help="of the head; 20 in a night")
-    parser.add_argument("--tokens", type=int, default=6000, help="length of each answer")
+    parser.add_argument("--tokens", type=int, default=2500, help="length of each answer")
     args = parser.parse_args(argv)
     leave_in_order()
     with tempfile.TemporaryDirectory(prefix="dspark-gcs-", dir="/tmp") as name:
