@@ -122,20 +122,20 @@ async def test_whoever_had_a_place_is_not_displaced(cells: list[ToyCell]) -> Non
 
 
 async def test_waiting_for_a_first_place_has_an_end(cells: list[ToyCell]) -> None:
-    cell = held(make(cells, max_running=1, queue_s=10.0))
+    cell = held(make(cells, max_running=1, queue_s=4.0))
     running, waiting = cell.ask(), cell.ask()
-    await cell.clock.advance(8.0)  # less than the verifier's own deadline
-    assert not waiting.sequence.finished
+    await cell.clock.advance(3.9)
     late = cell.ask()
+    assert not waiting.sequence.finished
+    await cell.clock.advance(0.5)
+    with pytest.raises(Overloaded, match="no place was free") as refused:
+        await read(waiting)
+    assert refused.value.retry_after_s > 0
+    assert not late.sequence.finished
+    assert cell.metrics.value("admission_rejections_total", reason="queue_deadline") == 1
     cell.verifier.let_go("verify")
-    held(cell)
-    await calm()
-    if not waiting.sequence.finished:
-        await cell.clock.advance(3.0)
-    with pytest.raises(Overloaded, match="no place was free"):
-        await read(late if waiting.tally.placed is not None else waiting)
-    assert cell.metrics.value("admission_rejections_total", reason="queue_deadline") >= 1
-    assert running.tally.placed is not None
+    await cell.finish(running, late)
+    assert await read(late) == answer_of((5, 6), 8)
 
 
 def test_remembered_tenants_are_bounded() -> None:
