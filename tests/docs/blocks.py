@@ -96,7 +96,14 @@ def filled(text: str, folder: Path) -> str:
 def environment(home: Path) -> dict[str, str]:
     """What a shell at the root of the project has, with a state folder of its own."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "DSPARK_HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "PATH": path,
+        "DSPARK_HOME": str(home),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def run(block: Block, folder: Path, home: Path, timeout: float) -> None:
@@ -137,6 +144,8 @@ def run_with_servers(block: Block, folder: Path, home: Path, timeout: float) -> 
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def _served(line: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -149,4 +158,5 @@ def _served(line: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
     if answered and process.stdout.readline():
         return process
     process.kill()
+    process.stdout.close()
     raise AssertionError(f"{line}: does not serve (exit code {process.wait()})")
