@@ -76,7 +76,7 @@ class Watch:
         below = np.bincount(slot, np.where(before, q, 0.0), minlength=size)
         u = below + self._noise.random(size) * own
         weighted = q * if_drawn
-        expected = np.bincount(slot, weighted, minlength=size)
+        expected: Floats = np.bincount(slot, weighted, minlength=size).astype(np.float64)
         variance = np.maximum(np.bincount(slot, weighted * if_drawn, minlength=size) - expected**2, 0.0)
         lengths = np.array(slots.lengths, np.int64)
         first = np.repeat(np.array(counting, np.int64), lengths)
