@@ -87,7 +87,7 @@ class Site:
     async def storm(self, kills: int, tokens: int) -> dict[str, object]:
         options = {"max_tokens": tokens, "policy": "fixed:3", "temperature": 0.0}
         wave = [Stream([n + 2, 3], {**options, "seed": n}) for n in range(STREAMS)]
-        token = (self._folder / "home" / "token").read_text().strip() if self._has_token() else None
+        token = (self._folder / "home" / "operator_token").read_text().strip()
         streams: list[Stream] = []
         good, healed = 0, []
         async with AsyncClient(self.endpoint, token=token) as client:
@@ -136,9 +136,6 @@ class Site:
     def _begin(self, command: list[str]) -> None:
         with (self._folder / "gcs.log").open("ab") as log:
             subprocess.Popen(command, env=self._environ, stdout=log, stderr=log, start_new_session=True)
-
-    def _has_token(self) -> bool:
-        return (self._folder / "home" / "token").is_file()
 
     def _run(self, module: str, *words: str) -> str:
         command = [sys.executable, "-m", module, *words]

@@ -86,7 +86,7 @@ class Roll:
     async def _restart(self, name: str) -> None:
         child = self._cell.children[name]
         async with grpc.aio.insecure_channel(child.endpoint) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+            stub = health_pb2_grpc.HealthStub(channel)
             await self._healthy(stub, name)
             told = time.monotonic()
             self._cell.kill(name, signal.SIGTERM)

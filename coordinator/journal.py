@@ -66,7 +66,7 @@ class _Commit(NamedTuple):
     """One commit, until it is written."""
 
     number: int
-    index: int
+    answer: int
     epoch: int
     tokens: Sequence[int]
     logprobs: Sequence[TokenLogprobs]
@@ -234,7 +234,7 @@ def _commits(entry: Entry) -> Iterator[_Commit]:
 def _write_commits(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> None:
     """As columns: a message for each would cost ten times as much."""
     batch.numbers.extend([commit.number for commit in commits])
-    batch.indices.extend([commit.index for commit in commits])
+    batch.indices.extend([commit.answer for commit in commits])
     batch.epochs.extend([commit.epoch for commit in commits])
     batch.lengths.extend([len(commit.tokens) for commit in commits])
     batch.token_ids.extend([token for commit in commits for token in commit.tokens])

@@ -185,6 +185,7 @@ class Lane:
         for track in reversed(list(self._tracks.values())):
             self.forget(track)
             track.sequence.apply(Event.MOVED)
+            track.moved = True
             self._owner.moved(track)
 
     def drafter_leaves(self, drafter: DrafterPort, leaves: bool = True) -> None:
@@ -305,7 +306,7 @@ class Lane:
 
 
 def _why_prefilled(track: Track) -> str:
-    if track.handovers:
+    if track.handovers or track.moved:
         return "handover"
     if track.sequence.epoch > track.sequence.born:
         return "preempted"

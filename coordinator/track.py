@@ -48,6 +48,7 @@ class Track:
     drafted: tuple[int, int] | None = None  # (epoch, committed_len) of the one draft attempt at this anchor
 
     handovers: int = 0  # verifiers lost under it
+    moved: bool = False  # in order, from one that was about to leave
 
     @property
     def speculates(self) -> bool:

@@ -165,9 +165,10 @@ async def test_a_malformed_block_is_an_empty_block(stage: Stage, what: str) -> N
     metrics = coordinator.metrics
     assert metrics.value("empty_blocks_total", reason="invalid") == wild.drafts >= MALFORMED_COHORTS
     assert metrics.value("spec_decode_num_accepted_tokens_total") == 0
-    assert wild.sessions > 1, "it was let go and tried again"
-    assert wild.drafts <= MALFORMED_COHORTS * wild.sessions
-    assert metrics.value("worker_losses_total", pool="draft") >= 1
+    if MALFORMED[what].get("token_ids"):  # a block without a slot hurts nobody
+        assert wild.sessions > 1, "it was let go and tried again"
+        assert wild.drafts <= MALFORMED_COHORTS * wild.sessions
+        assert metrics.value("worker_losses_total", pool="draft") >= 1
 
 
 async def test_one_malformed_block_among_good_ones_costs_that_block(stage: Stage) -> None:
