@@ -89,7 +89,9 @@ async def _measure(cell: LocalCell, pairs: int, seconds: float) -> dict[str, Any
     value: dict[str, Any] = {}
     try:
         for streams in STREAMS:
-            costs, rates, cpu = [], {"grpc": [], "http": []}, {"grpc": [], "http": []}
+            costs: list[float] = []
+            rates: dict[str, list[float]] = {"grpc": [], "http": []}
+            cpu: dict[str, list[float]] = {"grpc": [], "http": []}
             for number in range(pairs):
                 doors: list[tuple[str, Endpoint]] = [("grpc", grpc), ("http", http)]
                 for name, door in doors if number % 2 == 0 else reversed(doors):

@@ -39,7 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=int, default=20, help="of each measurement")
     parser.add_argument("--turns", type=int, default=3, help="how often each measures")
     args = parser.parse_args(argv)
-    ours, theirs, details = [], [], {}
+    ours: list[float] = []
+    theirs: list[float] = []
+    details: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name, synthetic_cell(Path(name)) as cell:
         for _ in range(args.turns):
             ours.append(_bench(cell, args.seconds))

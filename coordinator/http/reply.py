@@ -69,7 +69,7 @@ async def whole_reply(asking: Asking, shape: Shape, frame: Frame) -> Object:
     async for prompt, parts in asking.parts():
         for shown in parts:
             gathered.setdefault((prompt, shown.index), []).append(shown)
-    choices = []
+    choices: list[Object] = []
     for prompt, reading in _readings(asking):
         said = gathered.get((prompt, reading.index), [])
         choice = {"index": len(choices), **shape.whole(prompt, said), **_finish(reading.end)}
