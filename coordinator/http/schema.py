@@ -119,10 +119,7 @@ class CompletionBody(Body):
     """Of /v1/completions."""
 
     prompt: (
-        str
-        | Annotated[list[str], AtFirst()]
-        | Annotated[list[int], AtFirst()]
-        | Annotated[list[list[int]], AtFirst()]
+        str | Annotated[list[str], AtFirst()] | Annotated[list[int], AtFirst()] | Annotated[list[list[int]], AtFirst()]
     )
     logprobs: int | None = None
     echo: bool | None = None
