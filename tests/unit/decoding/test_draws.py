@@ -48,8 +48,8 @@ def watched(rule: Rule, blocks: int, *, lie: bool = False, entries: int = 5, see
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_honest_drafts_tell_nothing(rule: Rule) -> None:
-    sums = watched(rule, 6_400)
-    assert (sums.blocks, sums.slots, sum(sums.places)) == (6_400, 6_400 * SLOTS, 6_400 * SLOTS)
+    sums = watched(rule, 3_200)
+    assert (sums.blocks, sums.slots, sum(sums.places)) == (3_200, 3_200 * SLOTS, 3_200 * SLOTS)
     assert abs(sums.drift) < 4 * sums.variance**0.5
     assert abs(sums.luck) < 4 * sums.luck_variance**0.5
     expected = sums.slots / PLACES
@@ -59,15 +59,15 @@ def test_honest_drafts_tell_nothing(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_variances_are_those_of_what_they_speak_of(rule: Rule) -> None:
-    sums = [watched(rule, 64, seed=seed) for seed in range(300)]
+    sums = [watched(rule, 64, seed=seed) for seed in range(150)]
     for told, meant in (("drift", "variance"), ("luck", "luck_variance")):
         spread = float(np.var([getattr(each, told) for each in sums]))
-        assert spread == pytest.approx(float(np.mean([getattr(each, meant) for each in sums])), rel=0.25)
+        assert spread == pytest.approx(float(np.mean([getattr(each, meant) for each in sums])), rel=0.35)
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_drafts_of_another_temperature_move_places_and_drift(rule: Rule) -> None:
-    sums = watched(rule, 6_400, lie=True)
+    sums = watched(rule, 3_200, lie=True)
     expected = sums.slots / PLACES
     chi = sum((count - expected) ** 2 / expected for count in sums.places)
     assert chi > PLACES - 1 + 10 * (2 * (PLACES - 1)) ** 0.5
@@ -81,7 +81,7 @@ def test_labels_are_the_chances_of_what_happens(rule: Rule) -> None:
     reached = np.zeros(SLOTS)
     kept = np.zeros(SLOTS)
     told = np.zeros((SLOTS, 2))
-    rounds = 8_000
+    rounds = 2_000
     for start in range(0, rounds, 100):
         watch = Watch(start)
         cases = []
