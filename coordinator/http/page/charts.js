@@ -129,7 +129,7 @@ export class Curve {
       draw("circle", { class: "chosen", cx, cy, r: 5 }),
       draw("text", { class: "now", x: cx, y: cy - 14, "text-anchor": anchor }, `${number(chosen[1])} per second`),
       draw("text", { x: left, y: bottom + 16 }, "0"),
-      draw("text", { x: width - right, y: bottom + 16, "text-anchor": "end" }, `${most} slots`),
+      draw("text", { x: width - right, y: bottom + 16, "text-anchor": "end" }, most === 1 ? "1 slot" : `${most} slots`),
     );
     if (cx > 60 && cx < width - 90) art.append(draw("text", { class: "now", x: cx, y: bottom + 16, "text-anchor": "middle" }, String(chosen[0])));
     this.box.replaceChildren(art);

@@ -139,7 +139,7 @@ function show(frame) {
   const busiest = frame.lanes.filter((lane) => lane.rates).sort((one, other) => other.running - one.running)[0];
   if (busiest) curve.show(busiest.rates);
   else if (!curve.count) curve.nothing("Nothing has been drafted yet.");
-  if (document.activeElement !== $("load")) showLoad(frame.load.streams);
+  if (turning === null && document.activeElement !== $("load")) showLoad(frame.load.streams);
 }
 
 function state(name, text) {
@@ -152,18 +152,21 @@ function showLoad(streams) {
   say($("load-text"), String(streams));
 }
 
-let turning = null;
+let turning = null; // while what was chosen is on its way, frames still show what was before
 
 function turn() {
+  const asked = { streams: Number($("load").value), policy: policy(), rule: $("rule").value };
   say($("load-text"), $("load").value);
   clearTimeout(turning);
-  turning = setTimeout(async () => {
+  const mine = setTimeout(async () => {
     try {
-      await call("/live/load", { body: { streams: Number($("load").value), policy: policy(), rule: $("rule").value } });
+      await call("/live/load", { body: asked });
     } catch (error) {
       fail(error);
     }
+    if (turning === mine) turning = null;
   }, 120);
+  turning = mine;
 }
 
 // Trouble, colours, keys.
