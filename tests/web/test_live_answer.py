@@ -112,9 +112,11 @@ def test_examples_and_temperature(visit: Open) -> None:
     for _ in range(7):
         page.keyboard.press("ArrowRight")
     assert seen.text("#temperature-text") == "0.7"
+    page.keyboard.press("End")
+    assert seen.text("#temperature-text") == "1.5"
     answers = set()
     for _ in range(2):
-        seen.ask(WORKSHEET, tokens=32)
+        seen.ask("import socket\n\n", tokens=32)
         answers.add(seen.text("#tokens"))
     assert len(answers) == 2, "draws differ"
 
@@ -161,7 +163,7 @@ def test_the_load_slider_adds_streams_and_the_budget_follows(visit: Open) -> Non
 def test_two_pages_see_one_load_and_it_ends_when_both_have_left(visit: Open, site: Site) -> None:
     one, other = visit().ready(), visit().ready()
     one.slide("load", 3)
-    other.seen.until("document.getElementById('load').value === '3'")
+    other.until("document.getElementById('load').value === '3'")
     with site.client() as client:
         one.page.goto("about:blank")
         other.page.wait_for_timeout(1500)
