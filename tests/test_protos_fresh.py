@@ -25,5 +25,10 @@ def test_generated_code_is_fresh(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", PROTOS, ids=lambda path: path.name)
 def test_every_field_carries_a_comment(path: Path) -> None:
     field = re.compile(r"^\s+(optional |repeated )?[\w.<>, ]+ = \d+;")
-    bare = [line.strip() for line in path.read_text().splitlines() if field.match(line) and "//" not in line]
+    lines = path.read_text().splitlines()
+    bare = [
+        line.strip()
+        for before, line in zip(["", *lines], lines, strict=False)
+        if field.match(line) and "//" not in line and not before.strip().startswith("//")
+    ]
     assert not bare, "\n".join(bare)

@@ -82,7 +82,7 @@ def test_without_a_cluster_one_sentence_says_so(words: list[str], capsys: pytest
 
 def test_scale_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scale"]) == 1
-    assert "--verifiers N, --drafters N or both" in capsys.readouterr().err
+    assert "dspark scale verify=2 draft=3" in capsys.readouterr().err
     assert main(["scale", "--verifiers", "0"]) == 1
     assert "at least one verifier" in capsys.readouterr().err
 
