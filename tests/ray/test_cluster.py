@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from benchmarks.greedy_identity import plain_greedy
 from benchmarks.pair import Pair
 from deploy.head import start_head, stop_head
 from deploy.marks import marked, new_cell_id
-from dspark.client import Client, find_cell
+from dspark.client import Chunk, Client, find_cell
 from dspark.client.cell import cell_file, is_alive
+from dspark.errors import Unavailable
 
 pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 
@@ -171,11 +173,46 @@ def test_each_pool_is_scaled_by_itself_while_it_serves(cluster: Client) -> None:
     assert cluster.complete(PROMPT, max_tokens=64, temperature=0.0, ignore_eos=True).token_ids == calm
 
 
-def test_down_leaves_no_process_no_folder_and_no_state(cluster: Client, home: Path) -> None:
+def test_what_processes_wrote_and_where_their_metrics_are(cluster: Client) -> None:
+    records = [json.loads(line) for line in dspark("logs", "verify/0", "--json", "-n", "0").stdout.splitlines()]
+    assert "verify.serving" in {record["event"] for record in records}
+    assert {record["process"] for record in records} == {"verify/0"}
+    for group in json.loads(dspark("sd").stdout):
+        with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=10) as reply:
+            assert b"dspark_rounds_total" in reply.read()
+
+
+def test_down_lets_streams_finish_and_leaves_no_process_no_folder_and_no_state(cluster: Client, home: Path) -> None:
     cell = find_cell()
     pids = marked(cell.cell_id)
     assert len(pids) >= 5
-    down = dspark("down")
+    broken: list[int] = []
+    finished: list[str] = []
+
+    def ask() -> None:
+        while True:
+            tokens = 0
+            try:
+                for event in cluster.generate(PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True):
+                    if isinstance(event, Chunk):
+                        tokens += len(event.token_ids)
+                    else:
+                        finished.append(event.finish_reason)
+            except Unavailable:  # it takes nobody new
+                if tokens:
+                    broken.append(tokens)
+                return
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    while len(finished) < 4:
+        time.sleep(0.05)
+    down = dspark("down", "--grace-s", "60")
+    for thread in asking:
+        thread.join(60)
+    assert not broken, "every stream that had begun ended well"
+    assert set(finished) == {"length"}
     assert down.stderr.strip().endswith(f"down: {cell.endpoint}")
     assert marked(cell.cell_id) == []
     assert not any(is_alive(pid) for pid in pids)
