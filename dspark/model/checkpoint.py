@@ -192,6 +192,9 @@ def load_target(
         listed = "; ".join(f"{what.replace('_', ' ')}: {', '.join(names[:8])}" for what, names in wrong.items())
         raise CheckpointError(f"{folder}: {listed}")
     for name, tensor in model.named_parameters():
+        stored = entries[name].dtype if name in entries else ""
+        if stored.startswith(("I", "U", "BOOL")):  # the library would make floats of them
+            raise CheckpointError(f"{folder}: {name} holds {stored}, not floating point")
         check_finite(f"{folder}: {name}", tensor)
     model = model.to(device).eval().requires_grad_(False)
     favour_few_rows(model)

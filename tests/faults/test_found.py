@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from faults.bad_checkpoints import WEIGHTS
 from faults.plan import Action, Plan, once
 from faults.rows.r11_lying_drafter import LIES, SPEED, STEPS, answers, lying
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.rows.r26_bad_checkpoints import attempt
+from faults.simulated import TARGET, Answer, SimulatedCell, simulate
 
 
 async def through_a_front_end(cell: SimulatedCell) -> Answer:
@@ -56,3 +58,8 @@ def test_a_drafter_that_is_always_sure_and_always_wrong_is_done_without() -> Non
     _, plain_s = simulate(lambda cell: answers(cell, "off"), **settings)
     _, took = simulate(answers, plan=lying(LIES["random ids, confidence 1"]), **settings)
     assert plain_s / took >= SPEED
+
+
+def test_a_target_of_integers_is_refused() -> None:
+    problem, _ = attempt("target", TARGET, WEIGHTS["integers"])
+    assert problem == ""
