@@ -119,6 +119,8 @@ class LocalCell:
     def restart(self, name: str) -> Child:
         """Starts a dead process again at its old endpoint."""
         dead = self.children[name]
+        if dead.process.stdout:
+            dead.process.stdout.close()
         command = [word for word in dead.command if not word.startswith("--bind=")]
         child = self._spawn(name, [*command, f"--bind={dead.endpoint}"])
         self._await_ready(child)

@@ -98,13 +98,14 @@ def test_every_way_to_cancel_frees_what_was_held(cell: LocalCell, home: Path) ->
 def test_an_answer_goes_on_behind_a_lost_coordinator(cell: LocalCell, home: Path) -> None:
     whole = run("resume.py", "300")
     assert "[300 tokens, resumed 0 times]" in whole
-    process = start("resume.py", "300")
-    assert process.stdout is not None
-    begun = process.stdout.read(40)
-    cell.kill("coordinator/0", signal.SIGKILL)
-    cell.restart("coordinator/0")
-    rest, complained = process.communicate(timeout=120)
-    assert process.returncode == 0, complained
+    with start("resume.py", "300") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        begun = process.stdout.read(40)  # more of it waits in the pipe's buffer, where `communicate` would lose it
+        cell.kill("coordinator/0", signal.SIGKILL)
+        cell.restart("coordinator/0")
+        rest, complained = process.stdout.read(), process.stderr.read()
+        assert process.wait(120) == 0, complained
     assert re.search(r"\[300 tokens, resumed \d+ times\]", rest)
     assert (begun + rest).rpartition("[")[0] == whole.rpartition("[")[0]
 
