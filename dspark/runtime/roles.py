@@ -21,7 +21,6 @@ class Role(enum.StrEnum):
 
 
 Roles = frozenset[Role]
-ANYBODY: Roles = frozenset(Role)
 _CLIENTS: Roles = frozenset({Role.CLIENT, Role.OPERATOR})
 _WORKERS: Roles = frozenset({Role.WORKER})
 _OPERATORS: Roles = frozenset({Role.OPERATOR})
@@ -45,7 +44,7 @@ METHODS: Mapping[str, Roles] = {
     f"/{PACKAGE}.Draft/Session": _WORKERS,
     f"/{PACKAGE}.Features/Push": _WORKERS,
     # The protocol's descriptions, for tools: no secret, but none of a stranger's business either.
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANYBODY,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _CLIENTS | _WORKERS,
 }
 
 

@@ -186,7 +186,7 @@ class Security:
         open_to: set[Role] = set()
         near = is_loopback(split_endpoint(config.bind)[0])
         if (near or config.insecure) and not ask_peers:
-            if not client_file:
+            if not client_file and isinstance(config, PublicConfig):  # workers have nothing for clients
                 open_to.add(Role.CLIENT)
             if not config.metrics_token_file:
                 open_to.add(Role.MONITOR)

@@ -84,8 +84,8 @@ def compares_in_constant_time() -> bool:
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("compare_digest"):
                 digests += 1
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq):
-                sides = " ".join(ast.unparse(side) for side in (node.left, *node.comparators))
-                plain += any(word in sides.split() for word in ("token", "secret", "given", "self.token"))
+                sides = {ast.unparse(side) for side in (node.left, *node.comparators)}
+                plain += bool(sides & {"token", "secret", "given", "self.token", "self.worker"})
     return digests > 0 and plain == 0
 
 

@@ -66,7 +66,7 @@ def test_every_method_of_the_protocol_says_who_may_call_it() -> None:
         (GENERATE, {OPERATOR, OURS, THEIRS}),
         (ANNOUNCE, {OPERATOR}),
         (SESSION, {WORKER}),
-        (REFLECTION, {WORKER, OPERATOR, MONITOR, OURS, THEIRS}),
+        (REFLECTION, {WORKER, OPERATOR, OURS, THEIRS}),
         ("/dspark.wire.v1.Verify/Undecided", set()),
     ],
 )
