@@ -48,10 +48,11 @@ class Stream:
 
     async def ask(self, incarnation: int = 0, **command: Any) -> Any:
         tag = next(self._tags)
-        self._waiting[tag] = asyncio.get_running_loop().create_future()
+        # The answer may be there, and no longer waited for, before the write has returned.
+        future = self._waiting[tag] = asyncio.get_running_loop().create_future()
         async with self._writing:  # a call takes one write at a time
             await self._call.write(self._command(tag=tag, incarnation=incarnation, **command))
-        return await asyncio.wait_for(self._waiting[tag], DEADLINE_S)
+        return await asyncio.wait_for(future, DEADLINE_S)
 
     async def end(self) -> None:
         """Ends this side and waits for the worker to end its own."""
