@@ -27,7 +27,7 @@ QUICK: tuple[Entry, ...] = (
     Entry("1", "r01_simulated_kills", 60),
     Entry("1", "benchmarks.verifier_kill --synthetic --kills 5", 40, alone=True),
     Entry("2", "r02_exact_law", 60),
-    Entry("3", "r03_mutants", 60),
+    Entry("3", "r03_mutants", 90),
     Entry("4", "r04_malformed", 50, statements=2, alone=True),
     Entry("5", "benchmarks.hung_peer --synthetic --stops 4 --busy-s 10", 60, alone=True),
     Entry("6", "r06_listeners", 40),
