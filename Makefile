@@ -18,12 +18,12 @@ install: .venv/.installed
 demo: install
 	$(BIN)/python -m benchmarks.demo
 
-# What needs no port goes two at a time; what talks over ports, starts processes or forks goes alone.
+# Two files at a time: first what needs no port, then what talks over ports and starts processes.
 UNITS := tests/unit tests/paper tests/test_rooms.py tests/test_protos_fresh.py
 
 test: install check
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(UNITS)
-	$(BIN)/python -m pytest -q -m "not slow" $(addprefix --ignore=,$(UNITS) tests/web)
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(addprefix --ignore=,$(UNITS) tests/web)
 	@echo "left out: tests/web, which needs a browser (make web-test), and what takes minutes (make test-long)"
 
 # Long tests that the everyday suite leaves out.
