@@ -326,7 +326,8 @@ def test_tenants_are_told_apart_by_their_keys(pair: Path, tmp_path: Path) -> Non
         body = completion(stream=True, max_tokens=50_000, ignore_eos=True)
         url = f"{cell.url}/v1/completions"
         with httpx.stream("POST", url, json=body, headers=headers("acme"), timeout=30) as running:
-            next(running.iter_lines())
+            lines = running.iter_lines()  # held on to: a stream ends with whoever reads its lines
+            next(lines)
             # The same name is another request of another tenant, and a second one of the same.
             assert post(cell, completion(), headers=headers("bolt")).status_code == 200
             twice = post(cell, completion(), headers=headers("acme"))
