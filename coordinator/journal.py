@@ -170,8 +170,11 @@ class Journal:
         too_many = max(len(idle) - MAX_KEPT, 0)
         idle.sort(key=lambda entry: entry.touched)
         for place, entry in enumerate(idle):
-            if place < too_many or entry.touched + self._keep_s < self._now():
+            late = entry.touched + self._keep_s < self._now()
+            if late or place < too_many:
                 del self._entries[entry.request_id]
+            if not late and place < too_many:
+                self._metrics.dropped.labels(kind="journaled", reason="too_many").inc()
 
     def _snapshot(self) -> Iterator[bytes]:
         """Everything that may still be resumed, a record per request."""
@@ -190,6 +193,7 @@ class Journal:
                 self._take(batch, numbers)
             except (DecodeError, KeyError, IndexError, ValueError) as error:
                 log.warning("journal.not_understood", error=repr(error))
+                self._metrics.dropped.labels(kind="journaled", reason="not_understood").inc()
         self._numbers = max(numbers, default=0)
         self._expire()
 

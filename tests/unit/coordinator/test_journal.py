@@ -132,10 +132,13 @@ def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) 
 
 
 def test_those_nobody_runs_are_bounded_by_number() -> None:
-    journal = Journal(None, keep_s=1e9, metrics=Metrics())
+    metrics = Metrics()
+    journal = Journal(None, keep_s=1e9, metrics=metrics)
     for number in range(MAX_KEPT + 10):
         journal.left(journal.open(request(f"r{number}")))
     assert len(journal) <= MAX_KEPT + 1
+    dropped = metrics.registry.get_sample_value("dspark_dropped_total", {"kind": "journaled", "reason": "too_many"})
+    assert dropped == MAX_KEPT + 10 - len(journal)
     assert journal.find("r0") is None
 
 
