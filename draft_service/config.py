@@ -27,6 +27,9 @@ class DraftConfig(ListenConfig):
     context_length: int | None = field(
         default=None, metadata={"doc": "Blocks past this length are empty; absent: the checkpoint's own limit."}
     )
+    whole_blocks: bool = field(
+        default=False, metadata={"doc": "Compute all slots of a block, as in training, though fewer are asked for."}
+    )
     q_entries: int = field(default=64, metadata={"doc": "Entries kept of each draft distribution."})
     max_sequences: int = field(default=1024, metadata={"doc": "Sequences with context at one time."})
     lease_s: float = field(

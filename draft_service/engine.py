@@ -206,7 +206,7 @@ class DraftEngine:
                 anchor_positions=facts[1],
                 context=self._contexts.entries(members),
                 last_rows=self._contexts.rows_at(members) if self._lag else None,
-                slots=max(wanted),
+                slots=size if self.config.whole_blocks else max(wanted),
             )
             drawn = walk(
                 proposal,

@@ -82,15 +82,19 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         last_rows: Tensor | None = None,
         slots: int,
     ) -> BlockProposal:
-        """One pass for the whole block; the steps walk the sequential head."""
+        """One pass for a block of `slots`; the steps walk the sequential head.
+
+        Slots see each other, so a shorter block than those of training is another one, of a little another quality.
+        """
         hidden = self.block_hidden(
             anchor_ids=anchor_ids,
             anchor_positions=anchor_positions,
             context_k=context.keys,
             context_v=context.values,
             context_len=context.lengths,
+            slots=slots,
         )
-        return BlockProposal(self, hidden[:, :slots])
+        return BlockProposal(self, hidden)
 
     def context_kv(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """context [..., H], positions [...] int64 -> keys and values [L, ..., Hkv, hd] each.
@@ -111,9 +115,11 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         context_k: Tensor,  # [L, n, S, Hkv, hd]
         context_v: Tensor,  # [L, n, S, Hkv, hd]
         context_len: Tensor,  # [n] int64, rows of each sequence that count
+        slots: int | None = None,  # k, at most config.block_size, which is meant by None
     ) -> Tensor:
         """Hidden states of one block per sequence: [n, k, H], after the final norm."""
-        n, size = len(anchor_ids), self.config.query_size
+        slots = self.config.block_size if slots is None else slots
+        n, size = len(anchor_ids), slots + self.config.query_size - self.config.block_size
         mask = None
         if n == 1:
             rows = int(context_len[0])
@@ -121,14 +127,14 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
                 context_k, context_v = context_k[:, :, :rows], context_v[:, :, :rows]
         else:
             mask = block_mask.for_padded_context(context_len, context_k.shape[2], size)
-        hidden, angles = self._block_inputs(anchor_ids, anchor_positions)
+        hidden, angles = self._block_inputs(anchor_ids, anchor_positions, size)
         for layer, key, value in zip(self._draft_layers(), context_k, context_v, strict=True):
             attention = layer.self_attn
             query, own_k, own_v = attention.project(layer.input_layernorm(hidden), angles)
             seen_k, seen_v = torch.cat((key, own_k), dim=1), torch.cat((value, own_v), dim=1)
             hidden = layer.after(hidden, attention.attend(query, seen_k, seen_v, mask))
         out: Tensor = self.norm(hidden)
-        return out[:, -self.config.block_size :]
+        return out[:, -slots:]
 
     def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
         """hidden [..., k, H], previous_ids [..., k] (anchor first) -> [..., k], or None."""
@@ -160,7 +166,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         context = self.project(features)
         context_angles = self.rotary.at(torch.arange(length, device=input_ids.device), longest=length + size)
         anchor_ids = input_ids.gather(1, anchor_positions)
-        hidden, angles = self._block_inputs(anchor_ids.flatten(), anchor_positions.flatten(), longest=length + size)
+        hidden, angles = self._block_inputs(anchor_ids.flatten(), anchor_positions.flatten(), size, longest=length + size)
         hidden = hidden.view(batch, anchors * size, -1)
         angles = angles.view(batch, anchors * size, -1)
         groups = block_mask.for_training(anchor_positions, block_keep_mask, block_size=size, first_rows=first_rows)
@@ -216,10 +222,10 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         return list(self.layers)  # type: ignore[arg-type]
 
     def _block_inputs(
-        self, anchor_ids: Tensor, anchor_positions: Tensor, *, longest: int | None = None
+        self, anchor_ids: Tensor, anchor_positions: Tensor, size: int, *, longest: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """[n] ids and positions -> embeddings [n, q, H] and angles [n, q, hd] of the block's q query slots."""
-        n, size = len(anchor_ids), self.config.query_size
+        """[n] ids and positions -> embeddings [n, q, H] and angles [n, q, hd] of the block's `size` = q query slots."""
+        n = len(anchor_ids)
         ids = anchor_ids.new_full((n, size), self.config.mask_token_id)
         ids[:, 0] = anchor_ids
         slots = torch.arange(size, device=anchor_ids.device)
