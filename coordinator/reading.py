@@ -74,8 +74,10 @@ class Reading:
         shown: list[str] = []
         for index, token in enumerate(tokens):
             last = index == len(tokens) - 1
-            if last and end is not None and end.reason is Reason.STOP and not self._show_stop:
-                break  # a stop token ends the answer and is not part of its text
+            # A stop token ends the answer and is not part of its text. An end without one is that of a stop string,
+            # noted before and told again: its last token completes the string.
+            if last and end is not None and end.token_id is not None and not self._show_stop:
+                break
             # A stop string counts when the token that completes it may end the answer.
             may_end = self.answered + index >= self._min_tokens
             piece, matched = self._stops.push(self._text.push(token), may_end=may_end)

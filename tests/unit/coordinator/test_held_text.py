@@ -1,5 +1,6 @@
 """A client that holds the first tokens of an answer is shown the rest: text, ids and log-probabilities alike."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reading import END, PROMPT, TOKENIZER
@@ -70,3 +71,17 @@ def test_what_was_shown_before_and_after_is_the_whole(
         assert before[2] + rest[2] == told(first)[2]
         assert resumed.readings[0].answered == whole.readings[0].answered
         assert resumed.readings[0].end == whole.readings[0].end
+
+
+@pytest.mark.parametrize("held", [0, 1, 3])
+@pytest.mark.parametrize("late", ["", "more"])
+def test_an_answer_that_its_text_ended_ends_in_the_same_way_when_it_is_told_again(held: int, late: str) -> None:
+    """The journal knows that it stopped and not at which string, and what was committed before the stop was found."""
+    said = tuple(TOKENIZER.encode("aéé"))
+    whole, resumed = reader(("éé",), 0), reader(("éé",), held)
+    first = told(read(whole, [Piece(said, None)]))
+    rest = told(read(resumed, [Piece((*said, *TOKENIZER.encode(late)), End(Reason.STOP))]))
+    assert rest[0] == first[0][held:]
+    assert rest[1] == first[1][held:], "text and tokens of ASCII go together"
+    assert resumed.readings[0].end == whole.readings[0].end == End(Reason.STOP, text="éé")
+    assert resumed.unsaid == len(late)
