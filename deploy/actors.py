@@ -13,9 +13,11 @@ from typing import Any
 from deploy.rooms import start_room
 from deploy.topology import Role
 from dspark.errors import ConfigError, DsparkError
-from dspark.runtime.identity import state_dir
+from dspark.runtime.identity import put_token, state_dir
 from dspark.runtime.process import Process
 from dspark.runtime.telemetry import configure_logging
+
+EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 
 class RoomShell:
@@ -56,30 +58,39 @@ class RoomShell:
 
     def _described(self) -> dict[str, Any]:
         assert self._process is not None
-        host, _, port = self._process.endpoint.rpartition(":")
-        if host in ("0.0.0.0", "::", "[::]"):  # listens everywhere: others reach it by the node's address
-            host = self._node_ip
+        scheme, _, at = (getattr(self._process, "http_url", None) or "").partition("://")
         return {
-            "endpoint": f"{host}:{port}",
+            "endpoint": self._reachable(self._process.endpoint),
             "incarnation": self._process.incarnation,
             "pid": os.getpid(),
-            "http": getattr(self._process, "http_url", None) or "",
+            "http": f"{scheme}://{self._reachable(at)}" if at else "",
         }
+
+    def _reachable(self, endpoint: str) -> str:
+        """Who listens everywhere is reached by the node's address."""
+        host, _, port = endpoint.rpartition(":")
+        return f"{self._node_ip}:{port}" if host in EVERYWHERE else endpoint
 
 
 def _at_hand(settings: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-    """The settings with every secret's file on this node; written here when the state folder is another node's."""
+    """The settings with every secret's file on this node; written here where the state folder is another node's, or
+    holds what an earlier cell left."""
     mine = dict(settings)
     for key, secret in secrets.items():
         wanted = mine.get(key)
-        if not wanted or Path(wanted).is_file():
+        if not wanted or _holds(Path(wanted), secret):
             continue
         path = state_dir() / Path(wanted).name
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(secret + "\n")
+            put_token(path, secret)
         except OSError as error:
             raise ConfigError(f"{key}: cannot write {path}: {error}") from error
         mine[key] = str(path)
     return mine
+
+
+def _holds(path: Path, secret: str) -> bool:
+    try:
+        return path.read_text(encoding="ascii").strip() == secret
+    except (OSError, UnicodeDecodeError):
+        return False

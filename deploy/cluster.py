@@ -230,13 +230,13 @@ class ControllerShell:
         self, verifiers: int | None, drafters: int | None, autoscale: bool | None
     ) -> tuple[int, int] | str:
         """Changes what is named; returns the wanted sizes, or why it cannot be."""
-        if autoscale is not None:
-            self._controller.follow_load(autoscale)
         now = self._controller.sizes()
         wanted = (now[0] if verifiers is None else verifiers, now[1] if drafters is None else drafters)
         try:
             if (verifiers, drafters) != (None, None):
-                self._controller.resize(*wanted)
+                self._controller.resize(*wanted, autoscale=autoscale)
+            elif autoscale is not None:
+                self._controller.follow_load(autoscale)
         except ConfigError as error:
             return str(error)
         return wanted

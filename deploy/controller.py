@@ -159,12 +159,16 @@ class Controller:
         """(verifiers, drafters) that are wanted."""
         return self._topology.count(Role.VERIFY), self._topology.count(Role.DRAFT)
 
-    def resize(self, verifiers: int, drafters: int) -> None:
-        """Changes the wanted sizes of the pools; the loop does the rest."""
-        if self._autoscaler is not None:
-            _within(verifiers, drafters, self._autoscaler.config)
-            self._autoscaler.rest(time.monotonic())
+    def resize(self, verifiers: int, drafters: int, *, autoscale: bool | None = None) -> None:
+        """Changes the wanted sizes of the pools, and whether they follow the load (None: as it is); the loop does the
+        rest. What is refused changes nothing."""
+        if self._autoscaler is not None if autoscale is None else autoscale:
+            _within(verifiers, drafters, self._scaling)
         self._resize(verifiers, drafters, "asked for")
+        if autoscale is not None:
+            self.follow_load(autoscale)
+        if self._autoscaler is not None:
+            self._autoscaler.rest(time.monotonic())
 
     def follow_load(self, on: bool) -> None:
         """Whether the pools change their sizes by themselves from now on."""

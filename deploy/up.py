@@ -115,12 +115,12 @@ def bring_up(
     config = within(config, autoscale)
     if config.http is not None and not has_http():
         say("no HTTP: fastapi and uvicorn are not installed (`pip install 'dspark-serving[http]'`)")
-    token_files = _token_files(config)
+    files = token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
-    topology = plan_topology(config, file=file, environ=environ, port=port, token_files=token_files)
-    secrets = {key: write_token(path) for key, path in token_files.items()}
+    topology = plan_topology(config, file=file, environ=environ, port=port, token_files=files)
+    secrets = {key: write_token(path) for key, path in files.items()}
     if "client_token_file" in secrets:
-        say(f"clients from elsewhere need the token in {token_files['client_token_file']}")
+        say(f"clients from elsewhere need the token in {files['client_token_file']}")
     deadline = time.monotonic() + config.start_timeout_s
     cell_id = new_cell_id()
 
@@ -128,7 +128,7 @@ def bring_up(
         return Cell(
             endpoint=f"{_reachable(config.bind)}:{port}",
             cell_id=cell_id,
-            token_file=str(token_files["operator_token_file"]),
+            token_file=str(files["operator_token_file"]),
             ray_address=head.address if head else str(config.address),
             ray_pid=head.pid if head else 0,
             ray_dir=str(head.folder) if head else "",
@@ -213,7 +213,8 @@ def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, 
     while True:
         rows = report()
         for row in rows:
-            if row["fatal"] or row["failures"] >= GIVE_UP_AFTER_FAILURES:
+            failing = row["fatal"] or row["failures"] >= GIVE_UP_AFTER_FAILURES
+            if failing and row["phase"] != "serving":  # what serves again is forgiven what it was
                 raise Unavailable(f"{row['name']} cannot start: {row['reason']}")
             where = f" at {row['endpoint']} (pid {row['pid']})" if row["endpoint"] else ""
             line = f"{row['name']}: {row['phase']}{where}" + (f", {row['reason']}" if row["reason"] else "")
@@ -277,7 +278,7 @@ def has_http() -> bool:
 
 
 def http_bind(wanted: str | None) -> str | None:
-    """Where the HTTP front listens: as wanted, at any port if somebody is there already, nowhere without its extra."""
+    """Where the HTTP front listens: as wanted, at a free port if somebody is there, nowhere without its extra."""
     if wanted is None or not has_http():
         return None
     host, port = split_endpoint(wanted)
@@ -286,8 +287,9 @@ def http_bind(wanted: str | None) -> str | None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError:
-        return f"{wanted.rpartition(':')[0]}:0"
-    return wanted
+        port = 0
+    # Not 0, which would be another port for every successor of the process.
+    return f"{wanted.rpartition(':')[0]}:{port or free_ports(1)[0]}"
 
 
 def _undo(cell: Cell, head: Head | None, say: Say) -> None:
@@ -333,10 +335,11 @@ def _full_path(model: str) -> str:
     return str(path.resolve()) if path.is_dir() else model
 
 
-def _token_files(config: ClusterConfig) -> dict[str, Path]:
-    """Secrets of the cell by configuration key. Clients need one as soon as strangers could reach the coordinator."""
+def token_files(config: ClusterConfig) -> dict[str, Path]:
+    """Secrets of the cell by configuration key. Clients need one as soon as strangers could reach either entry."""
     files = {"token_file": state_dir() / "worker_token", "operator_token_file": state_dir() / "operator_token"}
-    if not is_loopback(config.bind) and not config.insecure:
+    hosts = [config.bind, *([split_endpoint(config.http)[0]] if config.http is not None else ())]
+    if not all(map(is_loopback, hosts)) and not config.insecure:
         files["client_token_file"] = state_dir() / "client_token"
     return files
 

@@ -47,8 +47,14 @@ def read_token(path: str | Path | None, key: str = "token_file") -> str | None:
 def write_token(path: Path) -> str:
     """Draws a secret into `path`, readable by its owner only; returns it."""
     token = secrets.token_urlsafe(32)
-    path.unlink(missing_ok=True)  # an existing file would keep its mode
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    put_token(path, token)
+    return token
+
+
+def put_token(path: Path, token: str) -> None:
+    """Writes a secret that was drawn elsewhere, whole at once: others may be reading the file."""
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")  # an existing file would keep its mode
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(token + "\n")
-    return token
+    os.replace(beside, path)

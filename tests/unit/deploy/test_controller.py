@@ -255,6 +255,22 @@ async def test_pools_follow_the_load_within_their_bounds(monkeypatch: pytest.Mon
     await controller.close(0.0)
 
 
+def test_sizes_that_are_refused_leave_autoscaling_as_it_was() -> None:
+    topology = desired(ClusterConfig(target="t", drafter="none", drafters=0), {Role.DRAFT: {"drafter": "none"}})
+    config = AutoscaleConfig(enabled=True, max_verifiers=2)
+    controller = Controller(topology, HealthFleet(), Listener(), autoscale=config)
+    with pytest.raises(ConfigError, match="without a drafter"):
+        controller.resize(3, 1, autoscale=False)
+    with pytest.raises(ConfigError, match="keeps 1 to 2"):
+        controller.resize(3, 0)
+    controller.resize(3, 0, autoscale=False)
+    assert controller.sizes() == (3, 0)
+    with pytest.raises(ConfigError, match="keeps 1 to 2"):
+        controller.resize(4, 0, autoscale=True)
+    controller.resize(4, 0)
+    assert controller.sizes() == (4, 0), "the refused word did not switch it on"
+
+
 async def test_a_cell_without_a_drafter_is_never_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_module, "TICK_S", 0.02)
     fleet, listener = HealthFleet(), Listener()

@@ -12,9 +12,9 @@ from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.rooms import config_class
 from deploy.topology import Role, resized
-from deploy.up import http_bind, plan_topology, read_config, within
+from deploy.up import await_replicas, http_bind, plan_topology, read_config, token_files, within
 from dspark.cli.lifecycle import pair
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.config import load_config
 from verify_service.config import VerifyConfig
 
@@ -120,10 +120,37 @@ def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
         held.bind(("127.0.0.1", 0))
         held.listen()
         taken = f"127.0.0.1:{held.getsockname()[1]}"
-        assert http_bind(taken) == "127.0.0.1:0"
+        other = http_bind(taken)
+        assert other not in (taken, None)
+        assert http_bind(other) == other, "a port with a number, so that a successor of the process finds it again"
     assert http_bind(taken) == taken
     assert http_bind(None) is None
     assert load_config(ClusterConfig, section="cluster", flags={"http": "none"}).http is None
+
+
+@pytest.mark.parametrize(
+    ("config", "drawn"),
+    [
+        (ClusterConfig(target="t", drafter="d"), False),
+        (ClusterConfig(target="t", drafter="d", bind="0.0.0.0"), True),
+        (ClusterConfig(target="t", drafter="d", http="0.0.0.0:8000"), True),
+        (ClusterConfig(target="t", drafter="d", http="0.0.0.0:8000", insecure=True), False),
+        (ClusterConfig(target="t", drafter="d", http=None), False),
+    ],
+)
+def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
+    config: ClusterConfig, drawn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
+    assert ("client_token_file" in token_files(config)) == drawn
+
+
+def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
+    row = {"name": "draft/0", "endpoint": "", "pid": 0, "reason": "lost", "fatal": False, "failures": 3, "leaving": []}
+    again = [{**row, "phase": "serving"}]
+    assert await_replicas(lambda: again, 0.0, lambda _: None) == again
+    with pytest.raises(Unavailable, match="draft/0 cannot start: lost"):
+        await_replicas(lambda: [{**row, "phase": "down"}], 0.0, lambda _: None)
 
 
 def test_pools_begin_within_the_bounds_of_autoscaling() -> None:

@@ -1,0 +1,67 @@
+"""What a room's shell does on its node: secrets at hand, and addresses that others can reach."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deploy import actors
+from deploy.actors import RoomShell
+from deploy.topology import Role
+from dspark.runtime.identity import read_token, write_token
+
+SECRET = "drawn-by-this-dspark-up"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """The process a shell hosts, with the settings it was started with."""
+    process = SimpleNamespace(endpoint="127.0.0.1:7000", incarnation=5, http_url=None, settings={})
+
+    async def start_room(role: Role, settings: Mapping[str, Any], *, name: str) -> SimpleNamespace:
+        process.settings = dict(settings)
+        return process
+
+    monkeypatch.setattr(actors, "start_room", start_room)
+    monkeypatch.setattr(actors, "configure_logging", lambda **_: None)
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "state"))
+    return process
+
+
+async def _start(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return await RoomShell().start(
+        "verify", settings, name="verify/0", secrets={"token_file": SECRET}, node_ip="10.0.0.7"
+    )
+
+
+@pytest.mark.parametrize("before", ["nothing", "the secret", "another cell's"])
+async def test_a_room_reads_the_secret_of_its_own_cell(started: SimpleNamespace, tmp_path: Path, before: str) -> None:
+    (tmp_path / "state").mkdir()
+    wanted = tmp_path / "state" / "worker_token"
+    if before == "another cell's":
+        write_token(wanted)
+        wanted.chmod(0o644)
+    elif before == "the secret":
+        wanted.write_text(f"{SECRET}\n")
+        wanted.chmod(0o600)
+    await _start({"token_file": str(wanted)})
+    assert read_token(started.settings["token_file"]) == SECRET
+    assert stat.S_IMODE(wanted.stat().st_mode) == 0o600
+    assert list(wanted.parent.iterdir()) == [wanted]
+
+
+async def test_who_listens_everywhere_is_reached_by_the_node_s_address(started: SimpleNamespace) -> None:
+    started.endpoint, started.http_url = "0.0.0.0:7000", "http://0.0.0.0:8000"
+    said = await _start({})
+    assert (said["endpoint"], said["http"]) == ("10.0.0.7:7000", "http://10.0.0.7:8000")
+    started.endpoint, started.http_url = "[::]:7000", "https://[::]:8000"
+    said = await _start({})
+    assert (said["endpoint"], said["http"]) == ("10.0.0.7:7000", "https://10.0.0.7:8000")
+    started.endpoint, started.http_url = "127.0.0.1:7000", None
+    said = await _start({})
+    assert (said["endpoint"], said["http"]) == ("127.0.0.1:7000", "")
