@@ -9,6 +9,7 @@ says so once, by log and metric, and answers go on without it.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from dspark.wire.v1 import journal_pb2
 log = structlog.get_logger("dspark.journal")
 
 MAX_KEPT = 4096  # requests that nobody runs; the oldest goes first
+KEPT_SHARE = 0.5  # of a segment, for the tokens of those: the rest of it is for what is committed
+RECORD_TOKENS = 1 << 16  # of one record: with all log-probabilities that may be asked for, a quarter of what one holds
 
 _REASONS = {
     Reason.STOP: journal_pb2.JournalEnd.REASON_STOP,
@@ -60,6 +63,7 @@ class Entry:
     answers: list[Said]
     running: bool = False
     touched: float = 0.0  # unix seconds
+    size: int = 0  # bytes that its answers take in a segment, about; of one that nobody runs
 
 
 class _Commit(NamedTuple):
@@ -137,7 +141,7 @@ class Journal:
 
     def left(self, entry: Entry) -> None:
         """Nobody works on it any more; it can be resumed for a while."""
-        entry.running, entry.touched = False, self._now()
+        entry.running, entry.touched, entry.size = False, self._now(), _size(entry)
 
     def write(self) -> None:
         """Everything noted is with the operating system afterwards."""
@@ -148,9 +152,9 @@ class Journal:
         if self._file is None:
             return
         batch.unix_s = self._now()
-        _write_commits(batch, commits)
         try:
-            self._file.append(batch.SerializeToString())
+            for record in _records(batch, commits):
+                self._file.append(record)
             if self._file.full:
                 self._expire()
                 self._file.begin([*self._snapshot()])
@@ -167,22 +171,25 @@ class Journal:
 
     def _expire(self) -> None:
         idle = [entry for entry in self._entries.values() if not entry.running]
-        too_many = max(len(idle) - MAX_KEPT, 0)
         idle.sort(key=lambda entry: entry.touched)
-        for place, entry in enumerate(idle):
+        count, size = len(idle), sum(entry.size for entry in idle)
+        room = KEPT_SHARE * self._file.segment_bytes if self._file is not None else math.inf
+        for entry in idle:
             late = entry.touched + self._keep_s < self._now()
-            if late or place < too_many:
-                del self._entries[entry.request_id]
-            if not late and place < too_many:
-                self._metrics.dropped.labels(kind="journaled", reason="too_many").inc()
+            if not late and count <= MAX_KEPT and size <= room:
+                break  # so do all that were touched after it
+            del self._entries[entry.request_id]
+            if not late:
+                why = "too_many" if count > MAX_KEPT else "too_large"
+                self._metrics.dropped.labels(kind="journaled", reason=why).inc()
+            count, size = count - 1, size - entry.size
 
     def _snapshot(self) -> Iterator[bytes]:
-        """Everything that may still be resumed, a record per request."""
+        """Everything that may still be resumed, records of a request each."""
         for entry in self._entries.values():
             when = self._now() if entry.running else entry.touched
             batch = journal_pb2.JournalBatch(unix_s=when, requests=[_request(entry)], ends=_ends(entry))
-            _write_commits(batch, [*_commits(entry)])
-            yield batch.SerializeToString()
+            yield from _records(batch, [*_commits(entry)])
 
     def _read(self, file: JournalFile) -> None:
         numbers: dict[int, Entry] = {}
@@ -195,6 +202,8 @@ class Journal:
                 log.warning("journal.not_understood", error=repr(error))
                 self._metrics.dropped.labels(kind="journaled", reason="not_understood").inc()
         self._numbers = max(numbers, default=0)
+        for entry in self._entries.values():
+            entry.size = _size(entry)
         self._expire()
 
     def _take(self, batch: journal_pb2.JournalBatch, numbers: dict[int, Entry]) -> None:
@@ -229,10 +238,38 @@ def _request(entry: Entry) -> journal_pb2.JournalRequest:
 
 
 def _commits(entry: Entry) -> Iterator[_Commit]:
-    """All that was said so far, each answer in one piece."""
+    """All that was said so far, each answer in as few pieces as records allow."""
     for index, said in enumerate(entry.answers):
-        if said.tokens:
-            yield _Commit(entry.number, index, said.epoch, tuple(said.tokens), tuple(said.logprobs))
+        for start in range(0, len(said.tokens), RECORD_TOKENS):
+            part = slice(start, start + RECORD_TOKENS)
+            yield _Commit(entry.number, index, said.epoch, tuple(said.tokens[part]), tuple(said.logprobs[part]))
+
+
+def _size(entry: Entry) -> int:
+    """Of what was said: three bytes for a token, five for each of its log-probabilities and as many ids."""
+    return sum(3 * len(said.tokens) + sum(8 + 8 * len(one.top_ids) for one in said.logprobs) for said in entry.answers)
+
+
+def _records(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> Iterator[bytes]:
+    """The batch with these commits: one record nearly always, more when a reader would take one for damaged."""
+    while (held := _held(commits)) < len(commits):
+        part = journal_pb2.JournalBatch(unix_s=batch.unix_s, requests=batch.requests)
+        batch.ClearField("requests")
+        _write_commits(part, commits[:held])
+        yield part.SerializeToString()
+        commits = commits[held:]
+    _write_commits(batch, commits)
+    yield batch.SerializeToString()
+
+
+def _held(commits: Sequence[_Commit]) -> int:
+    """How many of them one record takes."""
+    tokens = 0
+    for place, commit in enumerate(commits):
+        tokens += len(commit.tokens)
+        if tokens > RECORD_TOKENS and place:
+            return place
+    return len(commits)
 
 
 def _write_commits(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> None:

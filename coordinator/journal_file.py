@@ -4,7 +4,8 @@ A record is written to the operating system before `append` returns, so it survi
 that comes. Against the end of the machine `sync` says when it reaches the disk: "always" before `append` returns,
 "interval" within `sync_s`, from a thread of its own. When a segment is full the next one begins with all that is
 still of use, is put in place whole or not at all, and takes the old one's place; so the folder never holds more than
-two segments. One process writes a folder at a time. See ADR 23.
+two segments. Where that is most of a segment already, the next may grow to twice of it: else it would be full at once,
+and everything be written again with every record. One process writes a folder at a time. See ADR 23.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class JournalFile:
     """Records of bytes in `folder`. `read` once, then `begin`, then `append`. Raises ConfigError, later OSError."""
 
     def __init__(self, folder: Path, *, sync: str, sync_s: float, segment_bytes: int) -> None:
-        self._folder, self._sync, self._segment_bytes = folder, sync, segment_bytes
-        self._number, self._size, self._descriptor = 0, 0, -1
+        self._folder, self._sync, self.segment_bytes = folder, sync, segment_bytes
+        self._number, self._size, self._begun, self._descriptor = 0, 0, 0, -1
         self._unsynced = False
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -53,8 +54,8 @@ class JournalFile:
 
     @property
     def full(self) -> bool:
-        """Whether the segment has reached its size."""
-        return self._size >= self._segment_bytes
+        """Whether the segment has reached its size, and twice of what it began with."""
+        return self._size >= max(self.segment_bytes, 2 * self._begun)
 
     def read(self) -> Iterator[bytes]:
         """Every whole record of earlier processes, oldest first."""
@@ -74,7 +75,7 @@ class JournalFile:
         os.fsync(descriptor)
         os.replace(draft, path)
         _sync_folder(self._folder)
-        before, self._descriptor, self._size = self._descriptor, descriptor, len(content)
+        before, self._descriptor, self._size, self._begun = self._descriptor, descriptor, len(content), len(content)
         if before >= 0:
             os.close(before)
         for each in old:

@@ -171,3 +171,61 @@ def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path) -> Non
 )
 def test_another_request_has_another_digest(other: Request) -> None:
     assert digest(other) != digest(request())
+
+
+def test_a_segment_that_begins_full_is_not_begun_again_with_every_round(tmp_path: Path) -> None:
+    journal = on_disk(tmp_path, segment=4096)
+    running = journal.open(request("runs"))
+    journal.committed(running, Piece(tuple(range(5000)), None), epoch=0)  # more than a segment, and nobody may drop it
+    begun = set()
+    for number in range(500):
+        journal.committed(running, Piece((number,), None), epoch=0)
+        journal.write()
+        begun |= {path.name for path in tmp_path.glob("journal-*.log")}
+    assert len(begun) <= 4
+    journal.close()
+
+
+def test_what_nobody_runs_takes_half_a_segment_at_most(tmp_path: Path) -> None:
+    metrics = Metrics()
+    file = JournalFile(tmp_path, sync="always", sync_s=1.0, segment_bytes=4096)
+    clock = Hand()
+    journal = Journal(file, keep_s=1e9, metrics=metrics, clock=clock)
+    for number in range(20):
+        clock.now += 1.0
+        entry = journal.open(request(f"r{number}"))
+        journal.committed(entry, Piece(tuple(range(200)), End(Reason.LENGTH)), epoch=0)
+        journal.left(entry)
+        journal.write()
+    journal.open(request("last"))
+    kept = [number for number in range(20) if journal.find(f"r{number}") is not None]
+    assert kept == [17, 18, 19], "the newest"
+    dropped = metrics.registry.get_sample_value("dspark_dropped_total", {"kind": "journaled", "reason": "too_large"})
+    assert dropped == 17
+    journal.close()
+
+
+def test_what_is_too_long_for_a_record_is_written_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.journal.RECORD_TOKENS", 64)
+    monkeypatch.setattr("coordinator.journal_file.MAX_RECORD", 1024)
+    first = on_disk(tmp_path, segment=4096)
+    entry = first.open(request(choices=2))
+    told = tuple(TokenLogprobs(-float(number)) for number in range(500))
+    for number in range(500):  # enough for a segment that begins with all of it
+        first.committed(entry, Piece((number,), None, 0, told[number : number + 1]), epoch=1)
+        first.committed(entry, Piece((number + 1000,), None, 1), epoch=1)
+        first.write()
+    first.ended(entry, 0, End(Reason.LENGTH))
+    first.close()
+    second = on_disk(tmp_path)
+    again = second.open(request(choices=2), second.find("r"))  # which takes more than one record too
+    second.committed(again, Piece((7,), End(Reason.LENGTH), 1), epoch=2)
+    second.close()
+    third = on_disk(tmp_path)
+    found = third.find("r")
+    assert found is not None
+    assert found.answers[0].tokens == list(range(500))
+    assert [one.logprob for one in found.answers[0].logprobs] == [one.logprob for one in told]
+    assert found.answers[1].tokens == [*range(1000, 1500), 7]
+    assert [said.end for said in found.answers] == [End(Reason.LENGTH)] * 2
+    third.close()
