@@ -43,8 +43,8 @@ def groups(reply: GetStatusReply) -> Groups:
         if not process.metrics_port:
             continue
         host, _, _ = process.endpoint.rpartition(":")
-        pool, _, _ = process.name.partition("/")
-        labels = {"pool": pool, "replica": process.name, "incarnation": str(process.incarnation)}
+        role, _, _ = process.name.partition("/")
+        labels = {"role": role, "replica": process.name, "incarnation": str(process.incarnation)}
         found.append({"targets": [f"{host}:{process.metrics_port}"], "labels": labels})
     return found
 

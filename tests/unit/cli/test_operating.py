@@ -93,7 +93,7 @@ def test_targets_are_those_that_show_metrics() -> None:
     assert groups(STATUS) == [
         {
             "targets": ["10.0.0.1:9100"],
-            "labels": {"pool": "coordinator", "replica": "coordinator/0", "incarnation": "5"},
+            "labels": {"role": "coordinator", "replica": "coordinator/0", "incarnation": "5"},
         }
     ]
 

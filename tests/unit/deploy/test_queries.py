@@ -1,0 +1,141 @@
+"""Queries of panels, alerts and pages: they name what exists, and what they compare has labels in common."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.observability import dashboard
+from dspark.cli.discovery import groups
+from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1 import control_pb2
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+TARGET = {"instance", "job", "role", "replica", "incarnation"}  # labels Prometheus puts on what it scrapes
+
+
+def _own_labels() -> dict[str, set[str]]:
+    """Labels by the name of every sample /metrics may show."""
+    found = {}
+    for metric in vars(Metrics()).values():
+        if not hasattr(metric, "_labelnames"):
+            continue
+        labels = set(metric._labelnames)
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric._type, [""])
+        found |= {metric._name + suffix: labels | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes}
+    return found
+
+
+LABELS = _own_labels()
+
+
+def _queries() -> Iterator[str]:
+    for panel in json.loads(dashboard.FILE.read_text())["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    for group in yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+    table = (ROOT / "docs" / "observability.md").read_text().partition("| question |")[2].partition("\n\n")[0]
+    yield from (query for query in re.findall("`([^`]+)`", table) if "dspark_" in query)
+
+
+QUERIES = sorted(set(_queries()))
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_queries_name_metrics_and_labels_that_exist(query: str) -> None:
+    used = re.findall(r"dspark_\w+", query)
+    if used == [query]:  # a page may name a histogram as such
+        used = [query] if query in LABELS else [f"{query}_count"]
+    assert used
+    assert set(used) <= set(LABELS), set(used) - set(LABELS)
+    allowed = TARGET.union(*(LABELS[name] for name in used))
+    for grouping in re.findall(r"by \(([^)]*)\)", query):
+        assert {label.strip() for label in grouping.split(",")} <= allowed
+    for matcher in re.findall(r"\{([^}]*)\}", query):
+        assert set(re.findall(r"(\w+)=", matcher)) <= allowed
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_both_sides_of_an_operator_have_the_labels_they_are_matched_by(query: str) -> None:
+    _labels_of(_parse(query))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        'max(dspark_num_requests_waiting) > 0 and rate(dspark_admission_rejections_total{reason="queue_full"}[5m]) > 0',
+        "sum by (reason) (rate(dspark_draft_wasted_tokens_total[5m])) / sum(rate(dspark_rounds_total[5m]))",
+        "sum by (reason) (dspark_draft_wasted_tokens_total) / on() group_left dspark_rounds_total",
+        "sum(dspark_rounds_total) / on(pool) sum by (pool) (dspark_worker_losses_total)",
+    ],
+)
+def test_a_query_that_could_never_match_is_noticed(query: str) -> None:
+    with pytest.raises(AssertionError, match="matched by"):
+        _labels_of(_parse(query))
+
+
+def test_labels_of_a_target_hide_none_of_a_metric() -> None:
+    """Prometheus would rename the metric's to exported_NAME, and queries by it would be about the target."""
+    process = control_pb2.ProcessStatus(name="draft/0", endpoint="10.0.0.2:7000", metrics_port=9102)
+    (found,) = groups(control_pb2.GetStatusReply(processes=[process]))
+    given = set(found["labels"])
+    scrape = yaml.safe_load((DEPLOY / "observability" / "prometheus.yml").read_text())["scrape_configs"][0]
+    given |= {label for target in scrape["static_configs"] for label in target["labels"]}
+    monitor = yaml.safe_load((DEPLOY / "kubernetes" / "podmonitor.yaml").read_text())["spec"]
+    given |= {rule["targetLabel"] for rule in monitor["podMetricsEndpoints"][0]["relabelings"]}
+    assert given <= TARGET
+    assert not TARGET & set().union(*LABELS.values())
+
+
+def _parse(query: str) -> Any:
+    return pytest.importorskip("promql_parser").parse(query.replace("$__rate_interval", "5m"))
+
+
+def _labels_of(node: Any) -> set[str] | None:
+    """Labels of what an expression yields; None for a number."""
+    match type(node).__name__:
+        case "VectorSelector":
+            return TARGET | LABELS.get(node.name, set())
+        case "MatrixSelector":
+            return _labels_of(node.vector_selector)
+        case "ParenExpr" | "UnaryExpr" | "SubqueryExpr":
+            return _labels_of(node.expr)
+        case "Call":
+            vectors = [labels for each in node.args if (labels := _labels_of(each)) is not None]
+            left = vectors[0] if vectors else None
+            return left - {"le"} if left is not None and node.func.name == "histogram_quantile" else left
+        case "AggregateExpr":
+            inner = _labels_of(node.expr)
+            assert inner is not None
+            if node.modifier is None:
+                return set()
+            named = set(node.modifier.labels)
+            return named if str(node.modifier.type) == "AggModifierType.By" else inner - named
+        case "BinaryExpr":
+            return _matched(_labels_of(node.lhs), _labels_of(node.rhs), node.modifier, str(node))
+    return None
+
+
+def _matched(left: set[str] | None, right: set[str] | None, modifier: Any, text: str) -> set[str] | None:
+    if left is None or right is None:
+        return right if left is None else left
+    matching = modifier.matching if modifier is not None else None
+    if matching is None:
+        assert left == right, f"{text}: matched by {left} and {right}"
+        return left
+    named = set(matching.labels)
+    if str(matching.type) == "LabelModifierType.Exclude":
+        assert left - named == right - named, f"{text}: matched by {left - named} and {right - named}"
+        return left
+    assert named <= left & right, f"{text}: matched by {named}"
+    many = {"ManyToOne": "left", "OneToMany": "right", "ManyToMany": "both"}.get(str(modifier.card).split(".")[-1])
+    for side, labels in (("left", left), ("right", right)):
+        assert many in (side, "both") or labels <= named, f"{text}: several of the {side} side are matched by {named}"
+    return left
