@@ -27,7 +27,7 @@ MISSING_ROUNDS = 3  # rounds in a row without any new row before rows are asked 
 RETRY_S = 0.5  # least time between two attempts for the same sequence
 RETRY_MOST_S = 8.0  # rows that never arrive are asked for ever more rarely, up to this
 FULL_S = 2.0  # a drafter that had no room is not asked again by anybody for so long
-PATIENCE_S = 5.0  # an order that is not answered in this time has failed
+PATIENCE_S = 5.0  # rows that a verifier has not sent in this time are not on their way
 
 
 class Feeding:
@@ -40,8 +40,11 @@ class Feeding:
         clock: Clock,
         metrics: Metrics,
         monitor: Monitor | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
     ) -> None:
-        self._verifier = verifier
+        """`patience_s`: a drafter that neither gives room nor refuses it for so long is let go."""
+        self._verifier, self._patience_s = verifier, patience_s
         self._monitor = monitor if monitor is not None else Monitor(metrics)
         self._load = load  # sequences per drafter, over all lanes
         self._clock = clock
@@ -95,8 +98,10 @@ class Feeding:
             if track.drafter is drafter and track.feed is Feed.OPENING and track.sequence.epoch == cursor.epoch:
                 self._metrics.dropped.labels(kind="opened", reason="overdue").inc()
                 refuse()
+            # Whoever asked may be gone by now. It serves nobody, so it would be the least loaded for ever.
+            drafter.close(f"an open was not answered for {self._patience_s:g} s")
 
-        timer = self._clock.call_later(PATIENCE_S, overdue)
+        timer = self._clock.call_later(self._patience_s, overdue)
 
         def answered(done: Future[Any]) -> None:
             timer.cancel()
@@ -237,11 +242,12 @@ class Feeding:
         def answered(done: Future[Any]) -> None:
             timer.cancel()
             fine = _fine(done)
-            if track.drafter is not drafter or track.sequence.epoch != cursor.epoch or track.sequence.finished:
+            awaited = track.drafter is drafter and track.feed in (Feed.RESENDING, Feed.FED)
+            if not awaited or track.sequence.epoch != cursor.epoch or track.sequence.finished:
                 self._metrics.dropped.labels(kind="resent", reason="stale").inc()
-                return
-            track.feed = Feed.FED
-            if not fine:
+            elif fine:
+                track.feed, track.missing = Feed.FED, 0  # late or not, they are there
+            else:
                 failed()
 
         future.add_done_callback(answered)

@@ -614,6 +614,46 @@ async def test_a_drafter_that_never_answers_an_open_is_given_up(make_cell: MakeC
     assert track.tally.drafted > 0
 
 
+async def test_a_drafter_that_never_answers_an_open_is_let_go_although_nobody_waited_for_it(
+    make_cell: MakeCell,
+) -> None:
+    cell = make_cell(drafters=2)
+    cell.drafters[0].holding.add("open")
+    track = cell.ask(max_tokens=5)
+    await calm()
+    await cell.clock.advance(1.5)
+    assert await read(track) == answer_of((5, 6), 5)
+    await cell.clock.advance(2.0)
+    assert not cell.drafters[0].closed_because
+    await cell.clock.advance(2.0)
+    assert cell.drafters[0].closed_because == "an open was not answered for 5 s"
+    other = cell.ask(max_tokens=20)
+    await cell.finish(other)
+    assert other.tally.drafted > 0
+    assert cell.lane.drafters == (cell.drafters[1],)
+
+
+async def test_rows_that_were_sent_too_late_are_there_nevertheless(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.drafters[0].holding.add("open")
+    cell.verifier.holding |= {"verify", "resend"}
+    track = cell.ask(max_tokens=60)
+    await calm()
+    await cell.clock.advance(1.1)  # prefilled without a drafter, which gives room afterwards
+    cell.drafters[0].let_go("open")
+    cell.verifier.let_go("verify")
+    cell.verifier.holding.add("verify")
+    await calm()
+    await cell.clock.advance(5.1)  # within one round
+    assert cell.metrics.value("dropped_total", kind="resent", reason="overdue") == 1
+    cell.verifier.let_go("resend")
+    cell.verifier.let_go("verify")
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 60)
+    assert track.tally.accepted > 20
+    assert cell.metrics.value("resends_total", reason="features_missing") == 0
+
+
 async def test_rows_that_never_arrive_do_not_make_every_round_wait(make_cell: MakeCell) -> None:
     cell = make_cell()
     cell.drafters[0].ingest = lambda *rows: None
