@@ -255,7 +255,7 @@ class VerifySession:
         made: FeatureRun | Refusal = (
             invalid("sink: not an address")
             if sink is None
-            else await self._device.run(self._engine.features, cursor, command.from_position)
+            else await self._device.run(self._engine.features, cursor, command.from_position, urgent=True)
         )
         if isinstance(made, Refusal) or sink is None:
             assert isinstance(made, Refusal)

@@ -1,8 +1,9 @@
-"""A verifier's session when handing rows over fails: prompts that wait for news of the same round get them."""
+"""A verifier's session: who goes first, and prompts that wait for news of a round that fails get them."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -110,3 +111,29 @@ async def test_a_prompt_that_rode_in_a_round_is_told_although_rows_cannot_be_han
     assert not second.HasField("refusal")
     assert not verdicts.refusals
     assert bench.lost() == (1 if sink is None else 5)
+
+
+async def test_rows_are_looked_up_before_chunks_of_prompts(bench: Bench) -> None:
+    """They are a copy, and a drafter waits for them; chunks are passes, and there may always be another one."""
+    async with asyncio.timeout(PATIENCE_S):
+        anchor = (await bench.prefill(1, [1, 2, 3])).anchor
+        assert not (await bench.round(1, 4, anchor)).refusals
+        order: list[str] = []
+        gate = threading.Event()
+        busy = bench.device.submit(gate.wait)
+        chunk = bench.device.submit(order.append, "chunk")
+        cursor = codec.write_cursor(Cursor(1, 1, 2, 4))
+        resend = asyncio.create_task(
+            bench.session._answer(verify_pb2.VerifyCommand(resend=verify_pb2.Resend(cursor=cursor, sink=SINK)))
+        )
+        looked_up = bench.engine.features
+
+        def features(*named: Any) -> Any:
+            order.append("rows")
+            return looked_up(*named)
+
+        bench.engine.features = features  # type: ignore[method-assign]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(busy, chunk, resend)
+    assert order == ["rows", "chunk"]
