@@ -23,6 +23,18 @@ from dspark.wire.v1 import generate_pb2
 LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
 
 
+async def encoded(tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True) -> tuple[int, ...]:
+    """Text as token ids; errors name `field`."""
+    if len(text) > MAX_TEXT:
+        raise InvalidRequest(field, f"{len(text)} characters, at most {MAX_TEXT} are allowed")
+    try:
+        if len(text) > LONG_TEXT:
+            return await asyncio.to_thread(tokenizer.encode, text, add_special=add_special)
+        return tokenizer.encode(text, add_special=add_special)
+    except Exception as error:  # the library raises bare Exception
+        raise InvalidRequest(field, "cannot be tokenized") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request that was taken in."""
@@ -72,14 +84,7 @@ class FrontDesk:
                     "tokenized.input_ids", f"{len(ids)} tokens leave no room for an answer in a context of {limit}"
                 )
             return tuple(ids)
-        if len(message.text) > MAX_TEXT:
-            raise InvalidRequest("text", f"{len(message.text)} characters, at most {MAX_TEXT} are allowed")
-        try:
-            if len(message.text) > LONG_TEXT:
-                return await asyncio.to_thread(self.tokenizer.encode, message.text)
-            return self.tokenizer.encode(message.text)
-        except Exception as error:  # the library raises bare Exception
-            raise InvalidRequest("text", "cannot be tokenized") from error
+        return await encoded(self.tokenizer, message.text, "text")
 
     def _text(self, request: Request) -> TextStream | None:
         if self.tokenizer is None:

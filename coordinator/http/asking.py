@@ -15,6 +15,7 @@ from dspark.client.request import Sampling, write_request
 from dspark.errors import Cancelled, InvalidRequest
 
 MAX_PROMPTS = 256
+GIVEN = 64  # characters of a client's name that go into ours
 
 _PLAIN = (
     "n",
@@ -63,8 +64,9 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
 
 
 def new_id(kind: str, given: str | None) -> str:
-    """Of a response, and of its request in logs; `given` is the client's own."""
-    return f"{kind}-{given or secrets.token_hex(12)}"
+    """Of a response, and of its request in logs. `given` is the client's own, which need not differ from call to call:
+    clients that try again, and proxies that pass a name on, say it twice."""
+    return f"{kind}-{given[:GIVEN]}-{secrets.token_hex(4)}" if given else f"{kind}-{secrets.token_hex(12)}"
 
 
 class Asking:

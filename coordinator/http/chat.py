@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from coordinator.frontdesk import LONG_TEXT
+from coordinator.frontdesk import LONG_TEXT, encoded
 from coordinator.http.answer import answered
 from coordinator.http.asking import sampling
 from coordinator.http.body import read_body
@@ -20,8 +20,8 @@ from coordinator.http.schema import ChatBody
 from coordinator.http.template import ChatTemplate
 from coordinator.http.tokens import TokenTexts, chat_logprobs
 from coordinator.reading import Shown
-from coordinator.tokenizer import Tokenizer
 from dspark.errors import InvalidRequest, Unsupported
+from dspark.runtime.security import current_caller
 
 # Fields of the gRPC interface, as this body calls them.
 _NAMES = {
@@ -61,7 +61,7 @@ class ChatShape:
     def opening(self, prompt: int) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def part(self, shown: Shown) -> Object:
+    def part(self, prompt: int, shown: Shown) -> Object:
         delta = {"content": shown.text} if shown.text or shown.tokens else {}
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
@@ -80,6 +80,7 @@ async def read_prompt(door: Door, body: ChatBody) -> tuple[int, ...]:
     template, tokenizer = door.template, door.desk.tokenizer
     if template is None or tokenizer is None:
         raise Unsupported("messages", "the target has no chat template; /v1/completions takes plain prompts")
+    door.desk.cell.check_capacity(current_caller().tenant)  # before anything is done for a request that has no room
     messages = read_messages(body.messages)
     arguments = dict(body.chat_template_kwargs or {})
     for name in _KEYWORDS:
@@ -87,27 +88,19 @@ async def read_prompt(door: Door, body: ChatBody) -> tuple[int, ...]:
             if name not in template.arguments:
                 raise Unsupported(name, "the target's chat template has no such argument")
             arguments[name] = value
-    asked = (template, tokenizer, messages, arguments, body)
-    if sum(len(str(message.get("content"))) for message in messages) > LONG_TEXT:
-        return await asyncio.to_thread(_ids, *asked)
-    return _ids(*asked)
+    asked = (template, messages, arguments, body)
+    long = sum(len(str(message.get("content"))) for message in messages) > LONG_TEXT
+    text = await asyncio.to_thread(_rendered, *asked) if long else _rendered(*asked)
+    return await encoded(tokenizer, text, "messages", add_special=False)  # the template writes them itself
 
 
-def _ids(
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    messages: list[dict[str, Any]],
-    arguments: dict[str, Any],
-    body: ChatBody,
-) -> tuple[int, ...]:
+def _rendered(template: ChatTemplate, messages: list[dict[str, Any]], arguments: dict[str, Any], body: ChatBody) -> str:
     last = bool(body.continue_final_message)
     begin = not last if body.add_generation_prompt is None else body.add_generation_prompt
     if last and begin:
         raise InvalidRequest("continue_final_message", "goes without add_generation_prompt")
     text = template.render(messages, arguments, add_generation_prompt=begin)
-    if last:
-        text = _cut_behind(text, str(messages[-1].get("content") or ""))
-    return tokenizer.encode(text, add_special=False)  # the template writes them itself
+    return _cut_behind(text, str(messages[-1].get("content") or "")) if last else text
 
 
 def _cut_behind(text: str, said: str) -> str:

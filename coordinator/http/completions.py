@@ -47,23 +47,24 @@ class CompletionShape:
 
     def __init__(self, texts: TokenTexts, echoes: list[str] | None) -> None:
         self._texts, self._echoes = texts, echoes
-        self._said: dict[int, int] = {}  # characters told, by choice
+        self._said: dict[tuple[int, int], int] = {}  # characters told, by prompt and answer
 
     def opening(self, prompt: int) -> Object | None:
         return {"text": self._echoes[prompt]} if self._echoes is not None else None
 
-    def part(self, shown: Shown) -> Object:
-        return {"text": shown.text, "logprobs": completion_logprobs(self._texts, [shown], self._told(shown))}
+    def part(self, prompt: int, shown: Shown) -> Object:
+        before = self._told((prompt, shown.index), shown)
+        return {"text": shown.text, "logprobs": completion_logprobs(self._texts, [shown], before)}
 
     def whole(self, prompt: int, parts: list[Shown]) -> Object:
         text = "".join(shown.text for shown in parts)
         echo = self._echoes[prompt] if self._echoes is not None else ""
         return {"text": echo + text, "logprobs": completion_logprobs(self._texts, parts, 0)}
 
-    def _told(self, shown: Shown) -> int:
-        before = self._said.get(shown.index, 0)
+    def _told(self, key: tuple[int, int], shown: Shown) -> int:
+        before = self._said.get(key, 0)
         if shown.logprobs:
-            self._said[shown.index] = before + sum(len(self._texts.text_of(token)) for token in shown.tokens)
+            self._said[key] = before + sum(len(self._texts.text_of(token)) for token in shown.tokens)
         return before
 
 

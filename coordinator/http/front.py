@@ -41,7 +41,7 @@ async def open_front(
     most: int,
     more: Callable[[Door], Iterable[APIRouter]] = lambda _: (),
 ) -> HttpFront | None:
-    """Opens `config.http`, if any. most: connections at one time; more hear 503. more: routes beside OpenAI's."""
+    """Opens `config.http`, if any. most: requests at one time. more: routes beside OpenAI's."""
     if config.http is None:
         return None
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]

@@ -10,6 +10,7 @@ from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.frontdesk import FrontDesk
 from coordinator.frontend.config import FrontendConfig
+from coordinator.http.connection import names_of
 from coordinator.http.door import Door, Guard
 from coordinator.http.template import find_template
 from coordinator.pacing import read_pace
@@ -46,14 +47,14 @@ def guard_of(security: Security, roles: Roles) -> Guard:
     """A dependency that lets `roles` in and remembers who it was."""
 
     async def guard(request: Request) -> None:
-        shown = request.headers.get("authorization")
+        shown, names = request.headers.get("authorization"), names_of(request.scope)
         try:
-            caller = security.http_caller(shown, roles)
+            caller = security.http_caller(shown, names, roles)
         except Denied as error:
             if shown is None or isinstance(error, Forbidden) or not security.access.open_to & roles:
                 raise
             # Clients of this interface cannot leave the key out; where anybody may come in, any key will do.
-            caller = security.http_caller(None, roles)
+            caller = security.http_caller(None, names, roles)
         set_caller(caller)
 
     return guard

@@ -30,7 +30,7 @@ class Shape(Protocol):
     def opening(self, prompt: int) -> Object | None:
         """A choice's first part, before any token; None where there is nothing to say."""
 
-    def part(self, shown: Shown) -> Object:
+    def part(self, prompt: int, shown: Shown) -> Object:
         """A choice's next part."""
 
     def whole(self, prompt: int, parts: list[Shown]) -> Object:
@@ -105,7 +105,7 @@ async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGen
                 ended = reading.end is not None and key not in told
                 if not ended and (shown is None or not (shown.text or shown.logprobs or frame.token_ids)):
                     continue
-                choice = shape.part(shown or Shown(reading.index, reading.answered))
+                choice = shape.part(prompt, shown or Shown(reading.index, reading.answered))
                 if frame.token_ids:
                     choice["token_ids"] = shown.tokens if shown else []
                 if ended:
@@ -127,7 +127,7 @@ def _openings(asking: Asking, shape: Shape, frame: Frame, chunk: Any) -> list[by
         choice = shape.opening(prompt)
         if frame.token_ids:
             ids = {"prompt_token_ids": list(asking.answerings[prompt].request.prompt), "token_ids": []}
-            choice = (choice or shape.part(Shown(0, 0))) | ids
+            choice = (choice or shape.part(prompt, Shown(0, 0))) | ids
         if choice is not None:
             out.append(chunk(number, choice))
     return out

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Iterator
+from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from coordinator.http.connection import Connection, Quiet
+from coordinator.http.errors import described
 from coordinator.http.renewing import Renewing
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.security import Security, split_endpoint
 
 BACKLOG = 2048
 START_S = 10.0
-IDLE_S = 75.0  # a connection may stay open between two requests
+IDLE_S = 75.0  # a connection may stay open between two requests, or with something sent that nobody reads
+CONNECTIONS = 4  # for every request that may run: clients keep some open
 
 
 class _Server(uvicorn.Server):
@@ -34,8 +40,27 @@ class _Server(uvicorn.Server):
         yield
 
 
+class Bounded:
+    """An application that has at most so many requests running; more are told to come back."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most = app, most
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._running >= self._most:
+            why = Overloaded(f"{self._running} requests are running, at most {self._most} may", retry_after_s=1.0)
+            status, body, headers = described(why)
+            return await JSONResponse(body, status, headers)(scope, receive, send)
+        self._running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running -= 1
+
+
 class HttpServer:
-    """Listens from the start on, serves until stopped. most: connections at one time; more hear 503."""
+    """Listens from the start on, serves until stopped. most: requests at one time; more are refused."""
 
     def __init__(self, app: ASGIApp, bind: str, *, most: int, security: Security) -> None:
         tls = security.tls
@@ -43,15 +68,14 @@ class HttpServer:
         host, port = split_endpoint(bind)[0], self._socket.getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         config = uvicorn.Config(
-            app,
+            Bounded(app, most),
             log_config=None,  # records take the process's own path
             access_log=False,
             lifespan="off",
             ws="none",
-            http="httptools",
+            http=cast(Any, functools.partial(Connection, quiet=Quiet(CONNECTIONS * most))),
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=most,
             backlog=BACKLOG,
             timeout_keep_alive=int(IDLE_S),
             **security.uvicorn(),
@@ -61,6 +85,11 @@ class HttpServer:
             config.ssl.sni_callback = Renewing(tls, ask_peers=security.ask_peers)
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> int:
+        """Those that are open."""
+        return len(self._server.server_state.connections)
 
     async def start(self) -> None:
         """Returns when it listens."""
@@ -86,6 +115,8 @@ def _listen(bind: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: ends also those that were closed and are still being read
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * IDLE_S))
     try:
         found.bind((host, port))
     except OSError as error:

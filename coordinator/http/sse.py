@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from coordinator.http.connection import cut
 from coordinator.http.errors import described
 from dspark.errors import Cancelled
 
@@ -43,7 +44,7 @@ class EventStream(Response):
     """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client has left.
 
     An error of `events` becomes a status before the first event, and an event after it. A client that takes nothing for
-    `unread_s` has left as well: its connection is closed, and `on_cut()` called.
+    `unread_s` has left as well: its connection is ended with all that it did not take, and `on_cut()` called.
     """
 
     media_type = "text/event-stream"
@@ -61,27 +62,35 @@ class EventStream(Response):
         self.init_headers({**_HEADERS, **(headers or {})})
         self._events, self._gone = events, gone
         self._unread_s, self._on_cut = unread_s, on_cut
-        self._begun = False
+        self._begun = self._over = self._dropped = False
         self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._sent = asyncio.get_running_loop().time()
-        keeper = asyncio.create_task(self._keep(receive, send))
+        keeper = asyncio.create_task(self._keep(scope, receive, send))
+        try:
+            await self._tell(send)
+        except _Untaken:
+            self._cut(scope)
+        finally:
+            keeper.cancel()
+            await self._events.aclose()
+        if not self._over:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif self._dropped:
+            await left(receive)  # the server knows by then why the answer is not whole
+
+    async def _tell(self, send: Send) -> None:
         try:
             async for part in self._events:
                 await self._write(send, part)
         except _Untaken:
-            self._cut()
-            return  # unfinished, so the server closes the connection
+            raise
         except Exception as error:
             if not self._begun:
                 raise
             if not isinstance(error, Cancelled):  # nobody is left to tell
                 await self._write(send, event(described(error)[1]))
-        finally:
-            keeper.cancel()
-            await self._events.aclose()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send, part: bytes) -> None:
         if not self._begun:
@@ -94,11 +103,15 @@ class EventStream(Response):
         except TimeoutError:
             raise _Untaken from None
 
-    def _cut(self) -> None:
+    def _cut(self, scope: Scope) -> None:
+        if self._over:
+            return
+        self._over = True
         self._on_cut()
         self._gone()
+        self._dropped = cut(scope)
 
-    async def _keep(self, receive: Receive, send: Send) -> None:
+    async def _keep(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -112,7 +125,7 @@ class EventStream(Response):
                 try:
                     await self._write(send, _COMMENT)
                 except _Untaken:
-                    self._cut()
+                    self._cut(scope)
                     return
 
 

@@ -171,18 +171,18 @@ class Security:
         """From a process's configuration; files are read, and refused by key, at once."""
         token = read_token(config.token_file, "token_file")
         client_file: str | None = getattr(config, "client_token_file", None)
-        for key, path in (
-            ("operator_token_file", config.operator_token_file),
-            ("client_token_file", client_file),
-            ("metrics_token_file", config.metrics_token_file),
-        ):
-            if path and token is None and not config.tls_ca:
-                raise ConfigError(f"{key}: needs token_file too, or workers' calls would be open to everybody")
         tls = None
         if config.tls_cert or config.tls_key or config.tls_ca:
             tls = Tls(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
             tls.check(server=True)
         ask_peers = tls is not None and tls.ca is not None and config.tls_require_client_cert
+        for key, path in (
+            ("operator_token_file", config.operator_token_file),
+            ("client_token_file", client_file),
+            ("metrics_token_file", config.metrics_token_file),
+        ):
+            if path and token is None and not ask_peers:
+                raise ConfigError(f"{key}: needs token_file too, or workers' calls would be open to everybody")
         open_to: set[Role] = set()
         near = is_loopback(split_endpoint(config.bind)[0])
         if (near or config.insecure) and not ask_peers:
@@ -230,14 +230,9 @@ class Security:
             asked = {"ssl_ca_certs": self.tls.ca, "ssl_cert_reqs": int(ssl.CERT_REQUIRED)}
         return {"ssl_certfile": self.tls.cert, "ssl_keyfile": self.tls.key, **asked}
 
-    def http_caller(self, authorization: str | None, roles: Roles) -> Caller:
-        """Lets an HTTP request in by its `Authorization` header; raises Denied (401) or Forbidden (403).
-
-        Servers of HTTP do not hand certificates on: whoever shows one of the authority's and no token is a client.
-        """
-        if self.ask_peers and authorization is None and Role.CLIENT in roles:
-            return Caller(frozenset({Role.CLIENT}))
-        return self.access.admit("this request", roles, authorization=authorization)
+    def http_caller(self, authorization: str | None, names: Iterable[str], roles: Roles) -> Caller:
+        """Lets an HTTP request in; raises Denied (401) or Forbidden (403)."""
+        return self.access.admit("this request", roles, authorization=authorization, names=names)
 
     def metrics_caller(self, authorization: str | None, names: Iterable[str]) -> Caller:
         """Lets a reader of `/metrics` in."""

@@ -132,6 +132,13 @@ def test_a_conversation_that_cannot_be_read_is_named(cell: HttpCell, body: dict[
     assert answer.json()["error"]["param"] == param
 
 
+def test_a_conversation_is_bounded_as_any_text_is(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.frontdesk.MAX_TEXT", 5000)
+    long = post(cell, chat({"role": "user", "content": "x" * 6000}, max_tokens=1), "chat/completions")
+    assert (long.status_code, long.json()["error"]["param"]) == (400, "messages")
+    assert "at most 5000" in long.json()["error"]["message"]
+
+
 def test_fields_that_ask_for_nothing_and_labels_are_let_through(cell: HttpCell) -> None:
     idle = completion(
         user="u", metadata={"a": "b"}, best_of=1, echo=False, suffix=None, logit_bias=None, stop=None, seed=None, n=None
@@ -195,7 +202,10 @@ def test_events_are_written_as_the_format_asks(cell: HttpCell) -> None:
     *events, done, rest = text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     assert all(re.fullmatch(r"data: \{.*\}", event) for event in events)
-    assert {json.loads(event[6:])["id"] for event in events} == {"cmpl-mine"}
+    (name,) = {json.loads(event[6:])["id"] for event in events}
+    assert re.fullmatch(r"cmpl-mine-[0-9a-f]{8}", name)
+    long = post(cell, completion(), headers={"x-request-id": "x" * 500})
+    assert (long.status_code, long.headers["x-request-id"]) == (200, "x" * 500)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -297,6 +307,21 @@ def test_under_tls_certificates_are_asked_for_and_renewed_while_serving(tmp_path
         assert ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt")) != before
 
 
+def test_a_certificate_says_who_calls_over_http_too(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with HttpCell(workers=False, **authority.settings()) as cell:
+        for name, models, metrics in (
+            ("client-acme", 503, 403),
+            ("operator", 503, 200),
+            ("monitor", 403, 200),
+            ("node", 403, 403),
+        ):
+            shown = ssl.create_default_context(cafile=authority.path("ca.crt"))
+            shown.load_cert_chain(authority.path(f"{name}.crt"), authority.path(f"{name}.key"))
+            for path, status in (("/v1/models", models), ("/metrics", metrics)):
+                assert httpx.get(cell.url + path, verify=shown).status_code == status, (name, path)
+
+
 def test_a_key_is_the_clients_token(pair: Path, tmp_path: Path) -> None:
     worker = write_token(tmp_path / "worker")
     client = write_token(tmp_path / "client")
@@ -328,8 +353,9 @@ def test_tenants_are_told_apart_by_their_keys(pair: Path, tmp_path: Path) -> Non
         with httpx.stream("POST", url, json=body, headers=headers("acme"), timeout=30) as running:
             lines = running.iter_lines()  # held on to: a stream ends with whoever reads its lines
             next(lines)
-            # The same name is another request of another tenant, and a second one of the same.
-            assert post(cell, completion(), headers=headers("bolt")).status_code == 200
-            twice = post(cell, completion(), headers=headers("acme"))
-            assert (twice.status_code, twice.json()["error"]["param"]) == (400, "request_id")
+            # The same name is another request, of another tenant as of the same.
+            for tenant in keys:
+                answer = post(cell, completion(), headers=headers(tenant))
+                assert (answer.status_code, answer.headers["x-request-id"]) == (200, "one")
+                assert re.fullmatch(r"cmpl-one-[0-9a-f]{8}", answer.json()["id"])
         cell.freed()

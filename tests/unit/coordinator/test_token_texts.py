@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from coordinator.http.completions import CompletionShape
 from coordinator.http.tokens import TokenTexts, completion_logprobs
 from coordinator.reading import Shown
 from coordinator.tokenizer import Tokenizer
@@ -59,3 +60,17 @@ def test_a_completion_s_offsets_count_what_the_tokens_say() -> None:
     assert "".join(shown["tokens"]) == "def add(a, b):"
     assert shown["text_offset"][:2] == [10, 10 + len(shown["tokens"][0])]
     assert completion_logprobs(TokenTexts(tokenizer), [Shown(0, 0, ids, "")], 0) is None
+
+
+def test_offsets_of_a_stream_are_those_of_its_own_prompt_and_answer() -> None:
+    tokenizer = demo()
+    ids = tokenizer.encode("Problem 1: add", add_special=False)
+    shape = CompletionShape(TokenTexts(tokenizer), None)
+    told: dict[tuple[int, int], list[int]] = {}
+    for count, token in enumerate(ids, 1):
+        for prompt, index in ((0, 0), (0, 1), (1, 0)):
+            shown = Shown(index, count, tokens=[token], logprobs=[TokenLogprobs(-0.5, (), ())])
+            told.setdefault((prompt, index), []).extend(shape.part(prompt, shown)["logprobs"]["text_offset"])
+    texts = [tokenizer.decode([token], skip_special=False) for token in ids]
+    expected = [len("".join(texts[:before])) for before in range(len(ids))]
+    assert told == dict.fromkeys(told, expected)

@@ -15,6 +15,7 @@ from dspark.runtime.roles import METHODS, Role
 from dspark.runtime.security import Access, Security
 from dspark.runtime.tokens import ClientTokens, read_client_tokens
 from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, generate_pb2, verify_pb2
+from tests.services.certificates import Authority
 
 GENERATE = "/dspark.wire.v1.Generation/Generate"
 ANNOUNCE = "/dspark.wire.v1.Control/Announce"
@@ -166,6 +167,16 @@ def test_metrics_stay_near_unless_their_readers_are_asked(files: dict[str, str])
 def test_a_secret_of_others_alone_would_leave_workers_calls_open(files: dict[str, str], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         Security.of(PublicConfig(**{key: files[key]}))
+
+
+@pytest.mark.parametrize("key", ["operator_token_file", "client_token_file", "metrics_token_file"])
+def test_nor_is_it_ignored_where_an_authority_is_believed_and_certificates_are_not_asked_for(
+    files: dict[str, str], key: str, tmp_path: Path
+) -> None:
+    tls = Authority(tmp_path).settings()
+    with pytest.raises(ConfigError, match=key):
+        Security.of(PublicConfig(**{key: files[key]}, **tls, tls_require_client_cert=False))
+    assert Security.of(PublicConfig(**{key: files[key]}, **tls)).access.asks
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""Connections of the HTTP front, real ones on loopback: quiet ones, too many, and those of clients that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("uvicorn")
+
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from coordinator.http import connection as connection_module
+from coordinator.http import server as server_module
+from coordinator.http.server import HttpServer
+from coordinator.http.sse import EventStream, event
+from dspark.runtime.security import Security, split_endpoint
+
+GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+MOST = 2
+
+
+class Application:
+    """/ answers, /held answers when it is let go, /stream is told without an end."""
+
+    def __init__(self) -> None:
+        self.held = asyncio.Event()
+        self.running = 0
+        self.said: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.running += 1
+        try:
+            if scope["path"] == "/stream":
+                gone, cut = lambda: self.said.append("gone"), lambda: self.said.append("cut")
+                return await EventStream(_endless(), gone, unread_s=0.2, on_cut=cut)(scope, receive, send)
+            if scope["path"] == "/held":
+                await self.held.wait()
+            await PlainTextResponse("fine")(scope, receive, send)
+        finally:
+            self.running -= 1
+
+
+async def _endless() -> AsyncGenerator[bytes]:
+    while True:
+        yield event({"text": "x" * 10_000})
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def application() -> Application:
+    return Application()
+
+
+@pytest_asyncio.fixture
+async def server(application: Application) -> AsyncIterator[HttpServer]:
+    server = HttpServer(application, "127.0.0.1:0", most=MOST, security=Security())
+    await server.start()
+    yield server
+    application.held.set()
+    await server.stop(1.0)
+
+
+@pytest.fixture
+def address(server: HttpServer) -> tuple[str, int]:
+    return split_endpoint(server.url.removeprefix("http://"))
+
+
+async def _ask(address: tuple[str, int], path: bytes = b"/") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(GET % path)
+    return reader, writer
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """(status, headers, body) of an answer of known length."""
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - what is watched is the server's state
+            await asyncio.sleep(0.01)
+
+
+async def test_quiet_connections_take_no_room_from_requests(address: tuple[str, int]) -> None:
+    quiet = [await asyncio.open_connection(*address) for _ in range(MOST * server_module.CONNECTIONS)]
+    reader, writer = await _ask(address)
+    assert (await _head(reader))[0] == 200
+    assert await quiet[0][0].read() == b"", "the one that has been quiet longest makes room"
+    for _, each in [*quiet, (reader, writer)]:
+        each.close()
+
+
+async def test_a_connection_without_a_head_in_time_ends(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "HEAD_S", 0.1)
+    silent, dripping = await asyncio.open_connection(*address), await asyncio.open_connection(*address)
+    dripping[1].write(b"GET / HT")
+    again = await _ask(address)
+    assert (await _head(again[0]))[0] == 200
+    again[1].write(b"GET / HT")  # a first answer is no licence
+    async with asyncio.timeout(20):
+        for reader, writer in (silent, dripping, again):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+
+
+async def test_a_request_that_runs_is_no_quiet_connection(
+    address: tuple[str, int], application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "HEAD_S", 0.05)
+    reader, writer = await _ask(address, b"/held")
+    await asyncio.sleep(0.2)
+    application.held.set()
+    assert (await _head(reader))[0] == 200
+    writer.close()
+
+
+async def test_requests_beyond_the_bound_hear_when_to_come_back(
+    address: tuple[str, int], application: Application
+) -> None:
+    running = [await _ask(address, b"/held") for _ in range(MOST)]
+    await _until(lambda: application.running == MOST)
+    reader, writer = await _ask(address)
+    status, headers, body = await _head(reader)
+    assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(headers["retry-after"]) >= 1
+    application.held.set()
+    for each, _ in running:
+        assert (await _head(each))[0] == 200
+    writer.write(GET % b"/")
+    assert (await _head(reader))[0] == 200
+    for _, each in [*running, (reader, writer)]:
+        each.close()
+
+
+async def test_a_client_that_reads_nothing_loses_its_connection(
+    server: HttpServer, address: tuple[str, int], application: Application, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, address)
+        client.send(GET % b"/stream")
+        # What it did not take is thrown away: a connection that was closed in order would wait for it.
+        await _until(lambda: application.said == ["cut", "gone"])
+        await _until(lambda: not (application.running or server.connections))
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
