@@ -233,10 +233,10 @@ class VerifyEngine:
         """A chunk of the first prompt in line, in a pass of its own; None when nobody waits."""
         return self._rounds.prefill_next(short=short)
 
-    def take_failed(self) -> Prefill | None:
-        """A prompt whose pass failed, once; it is in line no more. Any thread may ask."""
-        failed = self._rounds.failed
-        return failed.popleft() if failed else None
+    def take_news(self) -> Progress | None:
+        """The oldest news of a prompt that rode in a round, or whose pass failed, once. Any one thread may ask."""
+        news = self._rounds.news
+        return news.popleft() if news else None
 
     # -- for timing -------------------------------------------------------------------------
 

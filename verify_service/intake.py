@@ -64,16 +64,19 @@ class Intake:
         self._rounds -= 1
         self._last_round = time.monotonic()
 
-    def deliver(self, progress: Sequence[Progress]) -> None:
-        """What chunks brought, to those who wait for it."""
-        for each in progress:
-            waiting = self._waiting.get(each.prefill)
-            if waiting is None or waiting.future.done():
-                continue  # its session has ended
-            if each.rows is not None:
-                waiting.take_rows(each.rows)
-            if each.done or each.problem is not None:
-                waiting.future.set_result(each.problem)
+    def collect(self) -> None:
+        """What chunks brought that rode in rounds, to those who wait for it."""
+        while (news := self._engine.take_news()) is not None:
+            self._deliver(news)
+
+    def _deliver(self, progress: Progress) -> None:
+        waiting = self._waiting.get(progress.prefill)
+        if waiting is None or waiting.future.done():
+            return  # its session has ended
+        if progress.rows is not None:
+            waiting.take_rows(progress.rows)
+        if progress.done or progress.problem is not None:
+            waiting.future.set_result(progress.problem)
 
     @property
     def _pending(self) -> list[_Waiting]:
@@ -81,9 +84,7 @@ class Intake:
 
     async def _work(self) -> None:
         while self._pending:
-            while (failed := self._engine.take_failed()) is not None:
-                if (waiting := self._waiting.get(failed)) is not None:
-                    self._fail([waiting])
+            self.collect()  # where a round ended without a verdict, nobody else does
             quiet_s = time.monotonic() - self._last_round
             if self._rounds or quiet_s < IDLE_S:
                 await asyncio.sleep(max(IDLE_S - quiet_s, IDLE_S / 4))
@@ -102,7 +103,8 @@ class Intake:
                 await asyncio.sleep(IDLE_S / 4)
                 continue
             self._metrics.forward_seconds.labels(kind="prefill").observe(time.monotonic() - began)
-            self.deliver([progress])
+            self.collect()
+            self._deliver(progress)
 
     def _fail(self, pending: Sequence[_Waiting]) -> None:
         for each in pending:

@@ -69,8 +69,7 @@ class Judged:
     replayed: int  # outcomes that repeat an earlier verdict
     tokens: int  # of the items, in the packed passes
     forward_ns: int
-    prefill_tokens: int = 0  # of prompts that rode along
-    progress: Sequence[Progress] = ()  # what came of them
+    prefill_tokens: int = 0  # of prompts that rode along; what came of them is `Engine.take_news`
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
     # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too; and what the rule
     # saw of the drafted tokens. See `dspark/decoding/draws.py`.
@@ -149,8 +148,11 @@ class Engine(Protocol):
     def prefill_next(self, *, short: bool = False) -> Progress | None:
         """A chunk of the first prompt in line, by itself; a short one when a round may come. None: nobody waits."""
 
-    def take_failed(self) -> Prefill | None:
-        """A prompt whose pass failed, once; it is in line no more. Any thread may ask."""
+    def take_news(self) -> Progress | None:
+        """The oldest news of a prompt that rode in a round, or whose pass failed, once. Any one thread may ask.
+
+        They are here and not with the verdicts: prompts are of other sessions, and outlive the round's.
+        """
 
     def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal: ...
 

@@ -47,6 +47,10 @@ class _Committed(NamedTuple):
     row: int  # first row of the pass
 
 
+class PassFailed(Exception):
+    """The target did not run, for the reason that caused this. Nothing was committed: the same may be run again."""
+
+
 class Stepped(NamedTuple):
     """What became of each item, the rows that were committed, and those of each chunk."""
 
@@ -112,7 +116,10 @@ class PackedStep:
             row += len(chunk.token_ids)
             if stop == state.prompt_len:  # only the last token of a prompt is followed by a draw
                 logit_rows.append(row - 1)
-        result = self._runner.run(segments, logit_rows if chunks else None)
+        try:
+            result = self._runner.run(segments, logit_rows if chunks else None)
+        except Exception as error:
+            raise PassFailed(f"{len(items)} sequences, {len(chunks)} prompts, {row} tokens: {error}") from error
         outcomes, wanted = self._judge(items, cases, result) if items else ([], [])
         taken = self._take_in(chunks, result, tokens)
         committed = [each for each in (*wanted, *taken) if each is not None]

@@ -3,15 +3,16 @@
 A step first asks for the pages of everybody in it, the oldest sequence first, then acts; who gets none is refused and
 stays where it stood. Prompts wait in one line, first come, first served: the next chunks of the first, as many as a
 token budget holds, ride in the pass of a cohort, so that rounds go on and prompts do too; while nobody decodes the
-first has passes of its own.
+first has passes of its own. A pass that fails is tried again with fewer, so that whoever spoils it is alone at last.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import structlog
 import torch
 
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
@@ -19,10 +20,13 @@ from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows
 from verify_service.holdings import Holdings
 from verify_service.interface import Judged, Prefill, Progress
-from verify_service.packed_step import Chunk, PackedStep, Stepped
+from verify_service.packed_step import Chunk, PackedStep, PassFailed, Stepped
 from verify_service.sequences import VerifyItem, check_item, invalid, unknown
 
+log = structlog.get_logger("dspark.verify")
+
 RIDE_ALONG = {"cpu": 64, "cuda": 512}  # prompt tokens in a round, where the configuration leaves it to the device
+_FAILED = Refusal(RefusalReason.INTERNAL, "its pass failed; see the verifier's log")
 
 
 class Rounds:
@@ -32,7 +36,7 @@ class Rounds:
         self, step: PackedStep, holdings: Holdings, config: VerifyConfig, vocab_size: int, device: torch.device
     ) -> None:
         self.line: deque[Prefill] = deque()  # prompts on their way in
-        self.failed: deque[Prefill] = deque()  # prompts whose pass failed, for whoever waits for them
+        self.news: deque[Progress] = deque()  # of prompts that rode in rounds or failed, for whoever waits for them
         self._step, self._holdings, self._config = step, holdings, config
         self._vocab_size = vocab_size
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(device.type, 512)
@@ -64,15 +68,16 @@ class Rounds:
                 replayed += isinstance(answer, Verdict)
         given = self._ask(items, runnable, outcomes)
         tokens = prefill_tokens = 0
-        progress: list[Progress] = []
-        for batch in self._batches(given):
-            riding = [] if progress else list(self.line)
-            made, stepped = self._ride(riding, self._ride_along, [given[i] for i in batch])
-            progress += made
-            prefill_tokens += sum(each.tokens for each in made)
-            tokens += stepped.tokens
-            outcomes |= dict(zip(batch, stepped.outcomes, strict=True))
-            features |= dict(zip(batch, stepped.features, strict=True))
+        for place, batch in enumerate(self._batches(given)):
+            riding = [] if place else list(self.line)
+            for part, made, stepped in self._passes(batch, given, riding):
+                self.news.extend(made)
+                prefill_tokens += sum(each.tokens for each in made)
+                tokens += stepped.tokens
+                outcomes |= dict(zip(part, stepped.outcomes, strict=True))
+                features |= dict(zip(part, stepped.features, strict=True))
+        if given and all(outcomes[index] is _FAILED for index in given):
+            raise PassFailed("every pass of a cohort failed")  # rather the device than one of them
         labels, draws = self._step.take_draws(items)
         return Judged(
             outcomes=[outcomes[i] for i in range(len(items))],
@@ -82,7 +87,6 @@ class Rounds:
             forward_ns=time.perf_counter_ns() - began,
             near_ties=self._step.take_near_ties(),
             prefill_tokens=prefill_tokens,
-            progress=progress,
             labels=labels,
             draws=draws,
         )
@@ -120,6 +124,25 @@ class Rounds:
             size += count
         return batches
 
+    def _passes(
+        self, batch: Sequence[int], given: Mapping[int, VerifyItem], prefills: Sequence[Prefill]
+    ) -> Iterator[tuple[Sequence[int], list[Progress], Stepped]]:
+        """(indices of items, progress of prompts, what came of both) until every item was in a pass that did not fail,
+        or failed alone. One of them, or their number, may have been more than the device could bear."""
+        try:
+            yield batch, *self._ride(prefills, self._ride_along, [given[i] for i in batch])
+            return
+        except PassFailed as error:
+            log.error("pass.failed", sequences=len(batch), prompts=len(prefills), exc_info=error)
+            parts = [batch] if prefills else _halves(batch)  # prompts that rode have left the line
+        except Exception as error:  # a bug behind the pass: some may be committed and not told, so all begin anew
+            log.error("step.failed", sequences=len(batch), prompts=len(prefills), exc_info=error)
+            parts = []
+        for part in parts:
+            yield from self._passes(part, given, [])
+        if not parts:
+            yield batch, [], Stepped([_FAILED] * len(batch), [None] * len(batch), [], 0)
+
     def _ride(
         self, prefills: Sequence[Prefill], budget: int, items: Sequence[VerifyItem]
     ) -> tuple[list[Progress], Stepped]:
@@ -146,7 +169,8 @@ class Rounds:
         except BaseException:
             for prefill, _ in riders:
                 self._leave(prefill)  # whatever it was, it does not come again with the next round
-                self.failed.append(prefill)
+                self.news.append(Progress(prefill, None, 0, False, _FAILED))
+            self.news.extend(gone)
             raise
         made: list[Progress] = []
         for (prefill, chunk), rows in zip(riders, stepped.chunk_rows, strict=True):
@@ -160,3 +184,9 @@ class Rounds:
         """It is done, or cannot go on."""
         if prefill in self.line:
             self.line.remove(prefill)
+
+
+def _halves(batch: Sequence[int]) -> list[Sequence[int]]:
+    """Nothing of a batch of one: it cannot be told apart from itself."""
+    middle = len(batch) // 2
+    return [batch[:middle], batch[middle:]] if middle else []

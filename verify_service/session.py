@@ -175,7 +175,7 @@ class VerifySession:
                 travelling.setdefault(sink, []).append(features)
         for sink, runs in travelling.items():
             self._hand_over(sink, runs, bulk=False)
-        self._intake.deliver(judged.progress)
+        self._intake.collect()
         for outcome in judged.outcomes:
             if isinstance(outcome, Refusal):
                 self._refused(outcome.reason)

@@ -73,6 +73,7 @@ class SyntheticVerifyEngine:
         self._pages = PageTable(config.kv_tokens // config.page_size, config.page_size)
         self._sequences: dict[int, _Held] = {}
         self._line: deque[Prefill] = deque()  # prompts on their way in
+        self._news: deque[Progress] = deque()  # of those that rode in rounds
         self._step_tokens = config.step_prefill_tokens or STEP_PREFILL
 
     @staticmethod
@@ -112,8 +113,6 @@ class SyntheticVerifyEngine:
             problem = invalid("law.logprobs: a synthetic target has none")
         if problem is not None:
             return problem
-        if law.logprobs is not None:
-            return invalid("law.logprobs: a synthetic engine has no probabilities")
         if held is not None:
             self._drop(cursor.sequence)
         if len(self._sequences) >= self.config.max_sequences:
@@ -144,8 +143,8 @@ class SyntheticVerifyEngine:
         self._sleep(began, seconds)
         return progress[0] if progress else None
 
-    def take_failed(self) -> Prefill | None:
-        return None
+    def take_news(self) -> Progress | None:
+        return self._news.popleft() if self._news else None
 
     def _ride(self, budget: int, *, most: int) -> tuple[list[Progress], float]:
         """The next tokens of prompts in line, first come, first served: what came of them, and their seconds."""
@@ -245,6 +244,7 @@ class SyntheticVerifyEngine:
                 outcomes[index], features[index] = self._judge(item, held, ids)
             progress, more = self._ride(self._step_tokens, most=len(self._line))
             self._sleep(began, self._seconds(tokens, context) + more)
+            self._news.extend(progress)
         return Judged(
             outcomes=[each for each in outcomes if each is not None],
             features=features,
@@ -252,7 +252,6 @@ class SyntheticVerifyEngine:
             tokens=tokens,
             forward_ns=time.perf_counter_ns() - began,
             prefill_tokens=sum(each.tokens for each in progress),
-            progress=progress,
         )
 
     def _target_ids(self, runnable: Sequence[tuple[int, VerifyItem, _Held]]) -> list[list[int]]:

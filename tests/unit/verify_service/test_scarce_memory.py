@@ -12,7 +12,10 @@ from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, SparseQ, Ver
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
-from verify_service.interface import Prefill
+from verify_service.interface import Prefill, Progress
+from verify_service.packed_step import PassFailed
+from verify_service.passes import Pass
+from verify_service.plan import Segment
 from verify_service.sequences import VerifyItem
 
 GREEDY = Law(temperature=0.0)
@@ -23,6 +26,11 @@ PAIR = dict[str, str]
 @pytest.fixture
 def pair(golden_target: Path, golden_drafter: Path) -> PAIR:
     return {"target": str(golden_target), "drafter": str(golden_drafter)}
+
+
+def news(engine: VerifyEngine) -> list[Progress]:
+    """Of prompts that rode in the last round."""
+    return list(iter(engine.take_news, None))
 
 
 def take_in(engine: VerifyEngine, sequence: int, prompt: list[int], salt: str = "", epoch: int = 1) -> int:
@@ -120,7 +128,7 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
         assert isinstance(outcome, Verdict)
         text.append(outcome.next_token)
         assert judged.prefill_tokens == (7 if number < 7 else 1 if number == 7 else 0)
-        rows += [each.rows for each in judged.progress if isinstance(each.rows, FeatureRows)]
+        rows += [each.rows for each in news(engine) if isinstance(each.rows, FeatureRows)]
     assert text == expected
     assert engine.first_token(2) == first
     kept = calm.features(Cursor(2, 1, 1, 51), 0)
@@ -209,8 +217,9 @@ def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(p
         judged = engine.judge_cohort([item])
         assert isinstance(judged.outcomes[0], Verdict)
         texts[1].append(judged.outcomes[0].next_token)
-        rode.append([(each.prefill.sequence, each.tokens, each.done) for each in judged.progress])
-        for each in judged.progress:
+        told = news(engine)
+        rode.append([(each.prefill.sequence, each.tokens, each.done) for each in told])
+        for each in told:
             assert each.rows is not None
             assert len(each.rows.token_ids) == each.tokens
     assert rode == [[(2, 9, True), (3, 7, True), (4, 8, False)], [(4, 12, True), (5, 3, True)]]
@@ -223,8 +232,85 @@ def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(pair:
     line_up(engine, 2, PROMPT)
     line_up(engine, 3, PROMPT)
     engine.release(2, 1)
-    progress = engine.judge_cohort([first]).progress
-    assert [(each.prefill.sequence, each.tokens, each.problem is None) for each in progress] == [
+    engine.judge_cohort([first])
+    assert [(each.prefill.sequence, each.tokens, each.problem is None) for each in news(engine)] == [
         (2, 0, False),
         (3, 8, True),
     ]
+
+
+class Fragile:
+    """A runner that cannot bear some sequences, more of them than `most`, or prompts."""
+
+    def __init__(self, engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bad: set[int] = set()
+        self.most = 99
+        self.passes = 0
+        self._run = engine._runner.run
+        monkeypatch.setattr(engine._runner, "run", self.run)
+
+    def run(self, segments: list[Segment], rows: list[int] | None) -> Pass:
+        self.passes += 1
+        if len(segments) > self.most or any(segment.key in self.bad for segment in segments):
+            raise RuntimeError("out of memory")
+        return self._run(segments, rows)
+
+
+def decoding(engine: VerifyEngine, count: int) -> list[VerifyItem]:
+    """So many sequences, each before its next round."""
+    return [
+        VerifyItem(Cursor(n, 1, 1, len(PROMPT) + 1), take_in(engine, n, PROMPT), (), NO_Q) for n in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize("bad", [set(), {3}, {1, 5}])
+def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
+    pair: PAIR, bad: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False))
+    items = decoding(engine, 5)
+    fragile = Fragile(engine, monkeypatch)
+    fragile.bad, fragile.most = bad, 2
+    outcomes = engine.judge_cohort(items).outcomes
+    assert {n + 1 for n, outcome in enumerate(outcomes) if isinstance(outcome, Refusal)} == bad
+    verdicts = [outcome for outcome in outcomes if isinstance(outcome, Verdict)]
+    assert len({verdict.next_token for verdict in verdicts}) == 1, "all say the same, none twice"
+    assert all(engine._holdings.states[verdict.cursor.sequence].cached == len(PROMPT) + 1 for verdict in verdicts)
+    fragile.bad, fragile.most = set(), 99
+    again = engine.judge_cohort([items[n - 1] for n in bad]).outcomes
+    assert all(isinstance(outcome, Verdict) for outcome in again), "they stand where they stood"
+    if bad and verdicts:
+        assert again[0].next_token == verdicts[0].next_token  # type: ignore[union-attr]
+
+
+def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(
+    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=8, prefix_cache=False))
+    items = decoding(engine, 2)
+    line_up(engine, 7, PROMPT)
+    fragile = Fragile(engine, monkeypatch)
+    fragile.bad = {7}
+    assert all(isinstance(outcome, Verdict) for outcome in engine.judge_cohort(items).outcomes)
+    assert [(each.prefill.sequence, each.problem is None) for each in news(engine)] == [(7, False)]
+    assert fragile.passes == 2
+    assert engine.prefill_next() is None, "it does not come again"
+
+
+def test_a_device_that_fails_at_everything_fails_the_round(pair: PAIR, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair))
+    items = decoding(engine, 3)
+    Fragile(engine, monkeypatch).most = 0
+    with pytest.raises(PassFailed):
+        engine.judge_cohort(items)
+
+
+def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(
+    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=20, max_batch_tokens=1, prefix_cache=False))
+    items = decoding(engine, 2)
+    line_up(engine, 7, PROMPT)
+    Fragile(engine, monkeypatch).bad = {2}
+    assert [type(outcome) for outcome in engine.judge_cohort(items).outcomes] == [Verdict, Refusal]
+    assert [(each.prefill.sequence, each.done) for each in news(engine)] == [(7, True)]

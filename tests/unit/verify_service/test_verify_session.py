@@ -137,3 +137,26 @@ async def test_rows_are_looked_up_before_chunks_of_prompts(bench: Bench) -> None
         gate.set()
         await asyncio.gather(busy, chunk, resend)
     assert order == ["rows", "chunk"]
+
+
+async def test_a_prompt_hears_of_a_round_whose_coordinator_is_gone(bench: Bench) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        first = await bench.prefill(1, [1, 2, 3])
+        bench.intake.round_begins()  # prompts ride from now on
+        waiting = asyncio.create_task(bench.prefill(2, [4, 5, 6, 7]))
+        for _ in range(8):
+            await bench.device.run(int)
+        gate = threading.Event()
+        judge = bench.engine.judge_cohort
+
+        def late(items: Any) -> Any:
+            gate.wait()
+            return judge(items)
+
+        bench.engine.judge_cohort = late  # type: ignore[method-assign]
+        dying = asyncio.create_task(bench.round(1, 4, first.anchor))
+        await asyncio.sleep(0.01)
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+        gate.set()
+        assert not (await waiting).HasField("refusal")
