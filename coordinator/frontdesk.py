@@ -16,11 +16,20 @@ from coordinator.reading import Reader
 from coordinator.request import Request
 from coordinator.tokenizer import TextStream, Tokenizer
 from coordinator.validation import MAX_TEXT, Limits, check_head, read_request, read_resume
-from dspark.errors import InvalidRequest
+from dspark.errors import InvalidRequest, Unavailable
 from dspark.runtime.security import current_caller
+from dspark.runtime.wire_limits import MAX_REQUEST, request_bytes
 from dspark.wire.v1 import generate_pb2
 
 LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
+
+
+def prompt_bytes(cell: Cell) -> int:
+    """Of a request that the cell could take; while nobody is there to say, of any."""
+    try:
+        return request_bytes(cell.terms().limits.context_length)
+    except Unavailable:
+        return MAX_REQUEST
 
 
 async def encoded(tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.control import ControlService
 from coordinator.drafting import DraftWaits
-from coordinator.frontdesk import FrontDesk
+from coordinator.frontdesk import FrontDesk, prompt_bytes
 from coordinator.http.front import HttpFront, open_front
 from coordinator.journal import Journal
 from coordinator.journal_file import SYNCS, JournalFile
@@ -26,7 +26,7 @@ from coordinator.membership import Membership
 from coordinator.pacing import read_pace
 from coordinator.policy import Policy, parse_policy
 from coordinator.rule import parse_rule
-from coordinator.service import GENERATION, MAX_REQUEST, GenerationService
+from coordinator.service import GENERATION, GenerationService
 from coordinator.tokenizer import find_tokenizer
 from coordinator.tracing import Tracing, open_tracer
 from coordinator.worker import Address, Role
@@ -36,6 +36,7 @@ from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security, split_endpoint, streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, GrpcServer
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import MAX_REQUEST
 from dspark.types import Rule
 from dspark.wire.v1 import control_pb2_grpc, frontend_pb2_grpc, generate_pb2_grpc
 
@@ -123,6 +124,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         max_concurrent_streams=room,  # so that excess is refused, not parked
         per_connection=streams_per_connection(config, room),
         max_receive=MAX_REQUEST,
+        prompt_bytes=lambda: prompt_bytes(cell),
         least_ping_ms=LEAST_PUBLIC_PING_MS,
     )
     desk = FrontDesk(cell, tokenizer, config.max_unread, clock)

@@ -27,7 +27,6 @@ from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
 GENERATION = "dspark.wire.v1.Generation"
-MAX_REQUEST = 16 * 1024 * 1024  # bytes of one message from anybody; a prompt of millions of tokens fits
 MAX_ABORTS = 1024
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from coordinator.frontdesk import FrontDesk
+from coordinator.frontdesk import FrontDesk, prompt_bytes
 from coordinator.frontend.config import FrontendConfig
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.http.front import HttpFront, open_front
 from coordinator.pacing import read_pace
-from coordinator.service import GENERATION, MAX_REQUEST, GenerationService
+from coordinator.service import GENERATION, GenerationService
 from coordinator.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.identity import new_incarnation
@@ -21,6 +21,7 @@ from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security, split_endpoint, streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, GrpcServer
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import MAX_REQUEST
 from dspark.wire.v1 import frontend_pb2, generate_pb2_grpc
 
 log = structlog.get_logger("dspark.frontend")
@@ -75,6 +76,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
         max_concurrent_streams=room,  # so that excess is refused, not parked
         per_connection=streams_per_connection(config, room),
         max_receive=MAX_REQUEST,
+        prompt_bytes=lambda: prompt_bytes(cell) if cell is not None else MAX_REQUEST,
         least_ping_ms=LEAST_PUBLIC_PING_MS,
     )
     hello = frontend_pb2.FrontendHello(name=name, incarnation=incarnation, pid=os.getpid())

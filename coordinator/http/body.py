@@ -9,7 +9,6 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from coordinator.service import MAX_REQUEST
 from dspark.errors import Cancelled
 
 
@@ -26,22 +25,22 @@ T = TypeVar("T", bound=Readable)
 READ_S = 30.0
 
 
-async def read_body(request: Request, kind: type[T]) -> T:
-    """The body as `kind`; errors name what is wrong."""
+async def read_body(request: Request, kind: type[T], most: int) -> T:
+    """The body as `kind`, of `most` bytes; errors name what is wrong."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A browser sends JSON to another origin only after asking, so pages from elsewhere cannot post here.
     if media != "application/json":
         raise HTTPException(415, f"content-type: {media[:100] or 'none'} is not application/json")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > MAX_REQUEST:
-        raise _too_large()
+    if declared.isdigit() and int(declared) > most:
+        raise _too_large(most)
     content = bytearray()
     try:
         async with asyncio.timeout(READ_S):
             async for part in request.stream():
                 content += part
-                if len(content) > MAX_REQUEST:
-                    raise _too_large()
+                if len(content) > most:
+                    raise _too_large(most)
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {READ_S:g} s") from None
     except ClientDisconnect:
@@ -49,5 +48,5 @@ async def read_body(request: Request, kind: type[T]) -> T:
     return kind.read(bytes(content))
 
 
-def _too_large() -> HTTPException:
-    return HTTPException(413, f"the body is larger than {MAX_REQUEST} bytes")
+def _too_large(most: int) -> HTTPException:
+    return HTTPException(413, f"the body is larger than {most} bytes")

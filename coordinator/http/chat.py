@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from coordinator.frontdesk import LONG_TEXT, encoded
+from coordinator.frontdesk import LONG_TEXT, encoded, prompt_bytes
 from coordinator.http.answer import answered
 from coordinator.http.asking import sampling
 from coordinator.http.body import read_body
@@ -39,7 +39,7 @@ def routes(door: Door) -> APIRouter:
     @router.post("/v1/chat/completions", dependencies=[Depends(door.guard)], openapi_extra=described_by(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
-        body = await read_body(request, ChatBody)
+        body = await read_body(request, ChatBody, prompt_bytes(door.desk.cell))
         prompt = await read_prompt(door, body)
         names = dict(_NAMES)
         if body.max_completion_tokens is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from coordinator.frontdesk import prompt_bytes
 from coordinator.http.answer import answered
 from coordinator.http.asking import Prompt, sampling
 from coordinator.http.body import read_body
@@ -28,7 +29,7 @@ def routes(door: Door) -> APIRouter:
     @router.post("/v1/completions", dependencies=[Depends(door.guard)], openapi_extra=described_by(CompletionBody))
     async def completions(request: Request) -> Response:
         """Goes on with each prompt."""
-        body = await read_body(request, CompletionBody)
+        body = await read_body(request, CompletionBody, prompt_bytes(door.desk.cell))
         if body.echo and body.logprobs is not None:
             raise Unsupported("echo", "is not supported beside logprobs: those of a prompt are not computed")
         prompts = read_prompts(body.prompt)

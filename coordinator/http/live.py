@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from coordinator.admission import Admission
+from coordinator.frontdesk import prompt_bytes
 from coordinator.http import live_answer
 from coordinator.http.body import read_body
 from coordinator.http.door import Door
@@ -23,6 +24,8 @@ from coordinator.http.live_page import INDEX, Page
 from coordinator.http.sse import EventStream
 from coordinator.membership import Membership
 from coordinator.policy import parse_policy
+
+LOAD_BYTES = 4096
 
 
 def live_routes(door: Door, membership: Membership, admission: Admission, streams: int) -> APIRouter:
@@ -64,12 +67,12 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
 
     @router.post("/live/generate", dependencies=client)
     async def generate(request: Request) -> EventStream:
-        wish = await read_body(request, AnswerWish)
+        wish = await read_body(request, AnswerWish, prompt_bytes(door.desk.cell))
         return live_answer.stream(door, membership.explain, wish)
 
     @router.post("/live/load", dependencies=operator)
     async def set_load(request: Request) -> dict[str, int]:
-        wish = await read_body(request, LoadWish)
+        wish = await read_body(request, LoadWish, LOAD_BYTES)
         if wish.policy:
             parse_policy(wish.policy, field="policy")
         feed.set_load(wish.streams, wish.policy, wish.rule)

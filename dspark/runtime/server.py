@@ -33,7 +33,7 @@ from dspark.errors import (
 from dspark.runtime import roles
 from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE
 from dspark.runtime.security import Access, Caller, Security, current_caller, set_caller, split_endpoint
-from dspark.runtime.wire_limits import check_size
+from dspark.runtime.wire_limits import MAX_REQUEST, check_size
 
 log = structlog.get_logger("dspark.server")
 
@@ -61,7 +61,7 @@ BY_CERTIFICATE = Caller()  # stands for a caller that is not known yet
 
 
 class GrpcServer:
-    """Add services, start, serve until drained."""
+    """Add services, start, serve until drained. prompt_bytes: of a client's prompt, at most, as things are now."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class GrpcServer:
         max_concurrent_streams: int = 256,
         per_connection: int | None = None,
         max_receive: int = MAX_MESSAGE,
+        prompt_bytes: Callable[[], int] = lambda: MAX_REQUEST,
         least_ping_ms: int = LEAST_PING_MS,
     ) -> None:
         self._security = security or Security()
@@ -80,7 +81,7 @@ class GrpcServer:
         self._changes: set[asyncio.Task[None]] = set()
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[_Guard(self._security.access)],
+            interceptors=[_Guard(self._security.access, prompt_bytes)],
             # Over all connections; what a connection may hold is bounded below.
             maximum_concurrent_rpcs=CONNECTIONS_FULL * max_concurrent_streams,
             options=[
@@ -158,8 +159,8 @@ class GrpcServer:
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Checks access and size, then turns exceptions into statuses, for the four kinds of methods."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    def __init__(self, access: Access, prompt_bytes: Callable[[], int]) -> None:
+        self._access, self._prompt_bytes = access, prompt_bytes
         self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -192,7 +193,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 set_caller(self._access.admit(method, roles.allowed(method), names=_names(context)))
             if handler.request_streaming:
                 return request
-            check_size(method, request)
+            check_size(method, request, self._prompt_bytes())
             try:
                 return parse(request) if parse is not None else request
             except DecodeError:

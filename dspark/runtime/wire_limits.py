@@ -1,7 +1,8 @@
 """How large the requests of clients and operators may be, looked at before anything is made of them.
 
 A parser needs many times the bytes of a message that is made of a million small parts. So the whole of a small request
-is bounded, and of a request for an answer each part but the prompt; the checks by field come after that.
+is bounded, and of a request for an answer each part, the prompt by what the cell could take; the checks by field come
+after that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dspark.errors import InvalidRequest
 
 KIB, MIB = 1 << 10, 1 << 20
+MAX_REQUEST = 16 * MIB  # bytes of one message from anybody
 MOST_PARTS = 64  # of a request for an answer: fields that come again replace each other
 
 _SMALL = 4 * KIB
@@ -29,7 +31,7 @@ WHOLE: Mapping[str, int] = {
 PARTS: Mapping[int, tuple[str, int]] = {
     1: ("request_id", KIB),
     2: ("text", 4 * MIB),
-    3: ("tokenized", 16 * MIB),
+    3: ("tokenized", MAX_REQUEST),
     4: ("sampling_params", 64 * KIB),
     5: ("speculation", KIB),
     6: ("cache_salt", KIB),
@@ -37,21 +39,31 @@ PARTS: Mapping[int, tuple[str, int]] = {
     8: ("resume", KIB),
     9: ("traceparent", KIB),
 }
+_PROMPT = (2, 3)
+_BESIDE, _PER_TOKEN = 256 * KIB, 64  # bytes: of all that is no prompt; of a prompt's token, in ids or text, at most
 _GENERATE = "/Generate"
 _VARINT, _BYTES = 0, 2  # wire types
 _FIXED = {1: 8, 5: 4}  # and their bytes
 
 
-def check_size(method: str, data: bytes) -> None:
-    """Raises InvalidRequest naming the part that is too large; a message that is none is left to the parser."""
+def request_bytes(context_length: int) -> int:
+    """The most a request for an answer takes, where a prompt and its answer have so many tokens at most."""
+    return min(_BESIDE + _PER_TOKEN * context_length, MAX_REQUEST)
+
+
+def check_size(method: str, data: bytes, prompt: int = MAX_REQUEST) -> None:
+    """Raises InvalidRequest naming the part that is too large; a message that is none is left to the parser.
+
+    prompt: bytes of a prompt, at most.
+    """
     most = WHOLE.get(method.rpartition("/")[2])
     if most is not None and len(data) > most:
         raise InvalidRequest("request", f"{len(data)} bytes, at most {most} are allowed")
     if method.endswith(_GENERATE):
-        _check_parts(data)
+        _check_parts(data, prompt)
 
 
-def _check_parts(data: bytes) -> None:
+def _check_parts(data: bytes, prompt: int) -> None:
     at = parts = 0
     while at < len(data):
         parts += 1
@@ -62,6 +74,8 @@ def _check_parts(data: bytes) -> None:
         if kind == _BYTES:
             size, at = _varint(data, at)
             name, most = PARTS.get(tag >> 3, ("request", KIB))
+            if tag >> 3 in _PROMPT:
+                most = min(most, prompt)
             if size > most:
                 raise InvalidRequest(name, f"{size} bytes, at most {most} are allowed")
             at += size

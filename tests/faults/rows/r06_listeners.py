@@ -29,7 +29,8 @@ from faults.secured_cell import Listener, SecuredCell
 ASK_S = 5.0
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 PAGES = ("/metrics", "/", "/v1/models", "/v1/chat/completions", "/health")
-OPEN_PAGES = ("/health",)  # who is alive may be asked, as over gRPC
+OPEN_PAGES = ("/health", "/")  # who is alive may be asked, as over gRPC; the live page itself says nothing
+GENERATE = "/dspark.wire.v1.Generation/Generate"
 
 
 def main() -> int:
@@ -86,9 +87,8 @@ def _knock(listener: Listener, speech: str, tls: Tls | None, role: Role | None) 
     """(what was asked, whether it was let in) for everything this role may not do."""
     if speech == "http":
         for page in PAGES:
-            # An HTTP server hands no certificate on: one of ours makes a client there, and says more at /metrics only.
-            may = page in OPEN_PAGES or (role is not None and page != "/metrics") or role in METRICS
-            if role is None or not may:
+            wanted = METRICS if page == "/metrics" else METHODS[GENERATE]
+            if role is None or not (page in OPEN_PAGES or role in wanted):
                 yield page, _http(listener, tls, page)
         return
     with _channel(listener, tls) as channel:
@@ -142,7 +142,7 @@ def _http(listener: Listener, tls: Tls | None, page: str) -> bool:
                 context.load_cert_chain(tls.cert, tls.key)
             connection = http.client.HTTPSConnection("127.0.0.1", listener.port, timeout=ASK_S, context=context)
         connection.request("GET", page)
-        return connection.getresponse().status not in (401, 403)
+        return connection.getresponse().status not in (401, 403, 404, 405)  # a page may not be there, or not to be got
     except (OSError, ssl.SSLError, http.client.HTTPException):
         return False
 

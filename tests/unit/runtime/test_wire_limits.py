@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import InvalidRequest
-from dspark.runtime.wire_limits import MOST_PARTS, check_size
+from dspark.runtime.wire_limits import MAX_REQUEST, MOST_PARTS, check_size, request_bytes
 from dspark.wire.v1 import generate_pb2
 
 GENERATE, ABORT = "/dspark.wire.v1.Generation/Generate", "/dspark.wire.v1.Generation/Abort"
@@ -53,6 +53,20 @@ def test_a_part_that_is_too_large_is_named(request_: generate_pb2.GenerateReques
     with pytest.raises(InvalidRequest) as caught:
         check_size(GENERATE, request_.SerializeToString())
     assert caught.value.field == named
+
+
+def test_a_prompt_is_bounded_by_what_a_context_holds() -> None:
+    room = request_bytes(4096)
+    largest = generate_pb2.TokenizedInput(input_ids=[2**32 - 1] * 4096)
+    check_size(GENERATE, generate_pb2.GenerateRequest(tokenized=largest).SerializeToString(), room)
+    check_size(GENERATE, generate_pb2.GenerateRequest(text="\U0001f600" * 4096).SerializeToString(), room)
+    for request in (
+        generate_pb2.GenerateRequest(tokenized=generate_pb2.TokenizedInput(input_ids=[1] * 1_000_000)),
+        generate_pb2.GenerateRequest(text="x" * (room + 1)),
+    ):
+        with pytest.raises(InvalidRequest, match=f"at most {room} are allowed"):
+            check_size(GENERATE, request.SerializeToString(), room)
+    assert request_bytes(1 << 30) == MAX_REQUEST
 
 
 def test_many_small_parts_are_too_many() -> None:
