@@ -18,6 +18,7 @@ import structlog
 from coordinator.clock import Clock, Timer, settled
 from coordinator.commit_log import End, Reason
 from coordinator.lane import Lane
+from coordinator.ports import Declined
 from coordinator.running_fit import Running
 from coordinator.sequence import Event, State
 from coordinator.shares import Shares
@@ -235,8 +236,9 @@ class Admission:
             epoch=track.sequence.epoch,
             offset=track.answer.log.answered,
         )
+        refused, track.refused = track.refused, None
         if track.handovers > self._bounds.max_handovers:
-            self.ended(track, Unavailable(f"{track.handovers} verifiers were lost; {_said(track)}"))
+            self.ended(track, Unavailable(_given_up(track, refused)))
         else:
             self._soon()
 
@@ -377,6 +379,14 @@ def _outcome(track: Track, error: Exception | None) -> str:
         case Unavailable():
             return "unavailable"
     return "error"
+
+
+def _given_up(track: Track, refused: Declined | None) -> str:
+    """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on."""
+    if refused is None:
+        return f"{track.handovers} verifiers were lost; {_said(track)}"
+    why = refused.message or refused.why.name.lower()
+    return f"begun {track.handovers} times, and refused again: {why}; {_said(track)}"
 
 
 def _said(track: Track) -> str:

@@ -45,7 +45,9 @@ class CoordinatorConfig(HttpConfig):
     )
     drafter_patience_s: float = field(default=5.0, metadata={"doc": "Silence after which a drafter is let go."})
     feature_wait_us: int = field(default=3000, metadata={"doc": "Longest wait of a drafter for rows on their way."})
-    prefill_deadline_s: float = field(default=120.0, metadata={"doc": "Longest wait for one prefill."})
+    prefill_deadline_s: float = field(
+        default=120.0, metadata={"doc": "Silence after which a verifier that owes a prefill is lost."}
+    )
     verify_deadline_s: float = field(default=10.0, metadata={"doc": "Longest wait for the verdicts of one cohort."})
     describe_deadline_s: float = field(default=2.0, metadata={"doc": "Longest wait for a worker to say what it is."})
     verifier_wait_s: float = field(default=20.0, metadata={"doc": "How long requests wait for another verifier."})

@@ -7,6 +7,7 @@ and hands its sequences back.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,8 @@ class Lane:
         self._closed = False
         self.draining = False  # it takes nobody new
         self._heard = clock.time()  # when the verifier last answered a prefill
+        self._prefills = itertools.count(1)
+        self._prefilled = 0  # the latest of those that it has answered
         self._loop = RoundLoop(
             verifier,
             self._tracks,
@@ -234,15 +237,20 @@ class Lane:
             keep,
             track.request.cache_salt,
         )
-        began = self._clock.time()
+        number = next(self._prefills)
         reply = self.verifier.prefill(order)
-        await settled((reply,), self._waits.prefill_s, self._clock)
-        if not reply.done() and max(self._heard, self._loop.heard) < began:  # it said nothing at all in that time
-            self.verifier.close(f"no prefill within {self._waits.prefill_s:g} s")
-            self.close()
+        while not reply.done() and (sequence.cursor, sequence.state) == (cursor, State.PREFILLING):
+            began = self._clock.time()
+            await settled((reply,), self._waits.prefill_s, self._clock)
+            if not reply.done() and max(self._heard, self._loop.heard) < began:  # it said nothing at all in that time
+                self._lose_verifier(f"no prefill within {self._waits.prefill_s:g} s")
+            elif self._prefilled > number:
+                break  # prompts are run in their order, so this one got lost
         prefilled = result_of(reply)
         if prefilled is not None:
             self._heard = self._clock.time()
+        if isinstance(prefilled, Prefilled):
+            self._prefilled = max(self._prefilled, number)
         if sequence.cursor != cursor or sequence.state is not State.PREFILLING:
             self._metrics.dropped.labels(kind="prefilled", reason="stale").inc()
         elif isinstance(prefilled, Prefilled):
@@ -283,6 +291,7 @@ class Lane:
         elif declined.why is RefusalReason.INVALID:
             self._owner.ended(track, PeerError(f"the verifier refused a prompt: {declined.message}"))
         else:
+            track.refused = declined
             self._orphan(track)
 
     def _orphan(self, track: Track) -> None:

@@ -145,4 +145,5 @@ class Settling:
         elif declined.why is RefusalReason.INVALID:
             self._owner.ended(turn.track, PeerError(f"the verifier refused a sequence: {declined.message}"))
         else:
+            turn.track.refused = declined
             self._orphan(turn.track)

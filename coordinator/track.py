@@ -9,7 +9,7 @@ from coordinator.answer import Answer
 from coordinator.commit_log import End
 from coordinator.outlet import Sink
 from coordinator.policy import Off
-from coordinator.ports import DrafterPort
+from coordinator.ports import Declined, DrafterPort
 from coordinator.request import Request
 from coordinator.sequence import Sequence
 from coordinator.tally import Tally
@@ -48,6 +48,7 @@ class Track:
     drafted: tuple[int, int] | None = None  # (epoch, committed_len) of the one draft attempt at this anchor
 
     handovers: int = 0  # verifiers lost under it
+    refused: Declined | None = None  # what a verifier said that lets it go now, and is there
     moved: bool = False  # in order, from one that was about to leave
 
     @property

@@ -277,6 +277,7 @@ class FakeVerifier(_Worker):
         self.seen: dict[int, object] = {}  # laws by sequence
         self.prefills = 0
         self.decline: Declined | None = None  # answers the next item with this
+        self.declines_all: Declined | None = None  # every item
         self.no_pages = False
         self.loses_replies = 0  # so many verdicts get lost on their way
         self._last: dict[int, Verdict] = {}  # of every sequence, to be said again
@@ -351,7 +352,7 @@ class FakeVerifier(_Worker):
 
     def _judge(self, order: VerifyOrder) -> Verdict | Declined:
         cursor = order.cursor
-        declined, self.decline = self.decline, None
+        declined, self.decline = self.decline or self.declines_all, None
         if declined is not None:
             return Declined(cursor, declined.why, declined.message)
         epoch, ids = self.sequences.get(cursor.sequence, (-1, []))

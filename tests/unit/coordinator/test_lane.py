@@ -662,3 +662,55 @@ async def test_rows_that_never_arrive_do_not_make_every_round_wait(make_cell: Ma
     assert await read(track) == answer_of((5, 6), 64)
     asked = [line for line in cell.talk.lines if line.startswith("draft/0 <- draft")]
     assert len(asked) < 12
+
+
+async def test_a_prefill_that_is_only_slow_is_waited_for(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Conduct(prefill_s=10.0), outlet=1000)
+    busy = cell.ask((8, 9), max_tokens=500)
+    await calm(4)
+    cell.verifier.holding |= {"prefill", "verify"}
+    slow = cell.ask((5, 6), max_tokens=4)
+    for _ in range(30):  # rounds come all the time
+        await cell.clock.advance(2.0)
+        cell.verifier.let_go("verify")
+        cell.verifier.holding.add("verify")
+    assert (slow.handovers, busy.handovers) == (0, 0)
+    assert cell.verifier.prefills == 2
+    cell.verifier.let_go("prefill")
+    cell.verifier.let_go("verify")
+    await cell.finish(slow, busy)
+    assert await read(slow) == answer_of((5, 6), 4)
+
+
+async def test_a_verifier_that_says_nothing_while_it_owes_a_prefill_is_let_go(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Conduct(prefill_s=10.0))
+    await cell.clock.advance(1.0)
+    cell.verifier.holding.add("prefill")
+    cell.ask((5, 6), max_tokens=4)
+    await calm()
+    await cell.clock.advance(10.5)
+    assert cell.verifier.closed_because == "no prefill within 10 s"
+
+
+async def test_a_prefill_that_others_overtook_is_ordered_again(make_cell: MakeCell) -> None:
+    cell = make_cell(waits=Conduct(prefill_s=10.0))
+    cell.verifier.holding.add("prefill")
+    lost = cell.ask((5, 6), max_tokens=4)
+    await calm()
+    cell.verifier.holding.discard("prefill")
+    await cell.clock.advance(5.0)
+    later = cell.ask((8, 9), max_tokens=4)
+    await cell.finish(later)
+    await cell.clock.advance(5.5)
+    await cell.finish(lost)
+    assert await read(lost) == answer_of((5, 6), 4)
+    assert lost.handovers == 1
+
+
+async def test_who_is_refused_again_and_again_hears_why(make_cell: MakeCell) -> None:
+    cell = make_cell(bounds=Bounds(max_handovers=2))
+    nan = Declined(Cursor(0, 0, 0, 0), RefusalReason.INTERNAL, "the target's logits are not numbers")
+    track = cell.ask(max_tokens=30)
+    cell.verifier.declines_all = nan
+    with pytest.raises(Unavailable, match="begun 3 times, and refused again: the target's logits are not numbers"):
+        await read(track)
