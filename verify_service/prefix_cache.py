@@ -31,7 +31,6 @@ class PrefixCache:
         self._pool, self._enabled = pool, enabled
         self._most = pool.total if most is None else most  # pages kept
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
-        self.evicted = 0  # pages, in all
 
     @property
     def idle(self) -> int:
@@ -75,7 +74,6 @@ class PrefixCache:
                     freed += 1
                     if freed == pages:
                         break
-        self.evicted += freed
         return freed
 
     def clear(self) -> None:
