@@ -106,12 +106,12 @@ class Arrivals:
 
     async def _run(self, chunks: list[Chunk], urgent: bool) -> None:
         runs = [run for its, _ in chunks for run in its]
-        job = self._device.submit(self._engine.ingest_many, runs, urgent=urgent)
-        if urgent:  # the job is in the device's queue; urgent jobs run in their order
-            for run in runs:
-                self._handed.setdefault((run.sequence, run.epoch), []).append(run)
-            self._wake()
         try:
+            job = self._device.submit(self._engine.ingest_many, runs, urgent=urgent)
+            if urgent:  # the job is in the device's queue; urgent jobs run in their order
+                for run in runs:
+                    self._handed.setdefault((run.sequence, run.epoch), []).append(run)
+                self._wake()
             outcomes = await job
         except Exception as error:  # each chunk's stream decides what to do about it
             for _, future in chunks:

@@ -16,7 +16,7 @@ import structlog
 
 from draft_service.arrivals import Arrivals, Outcome
 from draft_service.interface import Engine, Rows
-from dspark.errors import Overloaded, PeerError
+from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
@@ -112,7 +112,9 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
             outcomes: list[Outcome]
             if done.cancelled():
                 outcomes = [Refusal(RefusalReason.INTERNAL, "the drafter is shutting down")] * len(chunk.runs)
-            elif (error := done.exception()) is not None:
+            elif isinstance(error := done.exception(), (Overloaded, Unavailable)):
+                outcomes = [Refusal(RefusalReason.NO_PAGES, str(error))] * len(chunk.runs)
+            elif error is not None:
                 log.error("feature_sink.failed", exc_info=error)
                 outcomes = [Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")] * len(chunk.runs)
             else:

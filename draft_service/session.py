@@ -71,8 +71,8 @@ class DraftSession:
 
     async def _free_overdue(self, late: list[Ref]) -> None:
         """A release got lost, or the coordinator lost its mind."""
-        freed = await self._device.run(
-            lambda: sum(self._engine.release(sequence, epoch) for sequence, epoch in late), urgent=True
+        freed = await self._device.run_surely(
+            lambda: sum(self._engine.release(sequence, epoch) for sequence, epoch in late)
         )
         self._metrics.dropped.labels(kind="sequence", reason="lease").inc(freed)
         self._note_load()
@@ -80,7 +80,7 @@ class DraftSession:
 
     async def _free(self) -> None:
         try:
-            freed = await self._device.run(self._engine.release_owner, self._owner, urgent=True)
+            freed = await self._device.run_surely(self._engine.release_owner, self._owner)
         except Unavailable:  # the process is ending, and its memory with it
             return
         self._note_load()
@@ -177,7 +177,7 @@ class DraftSession:
         def free() -> int:
             return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)
 
-        freed = await self._device.run(free, urgent=True)
+        freed = await self._device.run_surely(free)
         for sequence, epoch in named:
             if self._laws.get(sequence, _NO_LAW)[0] <= epoch:
                 self._laws.pop(sequence, None)

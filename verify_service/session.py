@@ -83,8 +83,8 @@ class VerifySession:
 
     async def _free_overdue(self, late: list[Ref]) -> None:
         """A release got lost, or the coordinator lost its mind."""
-        freed = await self._device.run(
-            lambda: sum(self._engine.release(sequence, epoch) for sequence, epoch in late), urgent=True
+        freed = await self._device.run_surely(
+            lambda: sum(self._engine.release(sequence, epoch) for sequence, epoch in late)
         )
         self._metrics.dropped.labels(kind="sequence", reason="lease").inc(freed)
         self._note_load()
@@ -92,7 +92,7 @@ class VerifySession:
 
     async def _free(self) -> None:
         try:
-            freed = await self._device.run(self._engine.release_owner, self._owner, urgent=True)
+            freed = await self._device.run_surely(self._engine.release_owner, self._owner)
         except Unavailable:  # the process is ending, and its memory with it
             return
         self._note_load()
@@ -225,7 +225,7 @@ class VerifySession:
             take_rows(rows)
         problem = await self._intake.run(Prefill(cursor.sequence, cursor.epoch, ids, wants_rows), take_rows)
         if problem is not None:
-            await self._device.run(self._engine.release, cursor.sequence, cursor.epoch, urgent=True)
+            await self._device.run_surely(self._engine.release, cursor.sequence, cursor.epoch)
             return self._not_taken(command, problem)
         self._metrics.prefix_cache_hits.inc(spared)
         self._metrics.prefix_cache_queries.inc(len(ids))
@@ -234,7 +234,7 @@ class VerifySession:
             lambda: self._engine.first_token(cursor.sequence, epoch=cursor.epoch), urgent=True
         )
         if isinstance(anchor, Refusal):
-            await self._device.run(self._engine.release, cursor.sequence, cursor.epoch, urgent=True)
+            await self._device.run_surely(self._engine.release, cursor.sequence, cursor.epoch)
             return self._not_taken(command, anchor)
         self._leases.open(cursor.sequence, cursor.epoch)
         told = self._engine.anchor_logprobs(cursor.sequence) if law.logprobs is not None else ()
@@ -271,7 +271,7 @@ class VerifySession:
         def free() -> int:
             return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)
 
-        freed = await self._device.run(free, urgent=True)
+        freed = await self._device.run_surely(free)
         for sequence, epoch in named:
             self._leases.end(sequence, epoch)
         self._note_load()

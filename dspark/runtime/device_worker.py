@@ -65,6 +65,14 @@ class DeviceWorker:
         """The result of `function(*args)` computed on the device thread; see `submit`."""
         return await self.submit(function, *args, urgent=urgent)
 
+    async def run_surely(self, function: Callable[..., T], *args: Any) -> T:
+        """An urgent job that must not be left out, such as giving memory back: waits until the queue has room."""
+        while True:
+            try:
+                return await self.run(function, *args, urgent=True)
+            except Overloaded as error:
+                await asyncio.sleep(error.retry_after_s)
+
     def close(self) -> None:
         """Finishes what is queued, then ends the thread; waits at most five seconds."""
         if not self._closed:
@@ -93,9 +101,9 @@ class DeviceWorker:
             self.busy_s += time.monotonic() - began
             changed = self._judge(error)
             try:
-                loop.call_soon_threadsafe(_settle, future, result, error)
-                if changed is not None:
+                if changed is not None:  # known before anybody acts on the result
                     loop.call_soon_threadsafe(self.on_health, changed)
+                loop.call_soon_threadsafe(_settle, future, result, error)
             except RuntimeError:  # the caller's loop has closed; nobody waits any more
                 continue
 

@@ -11,6 +11,10 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
+import structlog
+
+log = structlog.get_logger("dspark.leases")
+
 Ref = tuple[int, int]  # sequence, epoch
 
 
@@ -50,5 +54,11 @@ class Leases:
         """Frees what is overdue, until cancelled."""
         while True:
             await asyncio.sleep(self._lease_s / 4)
-            if late := self.overdue():
-                await free(late)
+            late = self.overdue()
+            try:
+                if late:
+                    await free(late)
+            except Exception as error:  # next time, unless somebody mentions them meanwhile
+                log.error("lease.not_freed", sequences=len(late), exc_info=error)
+                for sequence, epoch in late:
+                    self._heard.setdefault(sequence, (epoch, -math.inf))

@@ -94,3 +94,15 @@ async def test_a_device_that_fails_at_everything_is_told_about_and_so_is_its_ret
     await asyncio.sleep(0)
     assert heard == [False, True]
     worker.close()
+
+
+async def test_what_must_be_done_waits_for_room() -> None:
+    worker = DeviceWorker("t", limit=0)
+    surely = asyncio.ensure_future(worker.run_surely(int, "7"))
+    await asyncio.sleep(0)
+    assert not surely.done(), "refused, and not given up"
+    worker._limit = 1
+    assert await surely == 7
+    worker.close()
+    with pytest.raises(Unavailable):
+        await worker.run_surely(int)

@@ -1,5 +1,6 @@
 """What nobody mentions for too long is freed, and nothing else."""
 
+import asyncio
 import time
 
 import pytest
@@ -38,3 +39,26 @@ def test_at_work_none_runs_out_and_ended_ones_are_forgotten(clock: list[float]) 
     leases.end(1, epoch=3)
     clock[0] = 100.0
     assert leases.overdue() == []
+
+
+async def test_what_could_not_be_freed_is_tried_again_unless_it_was_mentioned(clock: list[float]) -> None:
+    leases = Leases(0.0)
+    leases.open(1, epoch=0)
+    leases.open(2, epoch=0)
+    asked: list[list[tuple[int, int]]] = []
+    tried = asyncio.Event()
+
+    async def free(late: list[tuple[int, int]]) -> None:
+        asked.append(late)
+        tried.set()
+        if len(asked) == 1:
+            raise RuntimeError("a bug")
+        raise asyncio.CancelledError
+
+    clock[0] = 1.0
+    watching = asyncio.create_task(leases.watch(free))
+    await tried.wait()
+    leases.mention([2])
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+    assert asked == [[(1, 0), (2, 0)], [(1, 0)]]

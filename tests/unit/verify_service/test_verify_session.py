@@ -160,3 +160,18 @@ async def test_a_prompt_hears_of_a_round_whose_coordinator_is_gone(bench: Bench)
         await asyncio.gather(dying, return_exceptions=True)
         gate.set()
         assert not (await waiting).HasField("refusal")
+
+
+async def test_a_release_is_carried_out_although_the_device_has_no_room_for_it_now(bench: Bench) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await bench.prefill(1, [1, 2, 3])
+        limit, bench.device._limit = bench.device._limit, 0
+        ref = types_pb2.SequenceRef(sequence=1, epoch=1)
+        command = verify_pb2.VerifyCommand(release=verify_pb2.VerifyRelease(sequences=[ref]))
+        releasing = asyncio.create_task(bench.session._answer(command))
+        await asyncio.sleep(0)
+        bench.device._limit = limit
+        event = await releasing
+    assert event is not None
+    assert event.released.sequences == 1
+    assert bench.engine.held.sequences == 0
