@@ -92,6 +92,9 @@ class Session(Generic[Command]):
             why = f"{error.code().name.lower()}: {error.details()}"
         except PeerError as error:
             why = f"broke the protocol: {error}"
+        except Exception as error:  # a bug: it costs this worker, and whoever holds it knows at once
+            log.error("session.failed", worker=self._name, exc_info=error)
+            why = "its answer could not be read; see the coordinator's log"
         finally:
             self._lose(why)
 
@@ -107,10 +110,11 @@ class Session(Generic[Command]):
             self._metrics.dropped.labels(kind="event", reason="unknown_tag").inc()
         elif not future.done():
             try:
-                future.set_result(read(event))
-            except PeerError as error:
-                _fail(future, f"{self._name}: broke the protocol: {error}")
+                result = read(event)
+            except Exception as error:  # it is in no list any more, so nobody else would
+                _fail(future, f"{self._name}: its answer could not be read: {error}")
                 raise
+            future.set_result(result)
 
     def _lose(self, why: str) -> None:
         if self._why_lost is not None:
