@@ -57,6 +57,7 @@ class Drafting:
         self._feeding, self._waits, self._clock, self._metrics = feeding, waits, clock, metrics
         self._owed: Counter[DrafterPort] = Counter()  # replies that missed their deadline
         self._costs: dict[DrafterPort, DraftCost] = {}
+        self.overlapping = False  # two cohorts take turns
         self.hops = Running()  # round trips of drafts less device time
 
     def left(self, drafter: DrafterPort) -> None:
@@ -76,14 +77,18 @@ class Drafting:
     def seconds(self, asked: Mapping[DrafterPort, Sequence[Turn]]) -> float:
         """What these drafts are expected to take, hops included; drafters work side by side."""
         passes = [
-            self._cost(drafter).seconds(len(its), mean_context(its), _slots(drafter, its))
+            self._cost(drafter).seconds(len(its), mean_context(its), _slots(drafter, its), beside=self.overlapping)
             for drafter, its in asked.items()
         ]
         return max(passes) + self.hops.seconds if passes else 0.0
 
     def would_take(self, asked: Mapping[DrafterPort, int], context: float, slots: int) -> float:
         """The same for so many sequences each, all with so many slots."""
-        passes = [self._cost(drafter).seconds(count, context, slots) for drafter, count in asked.items() if count]
+        passes = [
+            self._cost(drafter).seconds(count, context, slots, beside=self.overlapping)
+            for drafter, count in asked.items()
+            if count
+        ]
         return max(passes) + self.hops.seconds if passes and slots else 0.0
 
     def ask(self, asked: dict[DrafterPort, list[Turn]]) -> Asked:
@@ -169,7 +174,8 @@ class Drafting:
         reply.add_done_callback(came)
 
     def _learn(self, drafter: DrafterPort, its: Sequence[Turn], forward_s: float) -> None:
-        self._cost(drafter).observe(len(its), mean_context(its), _slots(drafter, its), forward_s)
+        slots = _slots(drafter, its)
+        self._cost(drafter).observe(len(its), mean_context(its), slots, forward_s, beside=self.overlapping)
 
     def _drop(self, block: Block, reason: str) -> None:
         self._metrics.dropped.labels(kind="block", reason=reason).inc()

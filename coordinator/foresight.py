@@ -130,6 +130,7 @@ class Foresight:
             some = {drafter: max(round(share * count), 1) for drafter, count in counts.items()}
             return self._drafting.would_take(some, context, slots)
 
-        rest, half = self._cost.speculative.seconds, self._cost.verify.seconds(tokens / 2.0, context, len(turns) / 2.0)
-        two = max(2.0 * half, half + draft_s(0.5) + rest)
+        rest, slower = self._cost.speculative.seconds, self._cost.slower_beside
+        half = slower * self._cost.verify.seconds(tokens / 2.0, context, len(turns) / 2.0)
+        two = max(2.0 * half, half + slower * draft_s(0.5) + rest)
         return two < LENIENCE * (self._cost.verify.seconds(tokens, context, len(turns)) + draft_s(1.0) + rest)

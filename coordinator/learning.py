@@ -50,8 +50,8 @@ class Learning:
         if rest_s is not None:
             (self._cost.speculative if speculative else self._cost.plain).rest.observe(rest_s)
         self.extra_tokens = max(float(judged.tokens - len(turns) - int(verified.sum())), 0.0)
-        if self._cost.verify is not None and judged.tokens:  # none in verdicts that were said again
-            self._cost.verify.observe(judged.tokens, cohort.context, judged.forward_s, len(turns))
+        if judged.tokens:  # none in verdicts that were said again
+            self._cost.observe(judged.tokens, cohort.context, judged.forward_s, len(turns))
         if not blocks.confidence.shape[1]:
             return
         known = (blocks.lengths > 0) & (accepted >= 0)

@@ -1,8 +1,9 @@
 """One cohort or two: whether a lane drafts for one half while the other is verified.
 
 Two halves overlap drafting with verification and pay for it with smaller steps, so which is better is measured:
-committed tokens per second at the depth in force against a short trial of the other. A trial must win clearly, and
-trials that lose become rarer. The halves are told apart by sequence number, never by content. Pure numbers.
+committed tokens per second at the depth in force against a short trial of the other. A trial must win clearly, one
+that clearly loses ends early, and trials that lose become rarer. The halves are told apart by sequence number, never
+by content. Pure numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ LEAST_SEQUENCES = 4  # fewer have nothing to overlap
 WINDOW_ROUNDS = 24  # cohorts judged per measurement
 SETTLE_ROUNDS = 4  # cohorts after a change that are not measured
 MARGIN = 1.03  # by which a trial has to win
+GLANCE_ROUNDS, HOPELESS = 8, 0.93  # after so many cohorts of a trial it must not be worse than this
 FIRST_TRIAL, RAREST_TRIAL = 4, 64  # windows between trials
 CHANGED = 0.2  # change in the number of sequences after which windows do not compare
 
@@ -41,7 +43,7 @@ class Pipelining:
             self._began, self._committed, self._sequences = now, 0, float(sequences)
             return False
         self._committed += committed
-        if self._cohorts < WINDOW_ROUNDS * self.depth or now <= self._began:
+        if now <= self._began or (self._cohorts < WINDOW_ROUNDS * self.depth and not self._hopeless(now)):
             return False
         if abs(sequences - self._sequences) > CHANGED * self._sequences:
             self._forget(self._home, now)  # another load: measure again
@@ -55,6 +57,12 @@ class Pipelining:
         else:
             self._until_trial = self._pause
 
+    def _hopeless(self, now: float) -> bool:
+        """Whether a trial is so far behind that the rest of it would be wasted."""
+        if self.depth == self._home or self._cohorts != GLANCE_ROUNDS * self.depth:
+            return False
+        return self._committed / (now - self._began) < HOPELESS * self._home_rate
+
     def _measured(self, rate: float, now: float) -> bool:
         """A window is over."""
         trial = self.depth != self._home
@@ -62,7 +70,8 @@ class Pipelining:
             self._home, self._home_rate = self.depth, rate
             self._until_trial = self._pause = FIRST_TRIAL
         elif trial:
-            self._until_trial = self._pause = min(2 * self._pause, RAREST_TRIAL)
+            longer = 2 if self._cohorts >= WINDOW_ROUNDS * self.depth else 4  # it was ended early
+            self._until_trial = self._pause = min(longer * self._pause, RAREST_TRIAL)
         else:
             self._home_rate = rate if self._home_rate == 0.0 else 0.5 * (self._home_rate + rate)
             self._until_trial -= 1

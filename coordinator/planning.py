@@ -1,18 +1,19 @@
 """What a cohort asks of its drafters: for whom, and how many slots. Decided before the draft, from finished rounds.
 
 Drafting is a cost like verification: slots are drawn one after the other, so the length asked for is the one at which
-expected tokens per second are highest; where that is none, the cohort goes without a draft, so that speculation is
-never much slower than plain decoding. Beside others a sequence whose drafts bring less than its share of the step
-costs goes plain alone. What is not drafted brings no evidence, so plain stretches are broken by probes, ever more
-rarely while they fail, and some rounds draft whole blocks.
+expected tokens per second are highest, over the sequences whose drafts bring more than the cohort would commit in the
+time they take; the others go plain. Where that is nobody, the cohort goes without a draft, so that speculation is
+never much slower than plain decoding. What is not drafted brings no evidence, so plain stretches are broken by probes,
+ever more rarely while they fail, and some rounds draft whole blocks.
 
 Invariant 2, no peeking: costs and evidence are older than the draft; probes follow a keyed hash of (sequence, round).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,8 @@ FIRST_PROBE = 16  # plain rounds before the first probe; every probe that fails 
 PROBE_WEIGHT = 0.25  # of a probe's round in the evidence
 PROMISING = 0.9  # a probe that betters the ratio to plain decoding by this is followed up at once
 PATIENCE = 4  # rounds a probe waits for rows that are resent
-LONGER = 0.995  # the longest block within this of the best rate is asked for
+SHORTER = 0.995  # the shortest block within this of the best rate is asked for
+TURNS = 3  # between the choice of rows and the rate it brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,34 @@ class Plan:
         return PROBE_WEIGHT if self.probe else WEIGHT
 
 
+class Drafts(NamedTuple):
+    """Seconds of a draft by slots [k], linear in the share of the sequences that could be drafted for."""
+
+    first: Floats
+    each: Floats  # for all of them, on top
+
+    @staticmethod
+    def of(draft_seconds: DraftSeconds, slots: Sequence[int]) -> Drafts:
+        whole = np.array([draft_seconds(1.0, count) for count in slots])
+        half = np.array([draft_seconds(0.5, count) for count in slots])
+        first = np.maximum(2.0 * half - whole, 0.0)
+        return Drafts(first, whole - first)
+
+    def seconds(self, share: Floats) -> Floats:
+        """share [k], 0 where nobody is drafted for."""
+        return np.where(share > 0.0, self.first + share * self.each, 0.0)
+
+
+class Options(NamedTuple):
+    """What a cohort could do, by slots drafted, [k + 1], 0 first: plain decoding but for rows that insist."""
+
+    rates: Floats  # expected weighted tokens per second, 0 where no row pays
+    tokens: Floats  # in the step
+    chosen: Bools  # [n, k + 1] free rows that pay
+    worth: Floats  # weighted tokens
+    drafts: Drafts
+
+
 class Planner:
     """Keeps whether a lane's adaptive sequences go plain now, and when that is tried again."""
 
@@ -98,65 +128,80 @@ class Planner:
         free = cohort.able & cohort.policies.adaptive
         if self._cost.verify is None or not free.any() or self._evidence.rounds < WARM_UP:
             return everybody
-        rates, tokens = self._rates(cohort, free, draft_seconds)
+        options = self._options(cohort, free, draft_seconds)
+        rates = options.rates
         best = float(rates[1:].max())
-        slots = 1 + int(np.flatnonzero(rates[1:] >= LONGER * best)[-1])
-        self._set_price(cohort, float(tokens[slots]), best)
-        overlapped = rates[0] if len(cohort.row) < 2 else self._best_overlapped(cohort, rates, tokens, draft_seconds)
-        self.overlap_pays = bool(overlapped > rates[0])
-        if self._bypass and self._goes_plain(float(rates[0]) / best):
+        slots = 1 + int(np.flatnonzero(rates[1:] >= SHORTER * best)[0])
+        self._set_price(cohort, float(options.tokens[slots]), max(best, float(rates[0])))
+        self.overlap_pays = len(cohort.row) > 1 and self._best_overlapped(cohort, options) > rates[0]
+        if self._bypass and self._goes_plain(float(rates[0]) / best if best else np.inf):
             return self._plain_plan(cohort, free, everybody)
+        resting = self._rest(cohort, free & ~options.chosen[:, slots])
         if self._explores(cohort, 2.0 * self._explore):
             slots = self._evidence.slots
-        resting = self._not_worth_it(cohort, free, float(rates[slots]), float(tokens[slots]), slots, draft_seconds)
         probed = resting & (keyed(cohort.sequence, cohort.round) < self._explore)
         soon = resting & (keyed(cohort.sequence, cohort.round + np.uint64(1)) < self._explore)
         return Plan(slots, cohort.able, cohort.able & ~(resting & ~probed), resting & ~probed & ~soon)
 
     # The whole cohort.
 
-    def _rates(self, cohort: Cohort, free: Bools, draft_seconds: DraftSeconds) -> tuple[Floats, Floats]:
-        """Expected (weighted tokens per second, tokens in the step) by slots drafted for the free rows, 0 first."""
-        assert self._cost.verify is not None
+    def _options(self, cohort: Cohort, free: Bools, draft_seconds: DraftSeconds) -> Options:
+        """What the best choice of free rows brings, by slots drafted for them, 0 first.
+
+        A row is worth its draft if it brings more than the cohort would in the time that it takes, so the choice
+        depends on the rate and the rate on the choice: settled by turns, as for any ratio of sums, from plain
+        decoding's rate upwards.
+        """
         count, most = len(cohort.row), self._evidence.slots
         gain = self._evidence.gain[cohort.row] * (self._evidence.trust(cohort.row) * cohort.weight)[:, None]
-        used = self._evidence.used[cohort.row]
+        brought, used = np.cumsum(gain, axis=1), np.cumsum(self._evidence.used[cohort.row], axis=1)
         own = cohort.able & ~free
         reach = np.where(cohort.policies.kind == Kind.FIXED, cohort.policies.slots, most)
         settled = own[:, None] & (np.arange(most) < reach[:, None])
-        base_worth, base_tokens = float(cohort.weight.sum()), count + cohort.extra_tokens
-        fixed_worth, fixed_tokens = float(gain[settled].sum()), float(settled.sum())
-        worth = base_worth + fixed_worth + np.concatenate(([0.0], np.cumsum(gain[free].sum(axis=0))))
-        tokens = base_tokens + fixed_tokens + np.concatenate(([0.0], np.cumsum(used[free].sum(axis=0))))
+        worth = float(cohort.weight.sum()) + float(gain[settled].sum())
+        tokens = count + cohort.extra_tokens + float(settled.sum())
         step = self._cost.of_round_measured(cohort.context, 0.0, count)
         assert step is not None
-        seconds = step(tokens)
-        able, fixed_slots = max(int(cohort.able.sum()), 1), int(reach[own].max(initial=0))
-        seconds[0] += draft_seconds(float(own.sum()) / able, min(fixed_slots, most))
-        for slots in range(1, most + 1):
-            seconds[slots] += draft_seconds(1.0, max(slots, min(fixed_slots, most)))
-        if not own.any():
-            seconds[0] = self._cost.of_plain_round(base_tokens, cohort.context, count)
-        return worth / seconds, tokens
+        able, own_slots = max(int(cohort.able.sum()), 1), min(int(reach[own].max(initial=0)), most)
+        plain_s = self._cost.of_plain_round(tokens, cohort.context, count)
+        if own.any():
+            plain_s = float(step(np.array([tokens]))[0]) + draft_seconds(float(own.sum()) / able, own_slots)
+        drafts = Drafts.of(draft_seconds, [max(slots, own_slots) for slots in range(1, most + 1)])
+        everybody = tokens + np.where(free[:, None], used, 0.0).sum(axis=0)
+        per_token = (step(everybody) - step(np.array([tokens]))) / np.maximum(everybody - tokens, 1.0)
+        seconds = per_token * used + drafts.each / able  # [n, most] that a row adds
+        rate = plain = worth / plain_s
+        for _ in range(TURNS):
+            chosen = free[:, None] & (rate * seconds <= brought)
+            rows = chosen.sum(axis=0)
+            whole = worth + np.where(chosen, brought, 0.0).sum(axis=0)
+            asked = tokens + np.where(chosen, used, 0.0).sum(axis=0)
+            each = step(asked) + drafts.seconds((rows + int(own.sum())) / able)
+            rates = np.where(rows > 0, whole / each, 0.0)
+            rate = max(plain, float(rates.max()))
+        return Options(
+            np.concatenate(([plain], rates)),
+            np.concatenate(([tokens], asked)),
+            np.concatenate((np.zeros((count, 1), np.bool_), chosen), axis=1),
+            np.concatenate(([worth], whole)),
+            drafts,
+        )
 
-    def _best_overlapped(self, cohort: Cohort, rates: Floats, tokens: Floats, draft_seconds: DraftSeconds) -> float:
-        """The best rate with drafts if halves of the cohort took turns; `rates` and `tokens` are those of `_rates`."""
-        count, most = len(cohort.row), self._evidence.slots
-        whole = self._cost.of_round_measured(cohort.context, 0.0, count)
-        half = self._cost.of_round_measured(cohort.context, 0.0, count / 2.0)
-        assert whole is not None
-        assert half is not None
-        drafts = np.array([draft_seconds(1.0, slots) for slots in range(1, most + 1)])
-        worth = rates[1:] * (whole(tokens[1:]) + drafts)
-        drafts = np.array([draft_seconds(0.5, slots) for slots in range(1, most + 1)])
-        each = half(tokens[1:] / 2.0)
-        two = np.maximum(2.0 * (each - self._cost.speculative.seconds), each + drafts)
-        return float((worth / two).max())
+    def _best_overlapped(self, cohort: Cohort, options: Options) -> float:
+        """The best rate with drafts if halves of the cohort took turns."""
+        assert self._cost.verify is not None
+        half = self._cost.verify.stairs(cohort.context, len(cohort.row) / 2.0)
+        rest, slower = self._cost.speculative.seconds, self._cost.slower_beside
+        each = slower * half(options.tokens[1:] / 2.0)
+        share = 0.5 * options.chosen[:, 1:].sum(axis=0) / max(int(cohort.able.sum()), 1)
+        two = np.maximum(2.0 * each, each + slower * options.drafts.seconds(share) + rest)
+        return float((options.worth[1:] / two).max())
 
     def _goes_plain(self, ratio: float) -> bool:
         if not self.plain and ratio > ENTER:
-            self.plain, self._interval = True, FIRST_PROBE
-            self._left = FIRST_PROBE
+            # A lane that keeps changing its mind tries no oftener than one that waited as long.
+            self.plain, self._interval = True, max(self._interval // 2, FIRST_PROBE)
+            self._left = self._interval
         elif self.plain and ratio < LEAVE:
             self.plain = False
         elif self._probed_at:
@@ -167,14 +212,19 @@ class Planner:
         return self.plain
 
     def _plain_plan(self, cohort: Cohort, free: Bools, everybody: Plan) -> Plan:
-        """No draft, unless a probe is due; rows rest until one is near."""
+        """No draft, unless a probe is due: of everybody now and then, of newcomers once they are many.
+
+        Rows of those that were looked at rest until a probe is near.
+        """
         newcomers = free & (self._evidence.judged[cohort.row] == 0)
-        if 4 * int(newcomers.sum()) >= int(free.sum()):
-            self._left = min(self._left, 2)  # the past is that of others
         self._left -= 1
         nobody = np.zeros(len(free), np.bool_)
         if self._left > 1:
-            return Plan(everybody.slots, cohort.able, cohort.able & ~free, free)
+            if 4 * int((newcomers & cohort.fed).sum()) >= int(free.sum()):  # the past is that of others
+                return Plan(
+                    everybody.slots, cohort.able, cohort.able & (~free | newcomers), free & ~newcomers, probe=True
+                )
+            return Plan(everybody.slots, cohort.able, cohort.able & ~free, free & ~newcomers)
         if self._left > 0 or (not (free & cohort.fed).any() and self._left > -PATIENCE):
             return Plan(everybody.slots, cohort.able, cohort.able & ~free, nobody)
         self._interval = min(2 * self._interval, max(self._most_probe, FIRST_PROBE))
@@ -193,25 +243,9 @@ class Planner:
     def _explores(self, cohort: Cohort, share: float) -> bool:
         return float(keyed(cohort.sequence[:1], cohort.round[:1])[0]) < share
 
-    # One sequence beside others.
-
-    def _not_worth_it(
-        self, cohort: Cohort, free: Bools, rate: float, tokens: float, slots: int, draft_seconds: DraftSeconds
-    ) -> Bools:
-        """[n] free rows that bring less than the tokens the lane would commit in the time they take."""
-        rows = int(free.sum())
-        if not self._bypass or rows < 2:
-            return np.zeros(len(free), np.bool_)
-        step = self._cost.of_round(cohort.context, 0.0, len(cohort.row))
-        assert step is not None
-        spread = max(0.1 * tokens, 1.0)
-        ends = step(np.array([max(tokens - spread, 1.0), tokens]))
-        per_token = float(ends[1] - ends[0]) / spread
-        able = max(int(cohort.able.sum()), 2)
-        per_draft = (draft_seconds(1.0, slots) - draft_seconds(0.5, slots)) / (0.5 * able)
-        seconds = per_token * self._evidence.used[cohort.row, :slots].sum(axis=1) + max(per_draft, 0.0)
-        trust = self._evidence.trust(cohort.row) * cohort.weight
-        brought = self._evidence.gain[cohort.row, :slots].sum(axis=1) * trust
-        known = self._evidence.judged[cohort.row] >= WARM_UP // 2
-        lost: Bools = free & known & (rate * seconds > ENTER * brought)
-        return lost
+    def _rest(self, cohort: Cohort, poor: Bools) -> Bools:
+        """[n] of the rows that do not pay, those of which that is known."""
+        if not self._bypass or len(poor) < 2:
+            return np.zeros(len(poor), np.bool_)
+        known: Bools = self._evidence.judged[cohort.row] >= WARM_UP // 2
+        return poor & known

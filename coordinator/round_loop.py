@@ -140,6 +140,7 @@ class RoundLoop:
     async def _round(self, part: int, turns: list[Turn]) -> None:
         """Everything that need not come before a message to a worker comes after it."""
         began = self._clock.time()
+        self.cost.overlapping = self._drafting.overlapping = self.pipelining.depth > 1
         plan = self._foresight.planned(part, turns)
         drafts = self._drafting.ask(self._ask_whom(turns, plan))
         await let_orders_leave()

@@ -39,20 +39,22 @@ class DraftCost:
 
     def __init__(self, curve: CostCurve | None, block_size: int) -> None:
         self._curve, self._block_size = curve, max(block_size, 1)
-        self._line = Line(share=SLOT_SHARE, weight=0.05, credit=0)
+        self._alone, self._beside = (Line(share=SLOT_SHARE, weight=0.05, credit=0) for _ in range(2))
 
-    def seconds(self, sequences: int, context: float, slots: int) -> float:
-        """0 while nothing at all is known."""
+    def seconds(self, sequences: int, context: float, slots: int, *, beside: bool = False) -> float:
+        """Alone, or beside another cohort's step; 0 while nothing at all is known."""
         if sequences == 0 or slots == 0:
             return 0.0
         full = self._full(sequences, context)
-        if not self._line.seen:
+        line = self._beside if beside and self._beside.seen else self._alone
+        if not line.seen:
             return full if self._curve is not None else 0.0
-        return full * max(self._line.at(min(slots / self._block_size, 1.0)), 0.0)
+        return full * max(line.at(min(slots / self._block_size, 1.0)), 0.0)
 
-    def observe(self, sequences: int, context: float, slots: int, seconds: float) -> None:
+    def observe(self, sequences: int, context: float, slots: int, seconds: float, *, beside: bool = False) -> None:
         if sequences and slots:
-            self._line.observe(min(slots / self._block_size, 1.0), seconds / self._full(sequences, context))
+            line = self._beside if beside else self._alone
+            line.observe(min(slots / self._block_size, 1.0), seconds / self._full(sequences, context))
 
     def _full(self, sequences: int, context: float) -> float:
         """A full block by the curve; without one the line is in seconds."""
@@ -65,6 +67,22 @@ class StepCost:
     def __init__(self, verify: CostCurve | None) -> None:
         self.verify = verify  # None: greedy verifies everything, and the lane says so
         self.plain, self.speculative = Overheads(), Overheads()
+        self.overlapping = False  # two cohorts take turns
+        self._beside = Running(weight=0.1)  # of a step beside another cohort's draft: times what it takes alone
+
+    @property
+    def slower_beside(self) -> float:
+        """How much slower steps are while another cohort's drafts are computed; 1 until that was seen."""
+        return self._beside.seconds if self._beside.seen else 1.0
+
+    def observe(self, tokens: float, context: float, seconds: float, sequences: int) -> None:
+        """A step of so many tokens took so long."""
+        if self.verify is None:
+            return
+        if self.overlapping:
+            self._beside.observe(seconds / self.verify.seconds(tokens, context, sequences))
+        else:
+            self.verify.observe(tokens, context, seconds, sequences)
 
     def of_round(self, context: float, draft_s: float, sequences: float = 0.0) -> StepSeconds | None:
         """Tokens in the verification -> seconds of a speculative round, convex; None without a measured curve.
@@ -73,13 +91,13 @@ class StepCost:
         """
         if self.verify is None:
             return None
-        return _raised(self.verify.column(context, sequences), draft_s + self.speculative.seconds)
+        return self._raised(self.verify.column(context, sequences), draft_s + self.speculative.seconds)
 
     def of_round_measured(self, context: float, draft_s: float, sequences: float = 0.0) -> StepSeconds | None:
         """The same on the measured stairs."""
         if self.verify is None:
             return None
-        return _raised(self.verify.stairs(context, sequences), draft_s + self.speculative.seconds)
+        return self._raised(self.verify.stairs(context, sequences), draft_s + self.speculative.seconds)
 
     def of_plain_round(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """Seconds of a round without any draft. Until one was seen, as a speculative one without its draft."""
@@ -87,10 +105,11 @@ class StepCost:
         overheads = self.plain if self.plain.seen else self.speculative
         return self.verify.seconds(tokens, context, sequences) + overheads.seconds
 
+    def _raised(self, step: StepSeconds, by: float) -> StepSeconds:
+        times = self.slower_beside if self.overlapping else 1.0
 
-def _raised(step: StepSeconds, by: float) -> StepSeconds:
-    def seconds(tokens: Floats) -> Floats:
-        raised: Floats = step(tokens) + by
-        return raised
+        def seconds(tokens: Floats) -> Floats:
+            raised: Floats = times * step(tokens) + by
+            return raised
 
-    return seconds
+        return seconds

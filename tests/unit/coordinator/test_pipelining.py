@@ -36,6 +36,12 @@ def test_one_cohort_stays_when_two_win_nothing_and_trials_become_rare() -> None:
     assert 0 < second < first < LONG // 8
 
 
+def test_a_trial_that_clearly_loses_ends_early() -> None:
+    close = drive(Pipelining(), lambda d: 1.0 - 0.05 * (d == 2), LONG).count(2)
+    far = drive(Pipelining(), lambda d: 1.0 - 0.2 * (d == 2), LONG).count(2)
+    assert 0 < far < 0.5 * close
+
+
 def test_a_few_sequences_are_never_split() -> None:
     depth = Pipelining()
     assert set(drive(depth, lambda d: float(d), LONG, sequences=LEAST_SEQUENCES - 1)) == {1}

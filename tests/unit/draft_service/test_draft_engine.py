@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +68,22 @@ def test_rows_past_the_ones_named_are_not_seen(engine: DraftEngine) -> None:
     assert again.watermark == 50
 
 
-def test_fewer_slots_are_the_head_of_the_full_block(engine: DraftEngine) -> None:
+def test_only_the_slots_that_are_asked_for_are_computed(engine: DraftEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor, computed = fill(engine, 1, 30), list[int]()
+    propose = engine.drafter.propose
+
+    def counted(**given: Any) -> Any:
+        computed.append(given["slots"])
+        return propose(**given)
+
+    monkeypatch.setattr(engine.drafter, "propose", counted)
+    blocks = [engine.draft([item(cursor, GREEDY, slots=slots)])[0] for slots in (3, 7)]
+    assert computed == [3, 7]
+    assert [len(block.token_ids) for block in blocks] == [3, 7]
+
+
+def test_fewer_slots_of_whole_blocks_are_their_head(engine: DraftEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "config", replace(engine.config, whole_blocks=True))
     cursor = fill(engine, 1, 30)
     for law in (GREEDY, SAMPLED):
         full = engine.draft([item(cursor, law)])[0]
