@@ -12,12 +12,13 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
 
 import ray
 import structlog
+from ray.experimental import internal_kv
 
 from deploy import ray_environment
 from deploy.actors import RoomShell
@@ -36,6 +37,7 @@ NAMESPACE = "dspark"
 CONNECT_TIMEOUT_S = 5.0
 LOCAL_JOIN_S = 120.0
 CONTROLLER = "controller"
+AUTOSCALE = "autoscale"  # in Ray's own table, so that a controller that is restarted finds the last word about it
 _SEPARATOR = "#"  # actor name = replica name, separator, a random part: a dead actor's name is not free at once
 
 
@@ -211,13 +213,15 @@ class ControllerShell:
     def __init__(self, topology: Topology, secrets: Mapping[str, str], tls: Tls | None, conduct: Supervision) -> None:
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
         fleet = RayFleet(secrets, conduct.start_timeout_s)
+        said = internal_kv._internal_kv_get(AUTOSCALE, namespace=NAMESPACE)
+        autoscale = conduct.autoscale if said is None else replace(conduct.autoscale, enabled=said == b"on")
         self._controller = Controller(
             topology,
             fleet,
             ControlAnnouncer(secrets.get("operator_token_file"), tls),
             tls=tls,
             drain_s=conduct.drain_s,
-            autoscale=conduct.autoscale,
+            autoscale=autoscale,
         )
         # Started here, so that a controller that Ray restarted takes up its work without being asked.
         self._loop = asyncio.get_event_loop().create_task(self._controller.run())
@@ -239,6 +243,8 @@ class ControllerShell:
                 self._controller.follow_load(autoscale)
         except ConfigError as error:
             return str(error)
+        if autoscale is not None:
+            internal_kv._internal_kv_put(AUTOSCALE, "on" if autoscale else "off", namespace=NAMESPACE)
         return wanted
 
     async def close(self, grace_s: float) -> None:
@@ -251,6 +257,7 @@ def start_controller(topology: Topology, *, secrets: Mapping[str, str], tls: Tls
     """Creates the controller; a cell that is already there is refused."""
     if controller() is not None:
         raise NothingStarted("this Ray cluster already runs a dspark cell; whoever brought it up must take it down")
+    internal_kv._internal_kv_del(AUTOSCALE, namespace=NAMESPACE)  # an earlier cell's
     handle = (
         ray.remote(ControllerShell)
         .options(name=CONTROLLER, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)

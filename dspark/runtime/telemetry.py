@@ -25,8 +25,13 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
 
     Records of other libraries take the same path. `role` and `name` stand on every line.
     """
+
+    def signed(_: object, __: str, line: dict[str, Any]) -> dict[str, Any]:
+        # By the process and not by a context: threads and tasks that others began have contexts of their own.
+        return {"role": role, "process": name} | line
+
     shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
+        signed,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -55,7 +60,6 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(role=role, process=name)
 
 
 class Metrics:

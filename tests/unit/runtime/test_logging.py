@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -40,3 +41,20 @@ def test_a_traceback_shows_frames_and_no_values(fmt: str) -> None:
     for shown in ("rpc.failed", "rows.dtype: wrong", "fail", "ValueError", "KeyError", "PeerError", "/nowhere/at/all"):
         assert shown in result.stderr
     assert "SECRET" not in result.stderr
+
+
+_OTHERS = """
+import contextvars, logging, structlog
+from dspark.runtime.telemetry import configure_logging
+before = contextvars.Context()
+configure_logging(role="verify", name="verify/0", fmt="json")
+before.run(structlog.get_logger("t").info, "ours")
+before.run(logging.getLogger("library").warning, "theirs")
+"""
+
+
+def test_every_line_says_whose_it_is_whatever_context_it_comes_from() -> None:
+    result = subprocess.run([sys.executable, "-c", _OTHERS], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    assert [line["event"] for line in lines] == ["ours", "theirs"]
+    assert {(line["role"], line["process"]) for line in lines} == {("verify", "verify/0")}

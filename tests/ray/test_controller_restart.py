@@ -1,0 +1,60 @@
+"""What operators said outlives the controller they said it to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.e2e]
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "synthetic" / "flat.yaml"
+LOSE = """
+import os
+from deploy import ray_environment
+from deploy.head import environment
+from dspark.client import find_cell
+from dspark.runtime.identity import state_dir
+
+cell = find_cell()
+os.environ.update(environment(state_dir() / "ray_token", cell.cell_id))
+ray_environment.prepare(os.environ)  # before Ray is loaded
+import ray
+from deploy import cluster
+cluster.connect(cell.ray_address, local=True)
+ray.kill(cluster.controller(), no_restart=False)
+cluster.report()
+"""
+
+
+def test_a_controller_that_is_restarted_keeps_the_last_word_about_autoscaling(tmp_path: Path) -> None:
+    environment = {**os.environ, "DSPARK_HOME": str(tmp_path)}
+
+    def run(*words: str) -> str:
+        ran = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, timeout=120, env=environment, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    def until_switched(*words: str) -> None:
+        """Every controller says once at its beginning how it is switched, and once for every change."""
+        said: list[str] = []
+        deadline = time.monotonic() + 60
+        while said != sorted(words) and time.monotonic() < deadline:
+            lines = run("-m", "dspark.cli.main", "logs", "controller").splitlines()
+            said = sorted(line.rpartition(" on=")[2] for line in lines if "autoscale.set" in line)
+        assert said == sorted(words)
+
+    try:
+        run("-m", "dspark.cli.main", "up", "--engine", "synthetic", "--synthetic", str(FILE), "--autoscale")
+        run("-m", "dspark.cli.main", "scale", "autoscale=off")
+        until_switched("true", "false")
+        run("-c", LOSE)
+        until_switched("true", "false", "false")
+    finally:
+        run("-m", "dspark.cli.main", "down")
