@@ -1,4 +1,4 @@
-"""A newcomer's path, command by command as README gives them: up, an own prompt streamed, a second drafter, metrics.
+"""A newcomer's path: README's commands, with a second prompt under a fixed policy, hints and logs besides.
 
 Ends with what Prometheus would read: every target of `dspark sd` is fetched, and every metric that the Grafana
 dashboard asks for must be on the pages. Measured from the first command to the last; typing is not counted.
