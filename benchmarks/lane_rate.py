@@ -1,4 +1,4 @@
-"""Committed tokens per second of processor time of the process that runs a lane (row 6).
+"""Committed tokens per second of processor time of the process that runs a lane (row 3.6).
 
 The lane of `bare_lane`, in this process, before two synthetic workers in theirs. Beside it, in the same run, what is
 left without drafts (policy `off`).

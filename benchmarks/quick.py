@@ -1,4 +1,4 @@
-"""Short forms of rows 1 to 6, one JSON object each on stdout: `make bench-quick`.
+"""Short forms of rows 3.1 to 3.6, one JSON object each on stdout: `make bench-quick`.
 
     python -m benchmarks.quick [--vllm-python FILE] [--only 3.1,3.4]
 

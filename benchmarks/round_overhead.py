@@ -1,4 +1,4 @@
-"""What a round takes beside its two passes (row 4), and how busy two cohorts keep a verifier.
+"""What a round takes beside its two passes (row 3.4), and how busy two cohorts keep a verifier.
 
 Synthetic workers in processes of their own: a verification takes 15 ms and a draft 2 ms, whatever is in them, so what
 is left of a round is hops, messages and the coordinator. Temperature 1, 64 entries of q per slot, whole blocks. The
