@@ -1,4 +1,4 @@
-"""Peak memory of the lean training loss against the plain one, at the widths of Qwen3-4B (row 9 of the training rows).
+"""Peak memory of the lean training loss against the plain one, at the widths of Qwen3-4B (row 4.9).
 
 Each form runs in a process of its own: weights and inputs first, then the high-water mark is reset, then loss and
 gradients of the hidden states and of the small heads. What is compared is the peak above the weights and inputs, which

@@ -1,4 +1,4 @@
-"""How long the scheduler takes (row 5): confidences of a cohort in, prefix lengths out, and nothing else.
+"""How long the scheduler takes (row 3.5): confidences of a cohort in, prefix lengths out, and nothing else.
 
 `greedy` is Algorithm 1 on the convex fit; `async` finds its budget in older survivals and ranks the live ones. Beside
 them, in the same run, Algorithm 1 as the paper writes it: a loop over sorted candidates.
