@@ -1,4 +1,4 @@
-"""What a front end in a process of its own does with a second of processor time, and how many clients it holds: row 3.6.
+"""What a front end in a process of its own does with a second of processor time, and its number of clients (row 3.6).
 
 Two synthetic workers, a coordinator and one front end, a process each; clients in this process, over real gRPC, with
 text both ways. The front end's processor time is what the kernel says. Beside tokens in drafted rounds stand tokens

@@ -67,7 +67,8 @@ def the_loop(tour: Tour) -> str:
         f"**{tour.pieces([made.next_token])[0]}** |"
         for n, made in enumerate(run.rounds[:6])
     )
-    tau = sum(made.accepted + 1 for made in run.rounds) / len(run.rounds)
+    committed, kept = sum(made.accepted + 1 for made in run.rounds), len(run.token_ids)
+    past = f" (the last round runs past token {kept})" if committed > kept else ""
     return f"""## 5. The loop
 
 `dspark/decoding/reference.py` holds the whole algorithm on one page. Its first rounds (the token in bold is the
@@ -77,7 +78,8 @@ target's own):
 | ---: | --- | --- |
 {shown}
 
-{len(run.token_ids)} tokens in {len(run.rounds)} rounds, tau {tau:.1f}; they are {same} of plain decoding."""
+{kept} tokens in {len(run.rounds)} rounds, tau {committed / len(run.rounds):.1f}{past}; they are {same} of plain
+decoding."""
 
 
 def losslessness(tour: Tour) -> str:

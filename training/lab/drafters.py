@@ -71,7 +71,7 @@ def config_of(run: Run, target: Qwen3ForCausalLM) -> DrafterConfig:
 def build(run: Run, target: Qwen3ForCausalLM) -> Drafter:
     """A fresh drafter: the target's embedding and head, frozen, the rest drawn from the run's seed.
 
-    Residual branches start as nothing, as the target's did: every family learns faster from there.
+    Output matrices of residual branches start at zero, as the target's did: every family learns faster from there.
     """
     own = run.family == "lm"
     drafter = fresh_drafter(

@@ -50,7 +50,7 @@ def families(found: Results, temperature: str) -> str:
 
 
 def comparisons(found: Results, temperature: str) -> str:
-    """Differences of tau on the same prompts and seeds, and whether the two means have intervals apart."""
+    """Differences of tau on the same prompts and seeds, and whether the two means' own intervals are apart."""
     rows, domains = [], list[str]()
     for ours, theirs in RIVALS:
         if ours in found and theirs in found:
@@ -61,7 +61,7 @@ def comparisons(found: Results, temperature: str) -> str:
             domains = list(gaps)
             apart = intervals(a)["mean"].apart_from(intervals(b)["mean"])
             rows.append([f"{NAMES[ours]} less {NAMES[theirs]}", *map(signed, gaps.values()), "yes" if apart else "no"])
-    return table(["tau of", *domains, "means apart"], rows)
+    return table(["tau of", *domains, "own intervals apart"], rows)
 
 
 def slots(found: Results, temperature: str, domain: str) -> str:

@@ -41,7 +41,7 @@ ROWS, LENGTH = 16, 192
 
 
 def build(shape: Shape, *, layers: int, seed: int) -> Qwen3ForCausalLM:
-    """A fresh model of the lab's width; residual branches start as nothing."""
+    """A fresh model of the lab's width; output matrices of residual branches start at zero."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(
