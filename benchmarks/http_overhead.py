@@ -63,9 +63,14 @@ def _demo_cell() -> LocalCell:
     return LocalCell(TARGET, DRAFTER, coordinator=DOOR, verify={"kv_tokens": 1 << 16})
 
 
-def synthetic_cell(folder: Path) -> LocalCell:
-    """The flat pair over the demo tokenizer's vocabulary, so that every id is text, with an HTTP front."""
+def synthetic_cell(folder: Path, domain: str = "") -> LocalCell:
+    """The flat pair over the demo tokenizer's vocabulary, so that every id is text, with an HTTP front.
+
+    domain: the only one there is, so that no prompt is easier than another; empty: as the file has them.
+    """
     document = yaml.safe_load(FLAT.read_text(encoding="utf-8"))
+    if domain:
+        document["domains"] = {domain: document["domains"][domain]}
     document["vocabulary"] = Tokenizer.from_file(str(TARGET / "tokenizer.json")).get_vocab_size()
     path = folder / "pair.yaml"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")

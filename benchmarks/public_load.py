@@ -30,6 +30,7 @@ from deploy.processes import LocalCell
 BAR = 0.10
 STREAMS = 8
 TOKENS, PROMPT_TOKENS = 128, 64
+DOMAIN = "code"  # a prompt's domain follows from its ids, and the two generators make other prompts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     ours: list[float] = []
     theirs: list[float] = []
     details: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name, synthetic_cell(Path(name)) as cell:
+    with tempfile.TemporaryDirectory() as name, synthetic_cell(Path(name), DOMAIN) as cell:
         for _ in range(args.turns):
             ours.append(_bench(cell, args.seconds))
             rate, details = _guidellm(args.guidellm, cell, Path(name), args.seconds)
