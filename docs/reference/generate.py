@@ -52,14 +52,12 @@ def configuration() -> str:
 
 def command_line() -> str:
     """Arguments and options of every command, from its parser."""
-    from dspark.cli.main import build_parser
-
     lines = [
         "# Command line",
         "",
         "`dspark serve ROLE` takes the keys of that role's section in `configuration.md` too.",
     ]
-    for name, parser, said in _commands(build_parser()):
+    for name, parser, said in _every_command():
         lines += ["", f"## dspark {name}", "", " ".join((parser.description or said).split())]
         options = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
         options = [action for action in options if not isinstance(action, argparse._SubParsersAction)]
@@ -75,6 +73,36 @@ def command_line() -> str:
     return page(lines)
 
 
+def _every_command() -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
+    """The commands; `train` and `serve` read their options with parsers of their own."""
+    from dspark.cli import train
+    from dspark.cli.main import build_parser
+
+    for name, parser, said in _commands(build_parser()):
+        if name == "train":
+            yield from _commands(train.build_parser(), "train ")
+        elif name == "serve":
+            yield "serve ROLE", _shared_by_roles(), said
+        else:
+            yield name, parser, said
+
+
+def _shared_by_roles() -> argparse.ArgumentParser:
+    """What every role of `dspark serve` takes besides the keys of its section."""
+    from deploy.rooms import config_class
+    from deploy.topology import Role
+    from dspark.cli import serve
+
+    keys = {field.name for field in dataclasses.fields(config_class(Role.COORDINATOR))}
+    parser = serve.room_parser(Role.COORDINATOR.value)
+    for action in parser._actions:
+        if action.dest in keys:
+            action.help = argparse.SUPPRESS
+    parser.description = f"One process by hand, without Ray. ROLE: {', '.join(serve.ROLES)}."
+    parser.set_defaults(name="ROLE/0")
+    return parser
+
+
 def metrics() -> str:
     """Every metric a process shows, with its labels."""
     from dspark.runtime.telemetry import Metrics
@@ -82,8 +110,8 @@ def metrics() -> str:
     lines = [
         "# Metrics",
         "",
-        "Every process serves `/metrics` on a port of its own and shows all of these names; those it has no part in",
-        "stay at zero. A counter's samples end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`.",
+        "Every process serves `/metrics` on a port of its own and exposes all of these metrics; those that do not apply",
+        "to it stay at zero. A counter's samples end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`.",
         "",
         "| metric | kind | labels | meaning |",
         "| --- | --- | --- | --- |",
