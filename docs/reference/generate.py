@@ -110,8 +110,8 @@ def metrics() -> str:
     lines = [
         "# Metrics",
         "",
-        "Every process serves `/metrics` on a port of its own and exposes all of these metrics; those that do not apply",
-        "to it stay at zero. A counter's samples end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`.",
+        "Every process serves `/metrics` on a port of its own and exposes all of these metrics; those that do not",
+        "apply to it stay at zero. A counter's samples end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`.",
         "",
         "| metric | kind | labels | meaning |",
         "| --- | --- | --- | --- |",
