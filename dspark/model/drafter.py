@@ -166,7 +166,9 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         context = self.project(features)
         context_angles = self.rotary.at(torch.arange(length, device=input_ids.device), longest=length + size)
         anchor_ids = input_ids.gather(1, anchor_positions)
-        hidden, angles = self._block_inputs(anchor_ids.flatten(), anchor_positions.flatten(), size, longest=length + size)
+        hidden, angles = self._block_inputs(
+            anchor_ids.flatten(), anchor_positions.flatten(), size, longest=length + size
+        )
         hidden = hidden.view(batch, anchors * size, -1)
         angles = angles.view(batch, anchors * size, -1)
         groups = block_mask.for_training(anchor_positions, block_keep_mask, block_size=size, first_rows=first_rows)
