@@ -63,12 +63,15 @@ def _demo_cell() -> LocalCell:
     return LocalCell(TARGET, DRAFTER, coordinator=DOOR, verify={"kv_tokens": 1 << 16})
 
 
-def synthetic_cell(folder: Path, domain: str = "") -> LocalCell:
+def synthetic_cell(folder: Path, domain: str = "", slower: float = 1.0) -> LocalCell:
     """The flat pair over the demo tokenizer's vocabulary, so that every id is text, with an HTTP front.
 
     domain: the only one there is, so that no prompt is easier than another; empty: as the file has them.
+    slower: times what the file's passes take.
     """
     document = yaml.safe_load(FLAT.read_text(encoding="utf-8"))
+    for role in ("verify", "draft"):
+        document[role]["ms"] = [slower * each for each in document[role]["ms"]]
     if domain:
         document["domains"] = {domain: document["domains"][domain]}
     document["vocabulary"] = Tokenizer.from_file(str(TARGET / "tokenizer.json")).get_vocab_size()

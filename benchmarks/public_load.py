@@ -30,6 +30,7 @@ from deploy.processes import LocalCell
 BAR = 0.10
 STREAMS = 8
 TOKENS, PROMPT_TOKENS = 128, 64
+SLOWER = 4.0  # passes, so that a generator's own work, on the same two cores, does not decide
 DOMAIN = "code"  # a prompt's domain follows from its ids, and the two generators make other prompts
 
 
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     ours: list[float] = []
     theirs: list[float] = []
     details: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name, synthetic_cell(Path(name), DOMAIN) as cell:
+    with tempfile.TemporaryDirectory() as name, synthetic_cell(Path(name), DOMAIN, SLOWER) as cell:
         for _ in range(args.turns):
             ours.append(_bench(cell, args.seconds))
             rate, details = _guidellm(args.guidellm, cell, Path(name), args.seconds)
