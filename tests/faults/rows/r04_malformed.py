@@ -105,7 +105,7 @@ def main() -> int:
     bar = f"0 deaths, 0 hangs, neighbour's ids unchanged, p99 refusal < 2 ms, resident + 2 x sent (+ {WARM_UP_MB:g} MB)"
     code = Row("4", "malformed commands and rows at workers", value, bar, holds).show(as_json=args.json)
     note("events at the coordinator")
-    heard = hear(2000 if args.long else 40)
+    heard = hear(2000 if args.long else 30)
     holds = not heard["wrong_in_all"] and heard["spoiled_events"] > heard["stories"]
     bar = "every request ends: with its ids, or with an error; nothing held afterwards, later requests as ever"
     return code | Row("4", "malformed events at the coordinator", heard, bar, holds).show(as_json=args.json)
