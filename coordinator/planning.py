@@ -32,7 +32,7 @@ FIRST_PROBE = 16  # plain rounds before the first probe; every probe that fails 
 PROBE_WEIGHT = 0.25  # of a probe's round in the evidence
 PROMISING = 0.9  # a probe that betters the ratio to plain decoding by this is followed up at once
 PATIENCE = 4  # rounds a probe waits for rows that are resent
-SHORTER = 0.995  # the shortest block within this of the best rate is asked for
+NEAR = 0.995  # blocks within this of the best rate are as good
 TURNS = 3  # between the choice of rows and the rate it brings
 
 
@@ -131,7 +131,9 @@ class Planner:
         options = self._options(cohort, free, draft_seconds)
         rates = options.rates
         best = float(rates[1:].max())
-        slots = 1 + int(np.flatnonzero(rates[1:] >= SHORTER * best)[0])
+        near = np.flatnonzero(rates[1:] >= NEAR * best)
+        # Longer blocks keep what is known of their last slots fresh; beside another step their time seems to be free.
+        slots = 1 + int(near[0] if self._cost.overlapping else near[-1])
         self._set_price(cohort, float(options.tokens[slots]), max(best, float(rates[0])))
         self.overlap_pays = len(cohort.row) > 1 and self._best_overlapped(cohort, options) > rates[0]
         if self._bypass and self._goes_plain(float(rates[0]) / best if best else np.inf):
