@@ -173,7 +173,7 @@ def open_tracer(endpoint: str, *, service: str, instance: str) -> tuple[Any, Any
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"otel_endpoint: needs {error.name}; it comes with the extra `otel`: pip install 'dspark-serving[otel]'"
+            f"otel_endpoint: needs {error.name}; it comes with the extra `otel`: pip install '.[otel]' in the checkout"
         ) from error
     # The application decided what is recorded before any span exists, so the library must not decide again.
     provider = TracerProvider(

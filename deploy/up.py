@@ -114,7 +114,7 @@ def bring_up(
     autoscale = load_config(AutoscaleConfig, section="autoscale", file=file, environ=environ, flags=scaling)
     config = within(config, autoscale)
     if config.http is not None and not has_http():
-        say("no HTTP: fastapi and uvicorn are not installed (`pip install 'dspark-serving[http]'`)")
+        say("no HTTP: fastapi and uvicorn are not installed (`pip install '.[http]'` in the checkout)")
     files = token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
     topology = plan_topology(config, file=file, environ=environ, port=port, token_files=files)

@@ -47,7 +47,7 @@ async def open_front(
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install 'dspark-serving[http]'"
+            f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install '.[http]' in the checkout"
         )
     from coordinator.http.app import build_app
     from coordinator.http.opening import make_door

@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _missing(module: str) -> str:
     extra = {"ray": "ray", "cryptography": "tls"}.get(module.split(".")[0], "serve")
-    return f"this command needs the module {module!r}; install it with `pip install 'dspark-serving[{extra}]'`"
+    return f"this command needs the module {module!r}; install it with `pip install '.[{extra}]'` in the checkout"
 
 
 if __name__ == "__main__":
