@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -48,16 +48,24 @@ class Asked:
     replies: dict[DrafterPort, Future[Drafted]]
     began: float  # clock time
     deadline_s: float  # from then on
+    beside: bool  # another cohort's step
 
 
 class Drafting:
     """Keeps what the lane's drafters owe, and what their passes take."""
 
-    def __init__(self, feeding: Feeding, waits: DraftWaits, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        feeding: Feeding,
+        waits: DraftWaits,
+        clock: Clock,
+        metrics: Metrics,
+        overlaps: Callable[[], bool],
+    ) -> None:
         self._feeding, self._waits, self._clock, self._metrics = feeding, waits, clock, metrics
         self._owed: Counter[DrafterPort] = Counter()  # replies that missed their deadline
         self._costs: dict[DrafterPort, DraftCost] = {}
-        self.overlapping = False  # two cohorts take turns
+        self._overlaps = overlaps  # whether two cohorts take turns, see `pipelining`
         self.hops = Running()  # round trips of drafts less device time
 
     def left(self, drafter: DrafterPort) -> None:
@@ -76,16 +84,18 @@ class Drafting:
 
     def seconds(self, asked: Mapping[DrafterPort, Sequence[Turn]]) -> float:
         """What these drafts are expected to take, hops included; drafters work side by side."""
+        beside = self._overlaps()
         passes = [
-            self._cost(drafter).seconds(len(its), mean_context(its), _slots(drafter, its), beside=self.overlapping)
+            self._cost(drafter).seconds(len(its), mean_context(its), _slots(drafter, its), beside=beside)
             for drafter, its in asked.items()
         ]
         return max(passes) + self.hops.seconds if passes else 0.0
 
     def would_take(self, asked: Mapping[DrafterPort, int], context: float, slots: int) -> float:
         """The same for so many sequences each, all with so many slots."""
+        beside = self._overlaps()
         passes = [
-            self._cost(drafter).seconds(count, context, slots, beside=self.overlapping)
+            self._cost(drafter).seconds(count, context, slots, beside=beside)
             for drafter, count in asked.items()
             if count
         ]
@@ -97,7 +107,8 @@ class Drafting:
         deadline_s = max(self._waits.deadline_s, SLACK * self.seconds(asked)) if asked else 0.0
         if asked:
             self._metrics.control_round_trips.labels(kind="draft").inc()
-        return Asked(asked, {drafter: self._ask(drafter, its) for drafter, its in asked.items()}, began, deadline_s)
+        replies = {drafter: self._ask(drafter, its) for drafter, its in asked.items()}
+        return Asked(asked, replies, began, deadline_s, self._overlaps())
 
     async def fill(self, pending: Asked) -> float:
         """Fills in blocks; returns how long they took."""
@@ -107,7 +118,7 @@ class Drafting:
         await settled(pending.replies.values(), max(left, 0.0), self._clock)
         took = self._clock.time() - pending.began
         self._metrics.draft_rpc.observe(took)
-        drafted = [self._collect(drafter, pending.orders[drafter], reply) for drafter, reply in pending.replies.items()]
+        drafted = [self._collect(pending, drafter) for drafter in pending.replies]
         on_the_way = [took - each.forward_s for each in drafted if each is not None]
         if on_the_way:
             self.hops.observe(max(on_the_way))
@@ -128,10 +139,11 @@ class Drafting:
         orders = [turn.draft_order(drafter.facts.block_size) for turn in its]
         return drafter.draft(orders, self._waits.feature_wait_us + len(its) * self._waits.feature_wait_us_each)
 
-    def _collect(self, drafter: DrafterPort, its: Sequence[Turn], reply: Future[Drafted]) -> Drafted | None:
+    def _collect(self, pending: Asked, drafter: DrafterPort) -> Drafted | None:
         """The blocks of one drafter's cohort: all of them or none."""
+        its, reply = pending.orders[drafter], pending.replies[drafter]
         if not reply.done():
-            self._owe(drafter, reply, its)
+            self._owe(pending, drafter)
         drafted = result_of(reply)
         if drafted is None or len(drafted.blocks) != len(its):
             for turn in its:
@@ -139,7 +151,7 @@ class Drafting:
             return None
         for turn, block in zip(its, drafted.blocks, strict=True):
             self._accept(turn, block)
-        self._learn(drafter, its, drafted.forward_s)
+        self._learn(pending, drafter, drafted.forward_s)
         return drafted
 
     def _accept(self, turn: Turn, block: Block) -> None:
@@ -153,8 +165,8 @@ class Drafting:
         if not block.token_ids:
             turn.empty_because = EmptyReason(block.empty_reason or EmptyReason.INVALID).name.lower()
 
-    def _owe(self, drafter: DrafterPort, reply: Future[Drafted], its: Sequence[Turn]) -> None:
-        log.warning("draft.late", drafter=drafter.facts.name, sequences=len(its))
+    def _owe(self, pending: Asked, drafter: DrafterPort) -> None:
+        log.warning("draft.late", drafter=drafter.facts.name, sequences=len(pending.orders[drafter]))
         self._owed[drafter] += 1
         timer = self._clock.call_later(
             self._waits.patience_s, drafter.close, f"silent for more than {self._waits.patience_s:g} s"
@@ -167,15 +179,16 @@ class Drafting:
                 del self._owed[drafter]
             drafted = result_of(done)
             if drafted is not None:
-                self._learn(drafter, its, drafted.forward_s)
+                self._learn(pending, drafter, drafted.forward_s)
             for block in drafted.blocks if drafted is not None else ():
                 self._drop(block, "late")  # its anchor has moved on
 
-        reply.add_done_callback(came)
+        pending.replies[drafter].add_done_callback(came)
 
-    def _learn(self, drafter: DrafterPort, its: Sequence[Turn], forward_s: float) -> None:
+    def _learn(self, pending: Asked, drafter: DrafterPort, forward_s: float) -> None:
+        its = pending.orders[drafter]
         slots = _slots(drafter, its)
-        self._cost(drafter).observe(len(its), mean_context(its), slots, forward_s, beside=self.overlapping)
+        self._cost(drafter).observe(len(its), mean_context(its), slots, forward_s, beside=pending.beside)
 
     def _drop(self, block: Block, reason: str) -> None:
         self._metrics.dropped.labels(kind="block", reason=reason).inc()

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from coordinator.choice import Bools
 from coordinator.drafting import Drafting
 from coordinator.feeding import Feeding
-from coordinator.planning import Bools, Cohort, Plan, Planner
+from coordinator.planning import Cohort, Plan, Planner
 from coordinator.policy import Columns
 from coordinator.ports import DrafterPort
 from coordinator.rounds import Turn, mean_context

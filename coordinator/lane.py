@@ -21,6 +21,7 @@ from coordinator.drafting import Drafting, DraftWaits, result_of
 from coordinator.explain import Explain
 from coordinator.feeding import Feeding
 from coordinator.monitor import Monitor
+from coordinator.pipelining import Pipelining
 from coordinator.ports import Declined, DrafterPort, Prefilled, PrefillOrder, VerifierPort
 from coordinator.round_loop import Pace, RoundLoop
 from coordinator.sequence import Event, State
@@ -73,7 +74,8 @@ class Lane:
         self._owner, self._waits, self._clock, self._metrics = owner, waits, clock, metrics
         monitor = monitor if monitor is not None else Monitor(metrics)
         self._feeding = Feeding(verifier, load, clock, metrics, monitor, patience_s=waits.draft.patience_s)
-        self._drafting = drafting = Drafting(self._feeding, waits.draft, clock, metrics)
+        pipelining = Pipelining(waits.cohorts)
+        self._drafting = drafting = Drafting(self._feeding, waits.draft, clock, metrics, pipelining.overlaps)
         self._settling = Settling(owner, self._orphan, self._make_room, verifier.facts.vocab_size, metrics, write)
         self._tracks: dict[int, Track] = {}
         self._intakes: set[asyncio.Task[None]] = set()
@@ -90,7 +92,8 @@ class Lane:
             self._feeding,
             drafting,
             self._settling,
-            pace=Pace(waits.verify_s, waits.bypass, waits.explore, waits.cohorts),
+            pipelining,
+            pace=Pace(waits.verify_s, waits.bypass, waits.explore),
             lose_verifier=self._lose_verifier,
             clock=clock,
             metrics=metrics,

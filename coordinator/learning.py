@@ -51,7 +51,8 @@ class Learning:
             (self._cost.speculative if speculative else self._cost.plain).rest.observe(rest_s)
         self.extra_tokens = max(float(judged.tokens - len(turns) - int(verified.sum())), 0.0)
         if judged.tokens:  # none in verdicts that were said again
-            self._cost.observe(judged.tokens, cohort.context, judged.forward_s, len(turns))
+            beside = rest_s is None
+            self._cost.observe(judged.tokens, cohort.context, judged.forward_s, len(turns), beside=beside)
         if not blocks.confidence.shape[1]:
             return
         known = (blocks.lengths > 0) & (accepted >= 0)

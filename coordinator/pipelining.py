@@ -31,6 +31,10 @@ class Pipelining:
         self._began = 0.0
         self._sequences = 0.0
 
+    def overlaps(self) -> bool:
+        """Whether two cohorts take turns now."""
+        return self.depth > 1
+
     def judged(self, now: float, committed: int, sequences: int) -> bool:
         """A cohort was judged; `sequences` take part in rounds. Whether a trial is due: see `may_try`."""
         if self._fixed:
@@ -50,9 +54,9 @@ class Pipelining:
             return False
         return self._measured(self._committed / (now - self._began), now)
 
-    def may_try(self, promising: bool) -> None:
-        """A trial is due: begins it, or puts it off."""
-        if promising:
+    def may_try(self, two_could_win: bool) -> None:
+        """A trial is due: begins it, or puts it off. One cohort is always worth a trial."""
+        if two_could_win or self._home > 1:
             self.depth = 3 - self._home
         else:
             self._until_trial = self._pause

@@ -11,20 +11,16 @@ Invariant 2, no peeking: costs and evidence are older than the draft; probes fol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from coordinator.choice import Bools, Drafts, DraftSeconds, Field, Options, best_rows
 from coordinator.evidence import WEIGHT, Evidence, keyed
 from coordinator.policy import Columns, Kind
 from coordinator.prefix_scheduler import Floats, Ints
 from coordinator.step_cost import StepCost
-
-Bools = npt.NDArray[np.bool_]
-DraftSeconds = Callable[[float, int], float]  # (share of the sequences that could be drafted for, slots) -> seconds
 
 WARM_UP = 8  # drafted rounds before there is an opinion
 ENTER, LEAVE = 1.04, 0.98  # plain decoding has to be this much better to begin with, and to go on
@@ -33,7 +29,6 @@ PROBE_WEIGHT = 0.25  # of a probe's round in the evidence
 PROMISING = 0.9  # a probe that betters the ratio to plain decoding by this is followed up at once
 PATIENCE = 4  # rounds a probe waits for rows that are resent
 NEAR = 0.995  # blocks within this of the best rate are as good
-TURNS = 3  # between the choice of rows and the rate it brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +76,6 @@ class Plan:
         return PROBE_WEIGHT if self.probe else WEIGHT
 
 
-class Drafts(NamedTuple):
-    """Seconds of a draft by slots [k], linear in the share of the sequences that could be drafted for."""
-
-    first: Floats
-    each: Floats  # for all of them, on top
-
-    @staticmethod
-    def of(draft_seconds: DraftSeconds, slots: Sequence[int]) -> Drafts:
-        whole = np.array([draft_seconds(1.0, count) for count in slots])
-        half = np.array([draft_seconds(0.5, count) for count in slots])
-        first = np.maximum(2.0 * half - whole, 0.0)
-        return Drafts(first, whole - first)
-
-    def seconds(self, share: Floats) -> Floats:
-        """share [k], 0 where nobody is drafted for."""
-        return np.where(share > 0.0, self.first + share * self.each, 0.0)
-
-
-class Options(NamedTuple):
-    """What a cohort could do, by slots drafted, [k + 1], 0 first: plain decoding but for rows that insist."""
-
-    rates: Floats  # expected weighted tokens per second, 0 where no row pays
-    tokens: Floats  # in the step
-    chosen: Bools  # [n, k + 1] free rows that pay
-    worth: Floats  # weighted tokens
-    drafts: Drafts
-
-
 class Planner:
     """Keeps whether a lane's adaptive sequences go plain now, and when that is tried again."""
 
@@ -128,17 +95,19 @@ class Planner:
         free = cohort.able & cohort.policies.adaptive
         if self._cost.verify is None or not free.any() or self._evidence.rounds < WARM_UP:
             return everybody
-        options = self._options(cohort, free, draft_seconds)
-        rates = options.rates
-        best = float(rates[1:].max())
-        near = np.flatnonzero(rates[1:] >= NEAR * best)
+        field, plain = self._field(cohort, free, draft_seconds)
+        drafts = self._drafts(cohort, free, draft_seconds)
+        options = self._in_turn(cohort, field, drafts, plain)
+        best = float(options.rates.max())
+        near = np.flatnonzero(options.rates >= NEAR * best)
         # Longer blocks keep what is known of their last slots fresh; beside another step their time seems to be free.
-        slots = 1 + int(near[0] if self._cost.overlapping else near[-1])
-        self._set_price(cohort, float(options.tokens[slots]), max(best, float(rates[0])))
-        self.overlap_pays = len(cohort.row) > 1 and self._best_overlapped(cohort, options) > rates[0]
-        if self._bypass and self._goes_plain(float(rates[0]) / best if best else np.inf):
+        at = int(near[0] if self._cost.overlaps() else near[-1])
+        slots = 1 + at
+        self._set_price(cohort, float(options.tokens[at]), max(best, plain))
+        self.overlap_pays = len(cohort.row) > 1 and self._best_overlapped(cohort, field, drafts, plain) > plain
+        if self._bypass and self._goes_plain(plain / best, options.pays):
             return self._plain_plan(cohort, free, everybody)
-        resting = self._rest(cohort, free & ~options.chosen[:, slots])
+        resting = self._rest(cohort, free & ~options.chosen[:, at])
         if self._explores(cohort, 2.0 * self._explore):
             slots = self._evidence.slots
         probed = resting & (keyed(cohort.sequence, cohort.round) < self._explore)
@@ -147,64 +116,65 @@ class Planner:
 
     # The whole cohort.
 
-    def _options(self, cohort: Cohort, free: Bools, draft_seconds: DraftSeconds) -> Options:
-        """What the best choice of free rows brings, by slots drafted for them, 0 first.
-
-        A row is worth its draft if it brings more than the cohort would in the time that it takes, so the choice
-        depends on the rate and the rate on the choice: settled by turns, as for any ratio of sums, from plain
-        decoding's rate upwards.
-        """
+    def _field(self, cohort: Cohort, free: Bools, draft_seconds: DraftSeconds) -> tuple[Field, float]:
+        """What there is to choose from, and the rate of a round in which no free row is drafted for."""
         count, most = len(cohort.row), self._evidence.slots
         gain = self._evidence.gain[cohort.row] * (self._evidence.trust(cohort.row) * cohort.weight)[:, None]
-        brought, used = np.cumsum(gain, axis=1), np.cumsum(self._evidence.used[cohort.row], axis=1)
-        own = cohort.able & ~free
-        reach = np.where(cohort.policies.kind == Kind.FIXED, cohort.policies.slots, most)
+        own, able = cohort.able & ~free, max(int(cohort.able.sum()), 1)
+        reach = _reach(cohort, most)
         settled = own[:, None] & (np.arange(most) < reach[:, None])
-        worth = float(cohort.weight.sum()) + float(gain[settled].sum())
-        tokens = count + cohort.extra_tokens + float(settled.sum())
+        field = Field(
+            free,
+            np.cumsum(gain, axis=1),
+            np.cumsum(self._evidence.used[cohort.row], axis=1),
+            float(cohort.weight.sum()) + float(gain[settled].sum()),
+            count + cohort.extra_tokens + float(settled.sum()),
+            int(own.sum()),
+            able,
+        )
+        if not field.own:
+            return field, field.worth / self._cost.of_plain_round(field.tokens, cohort.context, count)
         step = self._cost.of_round_measured(cohort.context, 0.0, count)
         assert step is not None
-        able, own_slots = max(int(cohort.able.sum()), 1), min(int(reach[own].max(initial=0)), most)
-        plain_s = self._cost.of_plain_round(tokens, cohort.context, count)
-        if own.any():
-            plain_s = float(step(np.array([tokens]))[0]) + draft_seconds(float(own.sum()) / able, own_slots)
-        drafts = Drafts.of(draft_seconds, [max(slots, own_slots) for slots in range(1, most + 1)])
-        everybody = tokens + np.where(free[:, None], used, 0.0).sum(axis=0)
-        per_token = (step(everybody) - step(np.array([tokens]))) / np.maximum(everybody - tokens, 1.0)
-        seconds = per_token * used + drafts.each / able  # [n, most] that a row adds
-        rate = plain = worth / plain_s
-        for _ in range(TURNS):
-            chosen = free[:, None] & (rate * seconds <= brought)
-            rows = chosen.sum(axis=0)
-            whole = worth + np.where(chosen, brought, 0.0).sum(axis=0)
-            asked = tokens + np.where(chosen, used, 0.0).sum(axis=0)
-            each = step(asked) + drafts.seconds((rows + int(own.sum())) / able)
-            rates = np.where(rows > 0, whole / each, 0.0)
-            rate = max(plain, float(rates.max()))
-        return Options(
-            np.concatenate(([plain], rates)),
-            np.concatenate(([tokens], asked)),
-            np.concatenate((np.zeros((count, 1), np.bool_), chosen), axis=1),
-            np.concatenate(([worth], whole)),
-            drafts,
-        )
+        drafts_s = draft_seconds(field.own / able, int(reach[own].max()))
+        return field, field.worth / (float(step(np.array([field.tokens]))[0]) + drafts_s)
 
-    def _best_overlapped(self, cohort: Cohort, options: Options) -> float:
-        """The best rate with drafts if halves of the cohort took turns."""
+    def _drafts(self, cohort: Cohort, free: Bools, draft_seconds: DraftSeconds) -> Drafts:
+        most = self._evidence.slots
+        own_slots = int(_reach(cohort, most)[cohort.able & ~free].max(initial=0))
+        return Drafts.of(draft_seconds, [max(slots, own_slots) for slots in range(1, most + 1)])
+
+    def _in_turn(self, cohort: Cohort, field: Field, drafts: Drafts, plain: float) -> Options:
+        """Draft, then step."""
+        step = self._cost.of_round_measured(cohort.context, 0.0, len(cohort.row))
+        assert step is not None
+        row_s = field.slope(step) * field.used + drafts.each / field.able
+        return best_rows(field, plain, row_s, lambda tokens, share: step(tokens) + drafts.seconds(share))
+
+    def _best_overlapped(self, cohort: Cohort, field: Field, drafts: Drafts, plain: float) -> float:
+        """The best rate with drafts if halves of the cohort took turns: a row takes its tokens' time, 0 if none pays.
+
+        Half a cohort's draft passes behind the other half's step, or shows where it is longer.
+        """
         assert self._cost.verify is not None
         half = self._cost.verify.stairs(cohort.context, len(cohort.row) / 2.0)
         rest, slower = self._cost.speculative.seconds, self._cost.slower_beside
-        each = slower * half(options.tokens[1:] / 2.0)
-        share = 0.5 * options.chosen[:, 1:].sum(axis=0) / max(int(cohort.able.sum()), 1)
-        two = np.maximum(2.0 * each, each + slower * options.drafts.seconds(share) + rest)
-        return float((options.worth[1:] / two).max())
 
-    def _goes_plain(self, ratio: float) -> bool:
-        if not self.plain and ratio > ENTER:
+        def round_s(tokens: Floats, share: Floats) -> Floats:
+            each = slower * half(tokens / 2.0)
+            return np.maximum(2.0 * each, each + slower * drafts.seconds(share / 2.0) + rest)
+
+        row_s = field.slope(lambda tokens: 2.0 * slower * half(tokens / 2.0)) * field.used
+        options = best_rows(field, plain, row_s, round_s)
+        return float(options.rates.max()) if options.pays else 0.0
+
+    def _goes_plain(self, ratio: float, pays: bool) -> bool:
+        """ratio: of plain decoding's rate to the best with drafts. pays: whether any row is worth a draft."""
+        if not self.plain and (ratio > ENTER or not pays):
             # A lane that keeps changing its mind tries no oftener than one that waited as long.
             self.plain, self._interval = True, max(self._interval // 2, FIRST_PROBE)
             self._left = self._interval
-        elif self.plain and ratio < LEAVE:
+        elif self.plain and ratio < LEAVE and pays:
             self.plain = False
         elif self._probed_at:
             if ratio < PROMISING * self._probed_at:
@@ -251,3 +221,9 @@ class Planner:
             return np.zeros(len(poor), np.bool_)
         known: Bools = self._evidence.judged[cohort.row] >= WARM_UP // 2
         return poor & known
+
+
+def _reach(cohort: Cohort, most: int) -> Ints:
+    """[n] slots that rows with drafts of their own ask for."""
+    reach: Ints = np.where(cohort.policies.kind == Kind.FIXED, np.minimum(cohort.policies.slots, most), most)
+    return reach

@@ -51,7 +51,6 @@ class Pace:
     verify_s: float = 10.0  # longest wait for the verdicts of a cohort
     bypass: bool = True  # adaptive sequences whose drafts do not pay go without
     explore: float = 1 / 64  # share of their rounds that are drafted nevertheless
-    cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster
 
 
 class RoundLoop:
@@ -64,6 +63,7 @@ class RoundLoop:
         feeding: Feeding,
         drafting: Drafting,
         settling: Settling,
+        pipelining: Pipelining,
         *,
         pace: Pace,
         lose_verifier: Callable[[str], None],
@@ -72,9 +72,9 @@ class RoundLoop:
         explain: Explain | None = None,
         monitor: Monitor | None = None,
     ) -> None:
-        self.cost = StepCost(verifier.facts.cost)
+        self.cost = StepCost(verifier.facts.cost, pipelining.overlaps)
         self.evidence = Evidence()
-        self.pipelining = Pipelining(pace.cohorts)
+        self.pipelining = pipelining
         self.rounds = 0
         self.committed = 0
         self.heard = clock.time()  # when the verifier last gave a verdict
@@ -100,7 +100,7 @@ class RoundLoop:
             while not self._closed:
                 if self._second is not None and self._second.done():
                     self._second.result()  # what went wrong there goes wrong here
-                if self.pipelining.depth > 1 and (self._second is None or self._second.done()):
+                if self.pipelining.overlaps() and (self._second is None or self._second.done()):
                     self._second = asyncio.get_running_loop().create_task(self._run_second())
                     self._second.add_done_callback(lambda _: self.kick())
                 await self._turn_over(0)
@@ -121,7 +121,7 @@ class RoundLoop:
                 waiting.set_result(None)
 
     async def _run_second(self) -> None:
-        while not self._closed and self.pipelining.depth > 1:
+        while not self._closed and self.pipelining.overlaps():
             await self._turn_over(1)
 
     async def _turn_over(self, part: int) -> None:
@@ -139,8 +139,7 @@ class RoundLoop:
 
     async def _round(self, part: int, turns: list[Turn]) -> None:
         """Everything that need not come before a message to a worker comes after it."""
-        began = self._clock.time()
-        self.cost.overlapping = self._drafting.overlapping = self.pipelining.depth > 1
+        began, beside = self._clock.time(), self.pipelining.overlaps()
         plan = self._foresight.planned(part, turns)
         drafts = self._drafting.ask(self._ask_whom(turns, plan))
         await let_orders_leave()
@@ -176,7 +175,7 @@ class RoundLoop:
             plan,
             price=self._planner.price,
             speculative=bool(drafts.orders),
-            rest_s=now - began - drafted_s - verified_s if self.pipelining.depth == 1 else None,
+            rest_s=None if beside else now - began - drafted_s - verified_s,
         )
         self._late.append(learn)
         if self.pipelining.judged(now, committed, len(self._tracks)):
@@ -191,7 +190,7 @@ class RoundLoop:
 
     def _hidden_s(self) -> float:
         """Seconds of a draft that pass behind the other cohort's step."""
-        return self._learning.verify_s if self.pipelining.depth > 1 else 0.0
+        return self._learning.verify_s if self.pipelining.overlaps() else 0.0
 
     def _say_uncosted(self, cohort: Cohort) -> None:
         if self.cost.verify is None and not self._said_uncosted and cohort.policies.adaptive.any():
@@ -203,7 +202,7 @@ class RoundLoop:
 
     def _gather(self, part: int) -> list[Turn]:
         turns = []
-        halved = self.pipelining.depth > 1
+        halved = self.pipelining.overlaps()
         for track in list(self._tracks.values()):
             sequence = track.sequence
             if sequence.state is State.READY and not (halved and sequence.number & 1 != part):

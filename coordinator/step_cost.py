@@ -6,6 +6,7 @@ than their tokens (feature rows travel, drafts are asked for), so their overhead
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator.cost_curve import CostCurve, Floats
@@ -64,10 +65,10 @@ class DraftCost:
 class StepCost:
     """Time of a whole round of one lane."""
 
-    def __init__(self, verify: CostCurve | None) -> None:
+    def __init__(self, verify: CostCurve | None, overlaps: Callable[[], bool] = lambda: False) -> None:
         self.verify = verify  # None: greedy verifies everything, and the lane says so
+        self.overlaps = overlaps  # whether two cohorts take turns, see `pipelining`
         self.plain, self.speculative = Overheads(), Overheads()
-        self.overlapping = False  # two cohorts take turns
         self._beside = Running(weight=0.1)  # of a step beside another cohort's draft: times what it takes alone
 
     @property
@@ -75,11 +76,11 @@ class StepCost:
         """How much slower steps are while another cohort's drafts are computed; 1 until that was seen."""
         return self._beside.seconds if self._beside.seen else 1.0
 
-    def observe(self, tokens: float, context: float, seconds: float, sequences: int) -> None:
-        """A step of so many tokens took so long."""
+    def observe(self, tokens: float, context: float, seconds: float, sequences: int, *, beside: bool = False) -> None:
+        """A step of so many tokens took so long, alone or beside another cohort's draft."""
         if self.verify is None:
             return
-        if self.overlapping:
+        if beside:
             self._beside.observe(seconds / self.verify.seconds(tokens, context, sequences))
         else:
             self.verify.observe(tokens, context, seconds, sequences)
@@ -106,7 +107,7 @@ class StepCost:
         return self.verify.seconds(tokens, context, sequences) + overheads.seconds
 
     def _raised(self, step: StepSeconds, by: float) -> StepSeconds:
-        times = self.slower_beside if self.overlapping else 1.0
+        times = self.slower_beside if self.overlaps() else 1.0
 
         def seconds(tokens: Floats) -> Floats:
             raised: Floats = times * step(tokens) + by

@@ -122,6 +122,32 @@ def test_a_round_costs_its_draft_its_verification_and_its_overheads() -> None:
     assert cost.of_plain_round(4.0, 10) == pytest.approx(4.05)
 
 
+def test_passes_beside_another_cohorts_step_are_costed_apart() -> None:
+    cost = DraftCost(CostCurve([1, 8], [10], [0.004, 0.011]), block_size=8)
+    for _ in range(50):
+        cost.observe(1, 10, 8, 0.004)
+    assert cost.seconds(1, 10, 8, beside=True) == pytest.approx(0.004, rel=0.05)  # until one was seen
+    for _ in range(50):
+        cost.observe(1, 10, 8, 0.008, beside=True)
+    assert cost.seconds(1, 10, 8, beside=True) == pytest.approx(0.008, rel=0.05)
+    assert cost.seconds(1, 10, 8) == pytest.approx(0.004, rel=0.05)
+
+
+def test_a_step_beside_a_draft_raises_rounds_only_while_cohorts_take_turns() -> None:
+    two = False
+    cost = StepCost(CostCurve([1, 10], [10], [1.0, 10.0]), lambda: two)
+    for _ in range(100):
+        cost.observe(4.0, 10, 6.0, 0, beside=True)
+    assert cost.slower_beside == pytest.approx(1.5)
+    alone = cost.of_round(10, 0.5)
+    assert alone is not None
+    assert alone(np.array([4.0]))[0] == pytest.approx(4.5)
+    two = True
+    beside = cost.of_round(10, 0.5)
+    assert beside is not None
+    assert beside(np.array([4.0]))[0] == pytest.approx(6.5)
+
+
 def test_a_running_mean_starts_at_the_first_observation() -> None:
     mean = Running(weight=0.5)
     mean.observe(2.0)

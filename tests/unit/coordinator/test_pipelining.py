@@ -58,3 +58,22 @@ def test_a_trial_that_is_not_promising_is_put_off() -> None:
         if depth.judged(float(step), 10, 64):
             depth.may_try(False)
         assert depth.depth == 1
+
+
+def test_one_cohort_is_tried_again_where_two_are_no_longer_expected_to_win() -> None:
+    depth, now = Pipelining(), 0.0
+    rate = {1: 1.0, 2: 1.3}
+
+    def rounds(count: int, two_could_win: bool) -> list[int]:
+        nonlocal now
+        seen = []
+        for _ in range(count):
+            now += 10 / rate[depth.depth]
+            if depth.judged(now, 10, 64):
+                depth.may_try(two_could_win)
+            seen.append(depth.depth)
+        return seen
+
+    assert rounds(10 * WINDOW_ROUNDS, True)[-1] == 2
+    rate[1] = 2.0
+    assert rounds(LONG, False)[-1] == 1

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from coordinator.choice import DraftSeconds
 from coordinator.cost_curve import CostCurve
 from coordinator.evidence import Evidence
-from coordinator.planning import Cohort, Plan, Planner
+from coordinator.planning import FIRST_PROBE, Cohort, Plan, Planner
 from coordinator.policy import Columns, Fixed, Greedy, Off, Policy
 from coordinator.step_cost import StepCost
 
@@ -22,7 +23,7 @@ class World:
         self.evidence.widen(SLOTS)
         self.cost = StepCost(CostCurve(TOKENS, [64], [0.010 + token_s * count for count in TOKENS]))
         self.planner = Planner(self.cost, self.evidence, explore=1 / 64, bypass=True)
-        self.slot_s = slot_s
+        self.draft_seconds: DraftSeconds = lambda share, slots: slot_s * slots if share > 0 else 0.0
         self.survivals = np.array(survivals)
         self.rows = np.array([self.evidence.take() for _ in survivals])
         self.policies = Columns.of(policies or [Greedy()] * len(survivals))
@@ -41,7 +42,7 @@ class World:
             fed=np.ones(count, np.bool_),
             context=64.0,
         )
-        return self.planner.plan(cohort, lambda share, slots: self.slot_s * slots if share > 0 else 0.0)
+        return self.planner.plan(cohort, self.draft_seconds)
 
     def judge(self, plan: Plan) -> None:
         at = plan.able & plan.drafted
@@ -133,3 +134,61 @@ def test_a_lone_sequence_has_nothing_to_overlap() -> None:
     world.run(100)
     assert world.planner.plain
     assert not world.planner.overlap_pays
+
+
+def test_rows_that_pay_only_where_a_step_hides_their_drafts_are_found() -> None:
+    """No row is worth the wait for its draft; behind another step the good ones are worth their tokens."""
+    good, poor = [0.9, 0.8, 0.7, 0.6], [0.05, 0.0, 0.0, 0.0]
+    world = World([good] * 12 + [poor] * 4, token_s=0.0005, slot_s=0.0)
+    world.draft_seconds = lambda share, slots: 0.012 + 0.03 * share if share > 0 else 0.0
+    world.run(200)
+    assert world.planner.plain
+    assert world.planner.overlap_pays
+
+
+def test_a_row_that_nearly_pays_at_last_is_no_reason_to_probe_again_at_once() -> None:
+    world = World([[0.05, 0.0, 0.0, 0.0]] * 4, token_s=0.001, slot_s=0.001)
+    probes: list[int] = []
+    for count in range(1500):
+        plan = world.plan()
+        if plan.drafted.any():
+            probes.append(count)
+        world.survivals[:, :2] = (0.5, 0.1) if len(probes) % 2 else (0.0, 0.0)
+        world.judge(plan)
+    assert world.planner.plain
+    assert min(np.diff([at for at in probes if at > 100])) > FIRST_PROBE
+
+
+def test_a_lane_that_keeps_changing_its_mind_probes_no_oftener_than_one_that_waited() -> None:
+    world = World([[0.05, 0.0, 0.0, 0.0]], token_s=0.0005, slot_s=0.0005)
+    world.run(400)
+    before = _gap_after_return(world)
+    assert before > 2 * FIRST_PROBE, "the interval it had come to, halved, not the first one"
+
+
+def _gap_after_return(world: World) -> int:
+    """Plain rounds before the first probe, once text was easy for a while and is hard again."""
+    world.survivals[:] = [0.95, 0.95, 0.9, 0.9]
+    while world.planner.plain:
+        world.judge(world.plan())
+    world.survivals[:] = [0.0, 0.0, 0.0, 0.0]
+    while not world.planner.plain:
+        world.judge(world.plan())
+    gap = 0
+    while not world.plan().drafted.any():
+        gap += 1
+    return gap
+
+
+def test_newcomers_are_looked_at_in_a_plain_lane_once_they_are_many() -> None:
+    world = World([[0.05, 0.0, 0.0, 0.0]] * 8, token_s=0.001, slot_s=0.001)
+    world.run(300)
+    assert world.planner.plain
+    for place in range(3):  # a quarter and more of the cohort ended; others came in their place
+        world.evidence.free(int(world.rows[place]))
+        world.rows[place] = world.evidence.take()
+    plan = world.plan()
+    assert plan.probe
+    assert plan.drafted.tolist() == [True] * 3 + [False] * 5
+    world.judge(plan)
+    assert not world.plan().drafted[:3].all(), "they were seen"
