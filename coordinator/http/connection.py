@@ -8,7 +8,7 @@ that has been quiet longest makes room for a new one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from starlette.types import Scope
@@ -19,10 +19,13 @@ _CUT, _NAMES = "dspark.cut", "dspark.names"  # in a request's state
 
 
 class Quiet:
-    """Connections of one listener on which no request runs, the longest quiet first. most: connections of all kinds."""
+    """Connections of one listener on which no request runs, the longest quiet first.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    most: connections of all kinds. ended: is told why one was ended that its peer had not closed.
+    """
+
+    def __init__(self, most: int, ended: Callable[[str], None]) -> None:
+        self._most, self.ended = most, ended
         self._all: dict[Connection, None] = {}
 
     def add(self, connection: Connection, there: int) -> None:
@@ -31,7 +34,7 @@ class Quiet:
         if there > self._most:
             longest = next(iter(self._all))
             self.remove(longest)
-            longest.transport.abort()
+            longest.end("room")
 
     def remove(self, connection: Connection) -> None:
         """A request runs on it, or it has ended."""
@@ -76,14 +79,20 @@ class Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """Nobody sends, and perhaps nobody reads what was sent: closing would wait for that."""
-        self.transport.abort()
+        self.end("idle")
+
+    def end(self, why: str) -> None:
+        """At once, whatever waits to be sent."""
+        if not self.transport.is_closing():
+            self._quiet.ended(why)
+            self.transport.abort()
 
     @property
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     def _await_head(self) -> None:
-        self._head = self.loop.call_later(HEAD_S, self.transport.abort)
+        self._head = self.loop.call_later(HEAD_S, self.end, "head")
 
     def _head_came(self) -> None:
         if self._head is not None:

@@ -54,6 +54,6 @@ async def open_front(
     from coordinator.http.server import HttpServer
 
     door = make_door(config, desk, clock, metrics)
-    server = HttpServer(build_app(door, more(door)), config.http, most=most, security=door.security)
+    server = HttpServer(build_app(door, more(door)), config.http, most=most, security=door.security, metrics=metrics)
     await server.start()
     return server

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -18,6 +18,7 @@ from coordinator.http.errors import described
 from coordinator.http.renewing import Renewing
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.security import Security, split_endpoint
+from dspark.runtime.telemetry import Metrics
 
 BACKLOG = 2048
 START_S = 10.0
@@ -43,12 +44,13 @@ class _Server(uvicorn.Server):
 class Bounded:
     """An application that has at most so many requests running; more are told to come back."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app, self._most = app, most
+    def __init__(self, app: ASGIApp, most: int, refused: Callable[[], None]) -> None:
+        self._app, self._most, self._refused = app, most, refused
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._running >= self._most:
+            self._refused()
             why = Overloaded(f"{self._running} requests are running, at most {self._most} may", retry_after_s=1.0)
             status, body, headers = described(why)
             return await JSONResponse(body, status, headers)(scope, receive, send)
@@ -62,18 +64,22 @@ class Bounded:
 class HttpServer:
     """Listens from the start on, serves until stopped. most: requests at one time; more are refused."""
 
-    def __init__(self, app: ASGIApp, bind: str, *, most: int, security: Security) -> None:
+    def __init__(self, app: ASGIApp, bind: str, *, most: int, security: Security, metrics: Metrics) -> None:
+        def ended(why: str) -> None:
+            metrics.dropped.labels(kind="connection", reason=why).inc()
+
+        refused = metrics.admission_rejections.labels(reason="http_requests").inc
         tls = security.tls
         self._socket = _listen(bind)
         host, port = split_endpoint(bind)[0], self._socket.getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         config = uvicorn.Config(
-            Bounded(app, most),
+            Bounded(app, most, refused),
             log_config=None,  # records take the process's own path
             access_log=False,
             lifespan="off",
             ws="none",
-            http=cast(Any, functools.partial(Connection, quiet=Quiet(CONNECTIONS * most))),
+            http=cast(Any, functools.partial(Connection, quiet=Quiet(CONNECTIONS * most, ended))),
             server_header=False,
             proxy_headers=False,
             backlog=BACKLOG,

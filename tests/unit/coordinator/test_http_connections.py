@@ -22,6 +22,7 @@ from coordinator.http import server as server_module
 from coordinator.http.server import HttpServer
 from coordinator.http.sse import EventStream, event
 from dspark.runtime.security import Security, split_endpoint
+from dspark.runtime.telemetry import Metrics
 
 GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 MOST = 2
@@ -59,9 +60,18 @@ def application() -> Application:
     return Application()
 
 
+@pytest.fixture
+def counted() -> Metrics:
+    return Metrics()
+
+
+def dropped(counted: Metrics, why: str) -> float | None:
+    return counted.registry.get_sample_value("dspark_dropped_total", {"kind": "connection", "reason": why})
+
+
 @pytest_asyncio.fixture
-async def server(application: Application) -> AsyncIterator[HttpServer]:
-    server = HttpServer(application, "127.0.0.1:0", most=MOST, security=Security())
+async def server(application: Application, counted: Metrics) -> AsyncIterator[HttpServer]:
+    server = HttpServer(application, "127.0.0.1:0", most=MOST, security=Security(), metrics=counted)
     await server.start()
     yield server
     application.held.set()
@@ -92,17 +102,18 @@ async def _until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_quiet_connections_take_no_room_from_requests(address: tuple[str, int]) -> None:
+async def test_quiet_connections_take_no_room_from_requests(address: tuple[str, int], counted: Metrics) -> None:
     quiet = [await asyncio.open_connection(*address) for _ in range(MOST * server_module.CONNECTIONS)]
     reader, writer = await _ask(address)
     assert (await _head(reader))[0] == 200
     assert await quiet[0][0].read() == b"", "the one that has been quiet longest makes room"
+    assert dropped(counted, "room") == 1
     for _, each in [*quiet, (reader, writer)]:
         each.close()
 
 
 async def test_a_connection_without_a_head_in_time_ends(
-    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+    address: tuple[str, int], counted: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "HEAD_S", 0.1)
     silent, dripping = await asyncio.open_connection(*address), await asyncio.open_connection(*address)
@@ -115,6 +126,7 @@ async def test_a_connection_without_a_head_in_time_ends(
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
             writer.close()
+    assert dropped(counted, "head") == 3
 
 
 async def test_a_request_that_runs_is_no_quiet_connection(
@@ -129,7 +141,7 @@ async def test_a_request_that_runs_is_no_quiet_connection(
 
 
 async def test_requests_beyond_the_bound_hear_when_to_come_back(
-    address: tuple[str, int], application: Application
+    address: tuple[str, int], application: Application, counted: Metrics
 ) -> None:
     running = [await _ask(address, b"/held") for _ in range(MOST)]
     await _until(lambda: application.running == MOST)
@@ -137,6 +149,7 @@ async def test_requests_beyond_the_bound_hear_when_to_come_back(
     status, headers, body = await _head(reader)
     assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(headers["retry-after"]) >= 1
+    assert counted.registry.get_sample_value("dspark_admission_rejections_total", {"reason": "http_requests"}) == 1
     application.held.set()
     for each, _ in running:
         assert (await _head(each))[0] == 200
