@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
+from coordinator.pipelining import LEAST_SEQUENCES
 from deploy.readings import DRAFT_RPC, Window
 from dspark.wire.v1 import control_pb2, types_pb2
 
 MOST_DRAFTERS = 256
-LEAST_HALVED = 4  # sequences of a verifier; fewer stay one cohort
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ def hint(
         return cycle_s, Hint(verifiers, streams, drafters, share, draft_s, verify_s, hop_s, cohorts)
 
     for drafters in range(1, MOST_DRAFTERS + 1):
-        found = min((of(drafters, cohorts) for cohorts in ((1, 2) if each >= LEAST_HALVED else (1,))), key=_first)[1]
+        halves = (1, 2) if each >= LEAST_SEQUENCES else (1,)
+        found = min((of(drafters, cohorts) for cohorts in halves), key=itemgetter(0))[1]
         if found.busy <= busy or streams / drafters <= 1:
             break
     return found
@@ -123,10 +125,6 @@ def hint_of(window: Window, *, streams: int | None = None, busy: float = 0.7, co
         hop_s=min(hop_s, 0.01),
         busy=busy,
     )
-
-
-def _first(of: tuple[float, Hint]) -> float:
-    return of[0]
 
 
 def _mean(status: control_pb2.GetStatusReply, name: str) -> float:

@@ -66,7 +66,10 @@ class DeviceWorker:
         return await self.submit(function, *args, urgent=urgent)
 
     async def run_surely(self, function: Callable[..., T], *args: Any) -> T:
-        """An urgent job that must not be left out, such as giving memory back: waits until the queue has room."""
+        """An urgent job that must not be left out, such as giving memory back: waits until the queue has room.
+
+        Without a deadline, as giving up would lose the memory: it ends with the job, or with Unavailable after `close`.
+        """
         while True:
             try:
                 return await self.run(function, *args, urgent=True)

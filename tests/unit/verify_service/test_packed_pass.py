@@ -101,3 +101,23 @@ def test_the_self_test_passes_both_runners_and_catches_a_wrong_one(target: Loade
     assert "differ" in (self_test.disagreement(Forgetful(target.model, None, 256), cases) or "")
     single: Runner = PerRequestRunner(target.model, None)
     assert self_test.disagreement(single, cases) is None
+
+
+def test_a_long_prefix_does_not_pad_single_tokens(target: LoadedTarget) -> None:
+    """Fifteen single tokens beside one block of sixteen: two calls, and the answer is the same."""
+    ids = [tokens(41, seed) for seed in range(16)]
+    slots = [[16 * i + s for i in range(60)] for s in range(16)]
+    counts = [1] * 15 + [16]
+    segments = [Segment(s, len(ids[s]) - n, ids[s][-n:], slots[s][: len(ids[s])]) for s, n in enumerate(counts)]
+    plan = build_plan(segments, torch.device("cpu"))
+    assert sorted(group.counts for group in plan.groups) == [[1] * 15, [16]]
+    runner = PackedRunner(target.model, None, 1024)
+    runner.run([Segment(s, 0, ids[s][:-n], slots[s][: len(ids[s]) - n]) for s, n in enumerate(counts)], None)
+    rows = runner.run(segments, None).logits.split(counts)
+    for s, n in enumerate(counts):
+        torch.testing.assert_close(rows[s], alone(target, ids[s])[-n:], **CLOSE)
+
+
+def test_single_tokens_of_like_contexts_share_one_call() -> None:
+    segments = [Segment(s, 40 + s, [1], [16 * i + s for i in range(41 + s)]) for s in range(16)]
+    assert [len(group.counts) for group in build_plan(segments, torch.device("cpu")).groups] == [16]
