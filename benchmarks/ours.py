@@ -43,10 +43,18 @@ def settings(args: argparse.Namespace) -> Settings:
     return found
 
 
-def cell(pair: Pair, given: Settings) -> LocalCell:
+def cell(pair: Pair, given: Settings, *, verifiers: int = 1, drafters: int = 1) -> LocalCell:
     """A context manager; nothing of it outlives this process."""
     coordinator, verify, draft = (dict(given[role]) for role in ROLES)
-    return LocalCell(pair.target, pair.drafter, coordinator=coordinator, verify=verify, draft=draft)
+    return LocalCell(
+        pair.target,
+        pair.drafter,
+        verifiers=verifiers,
+        drafters=drafters,
+        coordinator=coordinator,
+        verify=verify,
+        draft=draft,
+    )
 
 
 class Ours:

@@ -43,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     add_arguments(parser)
     ours.add_arguments(parser)
     vllm_choice.add_arguments(parser)
+    parser.add_argument("--verifiers", type=int, default=1, help="in our cell, a thread each (1)")
+    parser.add_argument("--drafters", type=int, default=1, help="in our cell, a thread each (1)")
     parser.add_argument("--streams", type=int, default=16, help="users at a time (16)")
     parser.add_argument("--repetitions", type=int, help="5")
     parser.add_argument("--seconds", type=float, help="of a window: 15")
@@ -72,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         except Absent as reason:
             absent[VLLM if not servers else "vllm ngram"] = str(reason)
         settings = ours.settings(args)
-        cell = stack.enter_context(ours.cell(pair, settings))
+        cell = stack.enter_context(ours.cell(pair, settings, verifiers=args.verifiers, drafters=args.drafters))
         points = asyncio.run(_measure(args, pair, cell.endpoint, servers, repetitions, seconds, tokens))
     value = _value(points, f"dspark {args.policy}")
     value |= {"streams": args.streams, "tokens": tokens, "repetitions": repetitions, "seconds": seconds, "cores": used}
