@@ -34,7 +34,7 @@ from dspark.errors import ConfigError, InvalidRequest
 from dspark.runtime.identity import new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security, split_endpoint, streams_per_connection
-from dspark.runtime.server import LEAST_PUBLIC_PING_MS, GrpcServer
+from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import MAX_REQUEST
 from dspark.types import Rule
@@ -126,6 +126,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         max_receive=MAX_REQUEST,
         prompt_bytes=lambda: prompt_bytes(cell),
         least_ping_ms=LEAST_PUBLIC_PING_MS,
+        lookahead=PUBLIC_LOOKAHEAD,
     )
     desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
     generation = GenerationService(

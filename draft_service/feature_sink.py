@@ -16,8 +16,10 @@ import structlog
 
 from draft_service.arrivals import Arrivals, Outcome
 from draft_service.interface import Engine, Rows
-from dspark.errors import Overloaded, PeerError, Unavailable
+from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
+from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import KIB, Bounds, Read
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
@@ -26,7 +28,7 @@ log = structlog.get_logger("dspark.feature_sink")
 
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
-TOO_MANY = Refusal(RefusalReason.INVALID, f"runs: more than {MAX_ROWS}")
+BOUNDS = Bounds({3: ("projection", KIB), 4: ("runs", 8 * MAX_ROWS), 5: ("rows", MAX_MESSAGE)}, most=MAX_ROWS + 4)
 ACK_AFTER_S = 0.02  # nobody waits for a bare count, so many share one message
 
 
@@ -71,7 +73,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         self._incarnation = incarnation
 
     async def Push(
-        self, request_iterator: AsyncIterator[features_pb2.FeatureChunk], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[Read[features_pb2.FeatureChunk]], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[features_pb2.FeatureAck, None]:
         taken = _Taken()
         reading = asyncio.create_task(self._read_all(request_iterator, taken))
@@ -87,15 +89,16 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         finally:
             reading.cancel()
 
-    async def _read_all(self, chunks: AsyncIterator[features_pb2.FeatureChunk], taken: _Taken) -> None:
-        async for chunk in chunks:
-            self._take(chunk, taken)
+    async def _read_all(self, chunks: AsyncIterator[Read[features_pb2.FeatureChunk]], taken: _Taken) -> None:
+        async for chunk, too_large in chunks:
+            self._take(chunk, too_large, taken)
 
-    def _take(self, chunk: features_pb2.FeatureChunk, taken: _Taken) -> None:
+    def _take(self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None, taken: _Taken) -> None:
         taken.read += 1
-        if len(chunk.runs) > MAX_ROWS:  # every run has a row; nobody is told of each of so many
+        if too_large is not None:  # nobody is told of each of so many runs
             self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(len(chunk.runs))
-            taken.finish([features_pb2.FeatureRefusal(refusal=codec.write_refusal(TOO_MANY))])
+            refusal = Refusal(RefusalReason.INVALID, str(too_large))
+            taken.finish([features_pb2.FeatureRefusal(refusal=codec.write_refusal(refusal))])
             return
         read = self._read(chunk)
         if isinstance(read, Refusal):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from draft_service import feature_sink, service
+from draft_service import feature_sink, service, session
 from draft_service.arrivals import Arrivals
 from draft_service.cohorts import Cohorts
 from draft_service.config import DraftConfig
@@ -22,7 +22,8 @@ from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
-from dspark.wire.v1 import draft_pb2_grpc, features_pb2_grpc
+from dspark.runtime.wire_limits import reading
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
 
 log = structlog.get_logger("dspark.draft")
 
@@ -80,8 +81,10 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
         )
         sink = FeatureSink(engine=engine, arrivals=arrivals, metrics=metrics, incarnation=incarnation)
         server = GrpcServer(bind=config.bind, security=security)
-        server.add(draft_pb2_grpc.add_DraftServicer_to_server, servicer, service.NAME)
-        server.add(features_pb2_grpc.add_FeaturesServicer_to_server, sink, feature_sink.NAME)
+        commands = {"Session": reading(draft_pb2.DraftCommand.FromString, session.BOUNDS)}
+        server.add(draft_pb2_grpc.add_DraftServicer_to_server, servicer, service.NAME, commands)
+        chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
+        server.add(features_pb2_grpc.add_FeaturesServicer_to_server, sink, feature_sink.NAME, chunks)
         port = await server.start()
         metrics.pages_total.set(engine.held.pages_total)
         if config.metrics_port is not None:

@@ -15,6 +15,7 @@ from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import Draining
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import Read
 from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
@@ -77,7 +78,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         )
 
     async def Session(
-        self, request_iterator: AsyncIterator[draft_pb2.DraftCommand], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[Read[draft_pb2.DraftCommand]], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[draft_pb2.DraftEvent, None]:
         session = DraftSession(
             engine=self._engine,

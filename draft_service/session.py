@@ -12,18 +12,35 @@ import structlog
 
 from draft_service.cohorts import Cohorts
 from draft_service.interface import DraftItem, Engine
-from dspark.errors import Overloaded, PeerError, Unavailable
+from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import Draining
 from dspark.runtime.leases import Leases, Ref
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import KIB, MIB, Bounds, Read
 from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, RefusalReason
 from dspark.wire import codec
 from dspark.wire.cohorts import MAX_ROWS, fit, read_cursors, write_blocks
 from dspark.wire.v1 import draft_pb2, types_pb2
 
 log = structlog.get_logger("dspark.draft")
+
+_COLUMN = 5 * MAX_ROWS  # bytes
+BOUNDS = Bounds(
+    {5: ("release", MIB)},
+    inner={
+        3: Bounds({1: ("cursor", KIB), 3: ("law", 64 * KIB)}),
+        4: Bounds(
+            {
+                1: ("cursors", 8 * _COLUMN),
+                2: ("anchors", _COLUMN),
+                3: ("features_through", _COLUMN),
+                4: ("max_slots", _COLUMN),
+            }
+        ),
+    },
+)
 
 _owners = itertools.count(1)
 _NO_LAW: tuple[int, Law | None] = (0, None)
@@ -52,7 +69,9 @@ class DraftSession:
         self._leases = Leases(engine.config.lease_s)
         self._laws: dict[int, tuple[int, Law]] = {}  # (epoch, law) of every sequence opened here
 
-    async def run(self, requests: AsyncIterator[draft_pb2.DraftCommand]) -> AsyncGenerator[draft_pb2.DraftEvent, None]:
+    async def run(
+        self, requests: AsyncIterator[Read[draft_pb2.DraftCommand]]
+    ) -> AsyncGenerator[draft_pb2.DraftEvent, None]:
         """Events until the coordinator ends the stream."""
         stream = CommandStream(self._answer, self._metrics)
         watching = asyncio.create_task(self._leases.watch(self._free_overdue))
@@ -86,13 +105,16 @@ class DraftSession:
         self._note_load()
         log.info("session.ended", sequences=freed)
 
-    async def _answer(self, command: draft_pb2.DraftCommand) -> draft_pb2.DraftEvent | None:
+    async def _answer(self, read: Read[draft_pb2.DraftCommand]) -> draft_pb2.DraftEvent | None:
+        command = read.message
         kind = command.WhichOneof("command")
         if kind is None:
             self._metrics.dropped.labels(kind="command", reason="empty").inc()
             return None
         wrong = command.incarnation not in (0, self._incarnation)
-        if kind == "draft":
+        if read.too_large is not None:
+            event = self._refuse(kind, command, read.too_large)
+        elif kind == "draft":
             event = draft_pb2.DraftEvent(blocks=await self._draft(command.draft, wrong))
         elif kind == "open":
             event = draft_pb2.DraftEvent(opened=await self._open(command.open, wrong))
@@ -102,6 +124,17 @@ class DraftSession:
         event.incarnation = self._incarnation
         event.drafter_version = self._engine.fingerprint
         return event
+
+    def _refuse(self, kind: str, command: draft_pb2.DraftCommand, why: InvalidRequest) -> draft_pb2.DraftEvent:
+        """What is too large is not carried out. Whoever counts blocks or what was freed sees that there are none."""
+        log.warning("command.too_large", kind=kind, field=str(why))
+        self._metrics.refusals.labels(reason="invalid").inc()
+        if kind == "draft":
+            return draft_pb2.DraftEvent(blocks=draft_pb2.Blocks())
+        if kind == "release":
+            return draft_pb2.DraftEvent(released=draft_pb2.DraftReleased())
+        refusal = codec.write_refusal(Refusal(RefusalReason.INVALID, str(why)))
+        return draft_pb2.DraftEvent(opened=draft_pb2.Opened(cursor=command.open.cursor, refusal=refusal))
 
     # -- the three commands -----------------------------------------------------------------
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 
 from dspark.errors import PeerError
+from dspark.runtime.channel import MAX_MESSAGE
+from dspark.runtime.wire_limits import KIB, MIB, Bounds
 from dspark.types import Cursor, Law, Refusal, RefusalReason
 from dspark.wire import codec, cohorts
 from dspark.wire.v1 import types_pb2, verify_pb2
@@ -15,8 +17,31 @@ from verify_service.sequences import VerifyItem, invalid
 MAX_ENDPOINT = 256
 MAX_VERSION = 256
 MAX_SALT = 512
+MOST_SLOTS = 64  # of a block
+MOST_SOURCES = 1024  # parts of a cohort: columns and drafters
 # A name or an address and a port: nothing that gRPC would resolve in another way, such as files or other schemes.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+
+
+def bounds(context_length: int) -> Bounds:
+    """Of commands to a verifier of so many tokens of context. A value of a column takes five bytes at most."""
+    column, anything = 5 * cohorts.MAX_ROWS, MAX_MESSAGE
+    law, sink, cursor = ("law", 64 * KIB), ("sink", KIB), ("cursor", KIB)
+    prefill = {1: cursor, 2: ("token_ids", 5 * context_length), 3: law, 5: sink, 7: ("cache_salt", 4 * MAX_SALT)}
+    cohort = {
+        1: ("cursors", 8 * column),
+        2: ("anchors", column),
+        3: ("lengths", column),
+        4: ("draft_ids", MOST_SLOTS * column),
+        5: ("q_entries", column),
+        6: ("q_ids", anything),
+        7: ("q_probs", anything),
+        8: ("sources", KIB),
+        9: ("source", column),
+    }
+    return Bounds(
+        {5: ("resend", KIB), 6: ("release", MIB)}, inner={3: Bounds(prefill), 4: Bounds(cohort, most=MOST_SOURCES)}
+    )
 
 
 def read_cohort(message: verify_pb2.VerifyCohort) -> tuple[list[VerifyItem], list[Sink | None]]:

@@ -15,7 +15,9 @@ from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
-from dspark.wire.v1 import verify_pb2_grpc
+from dspark.runtime.wire_limits import reading
+from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
+from verify_service.commands import bounds
 from verify_service.config import FEATURE_DTYPES, VerifyConfig
 from verify_service.feature_push import FeaturePush
 from verify_service.interface import Engine
@@ -81,7 +83,8 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProces
             engine=engine, device=device, push=push, metrics=metrics, incarnation=incarnation, cost=cost
         )
         server = GrpcServer(bind=config.bind, security=security)
-        server.add(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME)
+        readers = {"Session": reading(verify_pb2.VerifyCommand.FromString, bounds(engine.target.context_length))}
+        server.add(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME, readers)
         port = await server.start()
         metrics.pages_total.set(engine.held.pages_total)
         if config.metrics_port is not None:

@@ -12,6 +12,7 @@ from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import Draining
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import Read
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.config import VerifyConfig
@@ -87,7 +88,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         )
 
     async def Session(
-        self, request_iterator: AsyncIterator[verify_pb2.VerifyCommand], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[Read[verify_pb2.VerifyCommand]], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[verify_pb2.VerifyEvent, None]:
         session = VerifySession(
             engine=self._engine,

@@ -15,12 +15,13 @@ from functools import partial
 
 import structlog
 
-from dspark.errors import Overloaded, PeerError, Unavailable
+from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import Draining
 from dspark.runtime.leases import Leases, Ref
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import Read
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec, cohorts
 from dspark.wire.v1 import types_pb2, verify_pb2
@@ -63,10 +64,10 @@ class VerifySession:
         self._leases = Leases(engine.config.lease_s)
 
     async def run(
-        self, requests: AsyncIterator[verify_pb2.VerifyCommand]
+        self, requests: AsyncIterator[Read[verify_pb2.VerifyCommand]]
     ) -> AsyncGenerator[verify_pb2.VerifyEvent, None]:
         """Events until the coordinator ends the stream."""
-        stream = CommandStream(self._answer, self._metrics)
+        stream = CommandStream(self._answer_read, self._metrics)
         watching = asyncio.create_task(self._leases.watch(self._free_overdue))
         try:
             with self._draining.telling(lambda: stream.say(self._farewell())):
@@ -98,7 +99,12 @@ class VerifySession:
         self._note_load()
         log.info("session.ended", sequences=freed)
 
-    async def _answer(self, command: verify_pb2.VerifyCommand) -> verify_pb2.VerifyEvent | None:
+    async def _answer_read(self, read: Read[verify_pb2.VerifyCommand]) -> verify_pb2.VerifyEvent | None:
+        return await self._answer(read.message, read.too_large)
+
+    async def _answer(
+        self, command: verify_pb2.VerifyCommand, too_large: InvalidRequest | None = None
+    ) -> verify_pb2.VerifyEvent | None:
         kind = command.WhichOneof("command")
         if kind is None:
             self._metrics.dropped.labels(kind="command", reason="empty").inc()
@@ -106,6 +112,8 @@ class VerifySession:
         if command.incarnation not in (0, self._incarnation):
             self._refused(RefusalReason.WRONG_INCARNATION)
             event = refuse_all(command, commands.wrong_incarnation(command.incarnation))
+        elif too_large is not None:
+            event = refuse_all(command, self._refused(RefusalReason.INVALID, str(too_large)))
         else:
             event = await self._carry_out(kind, command)
         event.tag = command.tag

@@ -19,7 +19,7 @@ from dspark.errors import ConfigError
 from dspark.runtime.identity import new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security, split_endpoint, streams_per_connection
-from dspark.runtime.server import LEAST_PUBLIC_PING_MS, GrpcServer
+from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import MAX_REQUEST
 from dspark.wire.v1 import frontend_pb2, generate_pb2_grpc
@@ -78,6 +78,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
         max_receive=MAX_REQUEST,
         prompt_bytes=lambda: prompt_bytes(cell) if cell is not None else MAX_REQUEST,
         least_ping_ms=LEAST_PUBLIC_PING_MS,
+        lookahead=PUBLIC_LOOKAHEAD,
     )
     hello = frontend_pb2.FrontendHello(name=name, incarnation=incarnation, pid=os.getpid())
     changes: set[asyncio.Task[None]] = set()

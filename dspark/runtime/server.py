@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -53,6 +53,7 @@ METADATA_SOFT, METADATA_HARD = 8 * 1024, 16 * 1024
 # Between two pings of one peer. Processes of a cell watch each other; strangers reach public listeners only.
 LEAST_PING_MS, LEAST_PUBLIC_PING_MS = 900, 1_500
 PING_STRIKES = 10
+PUBLIC_LOOKAHEAD = 64 * 1024  # bytes that a stranger's stream may send unasked
 MAX_CONNECTIONS = 4096
 CONNECTIONS_FULL = 4  # connections with as many streams as they may have, before calls are refused
 
@@ -73,22 +74,24 @@ class GrpcServer:
         max_receive: int = MAX_MESSAGE,
         prompt_bytes: Callable[[], int] = lambda: MAX_REQUEST,
         least_ping_ms: int = LEAST_PING_MS,
+        lookahead: int = LOOKAHEAD,
     ) -> None:
         self._security = security or Security()
         self._security.check_bind(bind)
         self._bind = bind
         self._names: list[str] = []
+        self._readers: dict[str, Callable[[bytes], Any]] = {}
         self._changes: set[asyncio.Task[None]] = set()
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[_Guard(self._security.access, prompt_bytes)],
+            interceptors=[_Guard(self._security.access, prompt_bytes, self._readers)],
             # Over all connections; what a connection may hold is bounded below.
             maximum_concurrent_rpcs=CONNECTIONS_FULL * max_concurrent_streams,
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", max_receive),
                 ("grpc.max_send_message_length", MAX_MESSAGE),
-                ("grpc.http2.lookahead_bytes", LOOKAHEAD),
+                ("grpc.http2.lookahead_bytes", lookahead),
                 ("grpc.max_metadata_size", METADATA_SOFT),
                 ("grpc.absolute_max_metadata_size", METADATA_HARD),
                 # Whoever connects and says nothing holds a socket no longer than this.
@@ -111,10 +114,18 @@ class GrpcServer:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    def add(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, name: str) -> None:
-        """Adds a service. `name` is its full name, which is also its health name."""
+    def add(
+        self,
+        register: Callable[[Any, grpc.aio.Server], None],
+        servicer: object,
+        name: str,
+        readers: Mapping[str, Callable[[bytes], Any]] | None = None,
+    ) -> None:
+        """Adds a service. name: its full name, which is also its health name. readers: for methods that take streams,
+        by their names, what makes messages of bytes, in place of the parser alone."""
         register(servicer, self._server)
         self._names.append(name)
+        self._readers.update({f"/{name}/{method}": read for method, read in (readers or {}).items()})
 
     async def start(self) -> int:
         """Listens, not yet SERVING; returns the port."""
@@ -159,8 +170,10 @@ class GrpcServer:
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Checks access and size, then turns exceptions into statuses, for the four kinds of methods."""
 
-    def __init__(self, access: Access, prompt_bytes: Callable[[], int]) -> None:
-        self._access, self._prompt_bytes = access, prompt_bytes
+    def __init__(
+        self, access: Access, prompt_bytes: Callable[[], int], readers: Mapping[str, Callable[[bytes], Any]]
+    ) -> None:
+        self._access, self._prompt_bytes, self._readers = access, prompt_bytes, readers
         self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -222,7 +235,8 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         build = getattr(grpc, f"{kind}_rpc_method_handler")
         return build(
             answer_stream if handler.response_streaming else answer_once,
-            request_deserializer=parse if handler.request_streaming else None,  # else once it is known to be small
+            # Of a single request once it is known to be small.
+            request_deserializer=self._readers.get(method, parse) if handler.request_streaming else None,
             response_serializer=handler.response_serializer,
         )
 

@@ -1,19 +1,22 @@
-"""How large the requests of clients and operators may be, looked at before anything is made of them.
+"""How large requests and commands may be, looked at before anything is made of them.
 
-A parser needs many times the bytes of a message that is made of a million small parts. So the whole of a small request
-is bounded, and of a request for an answer each part, the prompt by what the cell could take; the checks by field come
-after that.
+A parser needs many times the bytes and the time of a message that is made of a million small parts. So the whole of a
+small request is bounded, and of a request for an answer each part, the prompt by what the cell could take; what is too
+large in a command between services is left out of it, and the command refused. Checks by field come after that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 from dspark.errors import InvalidRequest
 
 KIB, MIB = 1 << 10, 1 << 20
-MAX_REQUEST = 16 * MIB  # bytes of one message from anybody
+MAX_REQUEST = 4 * MIB  # bytes of one message from anybody
 MOST_PARTS = 64  # of a request for an answer: fields that come again replace each other
+LOOKED_AT = 64 * KIB  # bytes of a command from which on it is looked at
 
 _SMALL = 4 * KIB
 # Bytes of the whole message, by the method's last word.
@@ -30,7 +33,7 @@ WHOLE: Mapping[str, int] = {
 # Bytes of the parts of GenerateRequest, by field number; a name for the error, and what the largest proper one takes.
 PARTS: Mapping[int, tuple[str, int]] = {
     1: ("request_id", KIB),
-    2: ("text", 4 * MIB),
+    2: ("text", MAX_REQUEST),
     3: ("tokenized", MAX_REQUEST),
     4: ("sampling_params", 64 * KIB),
     5: ("speculation", KIB),
@@ -64,30 +67,130 @@ def check_size(method: str, data: bytes, prompt: int = MAX_REQUEST) -> None:
 
 
 def _check_parts(data: bytes, prompt: int) -> None:
-    at = parts = 0
-    while at < len(data):
-        parts += 1
-        if parts > MOST_PARTS:
+    for count, part in enumerate(_parts(memoryview(data)), 1):
+        if count > MOST_PARTS:
             raise InvalidRequest("request", f"more than {MOST_PARTS} parts")
-        tag, at = _varint(data, at)
-        kind = tag & 7
+        name, most = PARTS.get(part.number, ("request", KIB))
+        if part.number in _PROMPT:
+            most = min(most, prompt)
+        if part.size > most:
+            raise InvalidRequest(name, f"{part.size} bytes, at most {most} are allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of a command. parts: a name for the error and bytes, by field number; inner: parts that are looked into."""
+
+    parts: Mapping[int, tuple[str, int]]
+    most: int = MOST_PARTS  # parts, repeated ones each
+    inner: Mapping[int, Bounds] = field(default_factory=dict)
+
+
+M = TypeVar("M")
+
+
+class Read(NamedTuple, Generic[M]):
+    """A command as it came, without what was too large."""
+
+    message: M
+    too_large: InvalidRequest | None
+
+
+def reading(parse: Callable[[bytes], M], bounds: Bounds) -> Callable[[bytes], Read[M]]:
+    """A parser of commands that looks at their size first."""
+
+    def read(data: bytes) -> Read[M]:
+        kept, too_large = trimmed(data, bounds)
+        return Read(parse(kept), too_large)
+
+    return read
+
+
+def trimmed(data: bytes, bounds: Bounds) -> tuple[bytes, InvalidRequest | None]:
+    """The message without what is too large, and what that was; small messages are not looked at."""
+    if len(data) <= LOOKED_AT:
+        return data, None
+    kept, why = _trimmed(memoryview(data), bounds)
+    return (data, None) if why is None else (b"".join(kept), why)
+
+
+def _trimmed(data: memoryview, bounds: Bounds) -> tuple[list[memoryview | bytes], InvalidRequest | None]:
+    kept: list[tuple[int, memoryview | bytes]] = []  # by field number
+    why: InvalidRequest | None = None
+    for count, part in enumerate(_parts(data), 1):
+        name, most = bounds.parts.get(part.number, ("command", KIB))
+        inner = bounds.inner.get(part.number)
+        if count > bounds.most:  # too many of a kind: none of that kind is kept
+            kept = [(number, piece) for number, piece in kept if number != part.number]
+            why = InvalidRequest(name, f"more than {bounds.most} parts")
+            break
+        whole = data[part.begin : part.end]
+        if inner is not None:
+            its, problem = _trimmed(data[part.value : part.end], inner)
+            if problem is not None:
+                head = bytes(data[part.begin : part.length]) + _written(sum(map(len, its)))
+                kept.append((part.number, b"".join((head, *its))))
+                why = problem
+            else:
+                kept.append((part.number, whole))
+        elif part.size > most:
+            why = InvalidRequest(name, f"{part.size} bytes, at most {most} are allowed")
+        else:
+            kept.append((part.number, whole))
+    return [piece for _, piece in kept], why
+
+
+class _Part(NamedTuple):
+    """Where a field of a message stands in its bytes: its tag, the length of a value that has one, the value."""
+
+    number: int
+    begin: int
+    length: int
+    value: int
+    end: int  # of the value as its length says, which may lie beyond the data
+
+    @property
+    def size(self) -> int:
+        return self.end - self.value
+
+
+def _parts(data: memoryview) -> Iterator[_Part]:
+    """In their order, up to what no parser would take."""
+    at = 0
+    most = len(data)
+    while at < most:
+        begin = at
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = _varint(data, begin)
+        kind, length = tag & 7, at
         if kind == _BYTES:
-            size, at = _varint(data, at)
-            name, most = PARTS.get(tag >> 3, ("request", KIB))
-            if tag >> 3 in _PROMPT:
-                most = min(most, prompt)
-            if size > most:
-                raise InvalidRequest(name, f"{size} bytes, at most {most} are allowed")
-            at += size
+            if at < most and data[at] < 0x80:
+                size, at = data[at], at + 1
+            else:
+                size, at = _varint(data, at)
+            end = at + size
         elif kind == _VARINT:
-            at = _varint(data, at)[1]
+            end = _varint(data, at)[1]
         elif kind in _FIXED:
-            at += _FIXED[kind]
+            end = at + _FIXED[kind]
         else:  # a group, or nothing at all
             return
+        yield _Part(tag >> 3, begin, length, at, end)
+        at = end
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _written(value: int) -> bytes:
+    """As a varint."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
     """(value, where it ends); what is cut short ends with the data."""
     value = shift = 0
     while at < len(data):

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_service import feature_sink
+from draft_service import session as draft_session
 from dspark.errors import InvalidRequest
-from dspark.runtime.wire_limits import MAX_REQUEST, MOST_PARTS, check_size, request_bytes
-from dspark.wire.v1 import generate_pb2
+from dspark.runtime.wire_limits import LOOKED_AT, MAX_REQUEST, MOST_PARTS, check_size, reading, request_bytes, trimmed
+from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, verify_pb2
+from verify_service.commands import bounds
 
 GENERATE, ABORT = "/dspark.wire.v1.Generation/Generate", "/dspark.wire.v1.Generation/Abort"
 
@@ -78,3 +81,86 @@ def test_many_small_parts_are_too_many() -> None:
 def test_bytes_that_are_no_message_are_the_parsers_business(data: bytes) -> None:
     with contextlib.suppress(InvalidRequest):
         check_size(GENERATE, data)
+
+
+MANY = [1] * 1_000_000
+CURSOR = types_pb2.Cursor(sequence=7, epoch=1, round=2, committed_len=9)
+
+
+def test_a_prompt_beyond_the_context_is_left_out_of_its_command() -> None:
+    prefill = verify_pb2.Prefill(cursor=CURSOR, token_ids=MANY, cache_salt="s")
+    command = verify_pb2.VerifyCommand(tag=3, incarnation=4, prefill=prefill)
+    read = reading(verify_pb2.VerifyCommand.FromString, bounds(4096))(command.SerializeToString())
+    assert read.too_large is not None
+    assert read.too_large.field == "token_ids"
+    kept = verify_pb2.Prefill(cursor=CURSOR, cache_salt="s")
+    assert read.message == verify_pb2.VerifyCommand(tag=3, incarnation=4, prefill=kept)
+
+
+def test_columns_of_a_million_are_left_out_of_a_cohort() -> None:
+    cursors = types_pb2.Cursors(sequence=MANY, epoch=MANY, round=MANY, committed_len=MANY)
+    cohort = verify_pb2.VerifyCohort(cursors=cursors, anchors=MANY, lengths=MANY, source=MANY, q_ids=bytes(10))
+    command = verify_pb2.VerifyCommand(tag=3, verify=cohort)
+    kept, why = trimmed(command.SerializeToString(), bounds(4096))
+    assert why is not None
+    assert verify_pb2.VerifyCommand.FromString(kept).verify == verify_pb2.VerifyCohort(q_ids=bytes(10))
+
+
+def test_values_that_are_not_packed_are_counted() -> None:
+    loose = b"\x10\x01" * 100_000  # field 2, a varint each
+    command = b"\x1a" + b"\xc0\x9a\x0c" + loose  # a Prefill of 200,000 bytes
+    kept, why = trimmed(command, bounds(1 << 20))
+    assert why is not None
+    assert "parts" in str(why)
+    assert len(verify_pb2.VerifyCommand.FromString(kept).prefill.token_ids) <= MOST_PARTS
+
+
+def test_runs_of_a_chunk_are_counted_before_they_are_parsed() -> None:
+    chunk = features_pb2.FeatureChunk(sink_incarnation=5, runs=[features_pb2.FeatureRun(sequence=1)] * 200_000)
+    read = reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)(chunk.SerializeToString())
+    assert read.too_large is not None
+    assert read.too_large.field == "runs"
+    assert read.message.sink_incarnation == 5
+
+
+def test_a_law_of_a_million_ids_is_left_out_of_an_open() -> None:
+    opening = draft_pb2.Open(cursor=CURSOR, reserve_tokens=8, law=types_pb2.Law(stop_token_ids=MANY))
+    command = draft_pb2.DraftCommand(tag=6, open=opening)
+    read = reading(draft_pb2.DraftCommand.FromString, draft_session.BOUNDS)(command.SerializeToString())
+    assert read.too_large is not None
+    assert read.too_large.field == "law"
+    assert read.message == draft_pb2.DraftCommand(tag=6, open=draft_pb2.Open(cursor=CURSOR, reserve_tokens=8))
+
+
+def test_the_largest_proper_commands_pass_whole() -> None:
+    rows = list(range(1 << 16))
+    ids = [2**32 - 1] * len(rows)
+    cursors = types_pb2.Cursors(sequence=[2**40 + row for row in rows], epoch=rows, round=ids, committed_len=rows)
+    sources = [verify_pb2.Source(sink=types_pb2.FeatureSink(endpoint="x" * 200), drafter_version="v" * 200)] * 64
+    cohort = verify_pb2.VerifyCohort(
+        cursors=cursors, anchors=ids, lengths=ids, draft_ids=8 * ids, q_entries=ids, source=ids, sources=sources
+    )
+    cohort.q_ids = bytes(1 << 20)
+    drafts = draft_pb2.DraftCohort(cursors=cursors, anchors=ids, features_through=ids, max_slots=ids)
+    runs = [features_pb2.FeatureRun(sequence=2**40, epoch=1, start_position=9, token_ids=[5])] * feature_sink.MAX_ROWS
+    chunk = features_pb2.FeatureChunk(sink_incarnation=2**60, runs=runs, projection="p" * 64)
+    chunk.rows.CopyFrom(types_pb2.TensorChunk(dtype="float32", shape=[len(runs), 64], data=bytes(1 << 20)))
+    prefill = verify_pb2.Prefill(cursor=CURSOR, token_ids=[2**32 - 1] * 40_960, cache_salt="\U0001f600" * 512)
+    for data, its in (
+        (verify_pb2.VerifyCommand(tag=1, verify=cohort).SerializeToString(), bounds(40_960)),
+        (verify_pb2.VerifyCommand(tag=1, prefill=prefill).SerializeToString(), bounds(40_960)),
+        (draft_pb2.DraftCommand(tag=1, draft=drafts).SerializeToString(), draft_session.BOUNDS),
+        (chunk.SerializeToString(), feature_sink.BOUNDS),
+    ):
+        assert len(data) > LOOKED_AT
+        kept, why = trimmed(data, its)
+        assert why is None
+        assert kept is data
+
+
+@given(st.binary(min_size=1, max_size=400))
+def test_any_bytes_of_a_command_are_trimmed_without_an_error(data: bytes) -> None:
+    long = data * (1 + LOOKED_AT // len(data))
+    kept, why = trimmed(long, bounds(64))
+    assert kept == long or why is not None
+    assert len(kept) <= len(long)
