@@ -27,6 +27,7 @@ ENTER, LEAVE = 1.04, 0.98  # plain decoding has to be this much better to begin 
 FIRST_PROBE = 16  # plain rounds before the first probe; every probe that fails doubles them
 PROBE_WEIGHT = 0.25  # of a probe's round in the evidence
 PROMISING = 0.9  # a probe that betters the ratio to plain decoding by this is followed up at once
+LOOK_EVERY = 8  # plain rounds, one of which weighs drafts anew: without new evidence only costs have moved
 PATIENCE = 4  # rounds a probe waits for rows that are resent
 NEAR = 0.995  # blocks within this of the best rate are as good
 
@@ -84,9 +85,10 @@ class Planner:
         self._explore, self._bypass = explore, bypass
         self._most_probe = round(4.0 / explore) if explore > 0 else 1 << 30
         self.plain = False
-        self.overlap_pays = False  # drafts may beat plain decoding once they pass behind another cohort's step
         self.price = 1.0  # survival from which on a slot is worth its place in a step
         self._interval, self._left = FIRST_PROBE, FIRST_PROBE
+        self._weighed: tuple[Cohort, Field, Drafts, float] | None = None  # what was weighed last
+        self._weighed_at, self._looks = -1, 0  # drafted rounds by then, rounds before it is weighed again
         self._ratio = 0.0  # plain decoding's expected rate over that of the best draft length
         self._probed_at = 0.0  # the ratio of plain decoding when the last probe went out, 0 once it was looked at
 
@@ -95,8 +97,13 @@ class Planner:
         free = cohort.able & cohort.policies.adaptive
         if self._cost.verify is None or not free.any() or self._evidence.rounds < WARM_UP:
             return everybody
+        self._looks -= 1
+        if self._bypass and self.plain and self._evidence.rounds == self._weighed_at and self._looks > 0:
+            return self._plain_plan(cohort, free, everybody)
+        self._weighed_at, self._looks = self._evidence.rounds, LOOK_EVERY
         field, plain = self._field(cohort, free, draft_seconds)
         drafts = self._drafts(cohort, free, draft_seconds)
+        self._weighed = (cohort, field, drafts, plain)
         options = self._in_turn(cohort, field, drafts, plain)
         best = float(options.rates.max())
         near = np.flatnonzero(options.rates >= NEAR * best)
@@ -104,7 +111,6 @@ class Planner:
         at = int(near[0] if self._cost.overlaps() else near[-1])
         slots = 1 + at
         self._set_price(cohort, float(options.tokens[at]), max(best, plain))
-        self.overlap_pays = len(cohort.row) > 1 and self._best_overlapped(cohort, field, drafts, plain) > plain
         if self._bypass and self._goes_plain(plain / best, options.pays):
             return self._plain_plan(cohort, free, everybody)
         resting = self._rest(cohort, free & ~options.chosen[:, at])
@@ -113,6 +119,12 @@ class Planner:
         probed = resting & (keyed(cohort.sequence, cohort.round) < self._explore)
         soon = resting & (keyed(cohort.sequence, cohort.round + np.uint64(1)) < self._explore)
         return Plan(slots, cohort.able, cohort.able & ~(resting & ~probed), resting & ~probed & ~soon)
+
+    def overlap_pays(self) -> bool:
+        """Whether drafts may beat plain decoding once they pass behind another cohort's step."""
+        if self._weighed is None or len(self._weighed[0].row) < 2:
+            return False
+        return self._best_overlapped(*self._weighed) > self._weighed[-1]
 
     # The whole cohort.
 

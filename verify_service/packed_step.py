@@ -185,12 +185,12 @@ class PackedStep:
             rows = torch.empty(sum(len(each.token_ids) for each in committed), 0, dtype=ROW_DTYPE)
         else:
             rows = self._projection.project(_picked(result.taps, committed)).to("cpu", ROW_DTYPE)
+        self._holdings.put_rows([(each.state, each.start, len(each.token_ids)) for each in committed], rows)
         made: list[FeatureRows | None] = []
         at = 0
         for each in committed:
             mine = rows[at : at + len(each.token_ids)]
             at += len(each.token_ids)
-            self._holdings.put_rows(each.state, each.start, mine)
             state, form = each.state, self._holdings.row_form
             made.append(FeatureRows(state.sequence, state.epoch, each.start, each.token_ids, mine, form))
         return made

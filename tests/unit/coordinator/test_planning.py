@@ -5,7 +5,7 @@ import numpy as np
 from coordinator.choice import DraftSeconds
 from coordinator.cost_curve import CostCurve
 from coordinator.evidence import Evidence
-from coordinator.planning import FIRST_PROBE, Cohort, Plan, Planner
+from coordinator.planning import FIRST_PROBE, LOOK_EVERY, Cohort, Plan, Planner
 from coordinator.policy import Columns, Fixed, Greedy, Off, Policy
 from coordinator.step_cost import StepCost
 
@@ -125,15 +125,15 @@ def test_drafts_that_pay_only_behind_another_step_are_told_from_those_that_never
     for world in (slow, never):
         world.run(100)
         assert world.planner.plain, "a round that waits for its draft loses"
-    assert slow.planner.overlap_pays
-    assert not never.planner.overlap_pays
+    assert slow.planner.overlap_pays()
+    assert not never.planner.overlap_pays()
 
 
 def test_a_lone_sequence_has_nothing_to_overlap() -> None:
     world = World([[0.9, 0.8, 0.7, 0.6]], token_s=0.0005, slot_s=0.03)
     world.run(100)
     assert world.planner.plain
-    assert not world.planner.overlap_pays
+    assert not world.planner.overlap_pays()
 
 
 def test_rows_that_pay_only_where_a_step_hides_their_drafts_are_found() -> None:
@@ -143,7 +143,7 @@ def test_rows_that_pay_only_where_a_step_hides_their_drafts_are_found() -> None:
     world.draft_seconds = lambda share, slots: 0.012 + 0.03 * share if share > 0 else 0.0
     world.run(200)
     assert world.planner.plain
-    assert world.planner.overlap_pays
+    assert world.planner.overlap_pays()
 
 
 def test_a_row_that_nearly_pays_at_last_is_no_reason_to_probe_again_at_once() -> None:
@@ -192,3 +192,21 @@ def test_newcomers_are_looked_at_in_a_plain_lane_once_they_are_many() -> None:
     assert plan.drafted.tolist() == [True] * 3 + [False] * 5
     world.judge(plan)
     assert not world.plan().drafted[:3].all(), "they were seen"
+
+
+def test_a_plain_lane_weighs_drafts_anew_now_and_then_and_whenever_it_has_learned() -> None:
+    world = World([[0.05, 0.0, 0.0, 0.0]] * 4, token_s=0.001, slot_s=0.001)
+    world.run(300)
+    asked: list[int] = []
+    slow = world.draft_seconds
+    world.draft_seconds = lambda share, slots: (asked.append(world.round), slow(share, slots))[1]
+    drafted = []
+    for _ in range(600):
+        plan = world.plan()
+        world.judge(plan)
+        if plan.drafted.any():
+            drafted.append(world.round)
+    weighed = sorted(set(asked))
+    assert max(np.diff(weighed)) <= LOOK_EVERY
+    assert len(weighed) < 600 / LOOK_EVERY + 2 * len(drafted) + 2
+    assert all(at + 1 in weighed for at in drafted[:-1])
