@@ -33,6 +33,7 @@ class CellService(frontend_pb2_grpc.CellServicer):
         self, request_iterator: AsyncIterator[frontend_pb2.FrontendBatch], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[frontend_pb2.CellBatch]:
         if len(self.attached) >= MAX_FRONTENDS:
+            self._metrics.dropped.labels(kind="frontend", reason="too_many").inc()
             raise Overloaded(f"{MAX_FRONTENDS} front ends are attached already", retry_after_s=5.0)
         batches = aiter(request_iterator)
         attachment = Attachment(self._cell, await _hello(batches), self._clock, self._metrics)

@@ -8,8 +8,9 @@ numbers of it when it is read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from coordinator.bell import Bell
 from coordinator.drafting import Asked
@@ -18,6 +19,8 @@ from coordinator.ports import Judged
 from coordinator.prefix_scheduler import Floats
 from coordinator.rounds import Blocks, Terms, Turn
 from dspark.errors import Overloaded
+
+T = TypeVar("T")
 
 LANE_ROUNDS = 512  # of all lanes together, between two looks of whoever watches the cell
 REQUEST_ROUNDS = 1024  # of one request
@@ -60,7 +63,7 @@ class Watch:
     """What somebody watches: rounds of the cell, or an answer's parts of them. Close it by leaving the context."""
 
     def __init__(self, owner: Explain, request: str | None, limit: int) -> None:
-        self.request = request
+        self.request, self._limit = request, limit
         self.bell = Bell()
         self._owner = owner
         self._rounds: deque[Settled] = deque(maxlen=limit)
@@ -80,15 +83,21 @@ class Watch:
 
     def put(self, settled: Settled) -> None:
         if self.request is None:
-            self._rounds.append(settled)
+            self._put(self._rounds, settled)
             return
         for at, turn in enumerate(settled.turns):
             if turn.track.request.id == self.request:
                 log = turn.track.answer.log
                 kept = max(len(log) - turn.cursor.committed_len, 0)
                 room = turn.track.answer.room + kept
-                self._parts.append(Part(settled, at, turn.cursor.committed_len - log.prompt_len, kept, room))
+                self._put(self._parts, Part(settled, at, turn.cursor.committed_len - log.prompt_len, kept, room))
                 self.bell.ring()
+
+    def _put(self, queue: deque[T], item: T) -> None:
+        """The oldest goes, counted, when it is full."""
+        if len(queue) == self._limit:
+            self._owner.lost()
+        queue.append(item)
 
     def __enter__(self) -> Watch:
         return self
@@ -98,9 +107,10 @@ class Watch:
 
 
 class Explain:
-    """Who watches. One for all lanes of a coordinator."""
+    """Who watches. One for all lanes of a coordinator. lost: called for every round that was not read in time."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
+        self.lost = lost
         self.watched = False
         self._watches: list[Watch] = []
 

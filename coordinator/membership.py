@@ -52,7 +52,7 @@ class Membership:
         """`write` makes commits last before they are shown, see `settling`."""
         self._write, self._doubts = write, doubts or Doubts()
         self._draining: frozenset[Address] = frozenset()
-        self.explain = Explain()
+        self.explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
         self.monitor = Monitor(metrics)
         self.on_serving: Callable[[bool], None] = lambda serving: None  # told whether anybody can be taken in
         self._admission, self._waits, self._describe_s = admission, waits, describe_s

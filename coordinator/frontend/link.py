@@ -23,7 +23,7 @@ from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, generate_pb2
 
 MAX_UNSENT = 65_536  # parts of messages that wait for the coordinator to read
-BATCH_BYTES = 2 * 1024 * 1024  # above which the rest goes into the next message
+BATCH_BYTES = 2 * 1024 * 1024  # of one message, unless a request alone is larger
 
 
 class RemoteCall:
@@ -209,9 +209,12 @@ class Link:
         self._messages += 1
         batch, size = frontend_pb2.FrontendBatch(hello=self._hello, number=self._messages), 0
         self._hello = None
-        while self._unsent and size < BATCH_BYTES:
-            part, message = self._unsent.popleft()
+        while self._unsent:
+            part, message = self._unsent[0]
+            if size and size + message.ByteSize() > BATCH_BYTES:
+                break
             getattr(batch, part).append(message)
             size += message.ByteSize()
+            self._unsent.popleft()
         self._metrics.cell_batches.labels(direction="out").inc()
         return batch

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from dspark.errors import ConfigError, Denied, Forbidden
@@ -46,7 +45,7 @@ def serve_metrics(metrics: Metrics, security: Security, bind: str, port: int) ->
     """Starts `/metrics` on the host of `bind`, or on loopback where nobody would be asked; port 0 takes any."""
     host = security.metrics_host(bind)
     try:
-        listener = _Listener(host, port, metrics.registry, security)
+        listener = _Listener(host, port, metrics, security)
     except OSError as error:
         raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
     thread = threading.Thread(target=listener.serve_forever, name="metrics", daemon=True)
@@ -58,8 +57,9 @@ class _Listener(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_port = False  # a second process must not share the port unseen
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, security: Security) -> None:
-        self.registry, self.security = registry, security
+    def __init__(self, host: str, port: int, metrics: Metrics, security: Security) -> None:
+        self.registry, self.security = metrics.registry, security
+        self._too_many = metrics.dropped.labels(kind="connection", reason="metrics_readers")
         self._room = threading.BoundedSemaphore(READERS)
         self._context: ssl.SSLContext | None = None
         self._stamps: tuple[tuple[int, int], ...] = ()
@@ -70,6 +70,7 @@ class _Listener(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):
+            self._too_many.inc()
             self.shutdown_request(request)
             return
         try:

@@ -50,8 +50,8 @@ _FIXED = {1: 8, 5: 4}  # and their bytes
 
 
 def request_bytes(context_length: int) -> int:
-    """The most a request for an answer takes, where a prompt and its answer have so many tokens at most."""
-    return min(_BESIDE + _PER_TOKEN * context_length, MAX_REQUEST)
+    """The most a prompt takes, where it and its answer have so many tokens at most; the rest of a request beside it."""
+    return min(_BESIDE + _PER_TOKEN * context_length, MAX_REQUEST - _BESIDE)
 
 
 def check_size(method: str, data: bytes, prompt: int = MAX_REQUEST) -> None:

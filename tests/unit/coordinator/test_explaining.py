@@ -168,9 +168,13 @@ async def test_a_watch_keeps_the_newest_rounds_and_tells_each_once(make_cell: Ma
         tracks = [cell.ask((seed,), max_tokens=480, policy="off") for seed in range(2)]
         await cell.finish(*tracks)
         await cell.finish(cell.ask((3,), max_tokens=200, policy="off"))
+        lost: list[None] = []
+        cell.explain.lost = lambda: lost.append(None)
+        await cell.finish(cell.ask((4,), max_tokens=9, policy="off"))
         rounds = watch.rounds()
         assert len(rounds) == LANE_ROUNDS
-        assert rounds[-1].turns[0].track.request.id == "r3"
+        assert len(lost) == 8, "each is counted that falls out: the first token is the prefill's"
+        assert rounds[-1].turns[0].track.request.id == "r4"
         assert watch.rounds() == []
 
 

@@ -69,7 +69,7 @@ def test_a_prompt_is_bounded_by_what_a_context_holds() -> None:
     ):
         with pytest.raises(InvalidRequest, match=f"at most {room} are allowed"):
             check_size(GENERATE, request.SerializeToString(), room)
-    assert request_bytes(1 << 30) == MAX_REQUEST
+    assert request_bytes(1 << 30) < MAX_REQUEST, "the rest of a request has room beside it"
 
 
 def test_many_small_parts_are_too_many() -> None:
