@@ -137,7 +137,7 @@ class Holdings:
             self.pool.release(state.sequence)
 
     def put_rows(self, runs: Sequence[tuple[SequenceState, int, int]], rows: Tensor) -> None:
-        """Keeps feature rows [T, H] of sequences that want it. runs: (sequence, first position, rows) in their order."""
+        """Keeps feature rows [T, H] of those that want it. runs: (sequence, first position, rows) in their order."""
         if self.store is None:
             return
         kept = [run for run in runs if run[0].keep_features]
