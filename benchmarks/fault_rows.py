@@ -43,7 +43,7 @@ QUICK: tuple[Entry, ...] = (
     Entry("19", "r19_oversize", 60),
     Entry("20", "r20_same_ids", 40),
     Entry("24", "r24_retry_storm", 15),
-    Entry("26", "r26_bad_checkpoints", 40),
+    Entry("26", "r26_bad_checkpoints", 70),
     Entry("28", "r28_canary", 40),
     Entry("29", "r29_keys", 40),
     Entry("32", "r32_pings", 90, idle=True),
