@@ -95,8 +95,10 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
 
     def _take(self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None, taken: _Taken) -> None:
         taken.read += 1
-        if too_large is not None:  # nobody is told of each of so many runs
-            self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(len(chunk.runs))
+        if too_large is None and len(chunk.runs) > MAX_ROWS:  # empty ones: every run has a row
+            too_large = InvalidRequest("runs", f"more than {MAX_ROWS}")
+        if too_large is not None:  # nobody is told of each of so many runs; those left out count as one
+            self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(max(len(chunk.runs), 1))
             refusal = Refusal(RefusalReason.INVALID, str(too_large))
             taken.finish([features_pb2.FeatureRefusal(refusal=codec.write_refusal(refusal))])
             return

@@ -109,7 +109,8 @@ class DraftSession:
         command = read.message
         kind = command.WhichOneof("command")
         if kind is None:
-            self._metrics.dropped.labels(kind="command", reason="empty").inc()
+            reason = "empty" if read.too_large is None else "too_large"
+            self._metrics.dropped.labels(kind="command", reason=reason).inc()
             return None
         wrong = command.incarnation not in (0, self._incarnation)
         if read.too_large is not None:

@@ -107,7 +107,8 @@ class VerifySession:
     ) -> verify_pb2.VerifyEvent | None:
         kind = command.WhichOneof("command")
         if kind is None:
-            self._metrics.dropped.labels(kind="command", reason="empty").inc()
+            reason = "empty" if too_large is None else "too_large"
+            self._metrics.dropped.labels(kind="command", reason=reason).inc()
             return None
         if command.incarnation not in (0, self._incarnation):
             self._refused(RefusalReason.WRONG_INCARNATION)

@@ -12,10 +12,12 @@ import pytest
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import Draining
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import reading
 from dspark.synthetic.spec import read_spec
-from dspark.types import NO_Q, Cursor, Law
+from dspark.types import NO_Q, Cursor, Law, RefusalReason
 from dspark.wire import codec, cohorts
 from dspark.wire.v1 import types_pb2, verify_pb2
+from verify_service.commands import bounds
 from verify_service.config import VerifyConfig
 from verify_service.feature_push import FeaturePush, Sink
 from verify_service.intake import Intake
@@ -175,3 +177,23 @@ async def test_a_release_is_carried_out_although_the_device_has_no_room_for_it_n
     assert event is not None
     assert event.released.sequences == 1
     assert bench.engine.held.sequences == 0
+
+
+async def test_a_command_that_is_left_out_for_its_size_is_counted_as_such(bench: Bench) -> None:
+    refs = [types_pb2.SequenceRef(sequence=1 << 60, epoch=1)] * 100_000
+    command = verify_pb2.VerifyCommand(tag=3, release=verify_pb2.VerifyRelease(sequences=refs))
+    read = reading(verify_pb2.VerifyCommand.FromString, bounds(64))(command.SerializeToString())
+    assert await bench.session._answer_read(read) is None
+    assert bench.metrics.value("dropped_total", kind="command", reason="too_large") == 1
+
+
+async def test_a_prompt_that_is_too_long_for_its_context_is_refused_by_name(bench: Bench) -> None:
+    prefill = verify_pb2.Prefill(cursor=codec.write_cursor(Cursor(4, 1, 0, 100_000)), token_ids=[1] * 100_000, law=LAW)
+    read = reading(verify_pb2.VerifyCommand.FromString, bounds(64))(
+        verify_pb2.VerifyCommand(tag=3, prefill=prefill).SerializeToString()
+    )
+    event = await bench.session._answer_read(read)
+    assert event is not None
+    assert (event.tag, event.prefilled.cursor.sequence) == (3, 4)
+    assert event.prefilled.refusal.reason == RefusalReason.INVALID
+    assert event.prefilled.refusal.message.startswith("token_ids: ")

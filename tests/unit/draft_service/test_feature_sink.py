@@ -1,0 +1,36 @@
+"""Chunks of too many runs are refused as a whole and counted, however small their runs are."""
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from draft_service.feature_sink import BOUNDS, MAX_ROWS, FeatureSink
+from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import LOOKED_AT, Read, reading
+from dspark.types import RefusalReason
+from dspark.wire.v1 import features_pb2
+
+
+@pytest.mark.parametrize(
+    ("runs", "counted"),
+    [
+        ([features_pb2.FeatureRun()] * (MAX_ROWS + 1), MAX_ROWS + 1),  # small enough to be parsed whole
+        ([features_pb2.FeatureRun(sequence=1 << 60)] * (2 * MAX_ROWS), 1),  # left out before it is parsed
+    ],
+    ids=["empty runs", "large message"],
+)
+async def test_too_many_runs_are_one_refusal_and_counted(runs: list[features_pb2.FeatureRun], counted: int) -> None:
+    metrics = Metrics()
+    sink = FeatureSink(engine=cast(Any, None), arrivals=cast(Any, None), metrics=metrics, incarnation=5)
+    data = features_pb2.FeatureChunk(sink_incarnation=5, runs=runs).SerializeToString()
+    assert (len(data) > LOOKED_AT) == (counted == 1)
+
+    async def chunks() -> AsyncIterator[Read[features_pb2.FeatureChunk]]:
+        yield reading(features_pb2.FeatureChunk.FromString, BOUNDS)(data)
+
+    acks = [ack async for ack in sink.Push(chunks(), cast(Any, None))]
+    refused = [each for ack in acks for each in ack.refused]
+    assert [each.refusal.reason for each in refused] == [RefusalReason.INVALID]
+    assert "runs" in refused[0].refusal.message
+    assert metrics.value("dropped_total", kind="feature_runs", reason="too_many") == counted
