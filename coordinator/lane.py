@@ -204,6 +204,8 @@ class Lane:
             return
         self._closed = True
         self._metrics.cost_curve_in_force.labels(lane=self.verifier.facts.name).set(0)
+        if self.draining:
+            self.move_all()  # it said so, and whoever was still on the way to it lost nothing by its end
         for track in reversed(list(self._tracks.values())):
             self._orphan(track)
         self._loop.close()

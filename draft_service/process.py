@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 import structlog
@@ -17,6 +16,7 @@ from draft_service.service import DraftService
 from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.draining import emptied
 from dspark.runtime.identity import new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security
@@ -26,8 +26,6 @@ from dspark.runtime.wire_limits import reading
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
 
 log = structlog.get_logger("dspark.draft")
-
-_LOOK_S = 0.05  # between looks at what is still held while draining
 
 
 @dataclass
@@ -51,10 +49,7 @@ class DraftProcess:
         await self._server.set_serving(False)
         self._service.drain(grace_s)
         # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
-        for _ in range(int(grace_s / _LOOK_S)):
-            if not self.engine.held.sequences:
-                break
-            await asyncio.sleep(_LOOK_S)
+        await emptied(self._device, lambda: self.engine.held.sequences, grace_s)
         await self._server.drain(min(grace_s, 0.2))
         await self._cohorts.close()
         await self._arrivals.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 import structlog
@@ -10,6 +9,7 @@ import structlog
 from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.draining import emptied
 from dspark.runtime.identity import new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security
@@ -24,8 +24,6 @@ from verify_service.interface import Engine
 from verify_service.service import NAME, VerifyService
 
 log = structlog.get_logger("dspark.verify")
-
-_LOOK_S = 0.05  # between looks at what is still held while draining
 
 
 @dataclass
@@ -48,10 +46,7 @@ class VerifyProcess:
         await self._server.set_serving(False)
         self._service.drain(grace_s)
         # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
-        for _ in range(int(grace_s / _LOOK_S)):
-            if not self.engine.held.sequences:
-                break
-            await asyncio.sleep(_LOOK_S)
+        await emptied(self._device, lambda: self.engine.held.sequences, grace_s)
         await self._server.drain(min(grace_s, 0.2))
         await self._push.close()
         self._device.close()

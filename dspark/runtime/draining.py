@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+
+from dspark.errors import Overloaded, Unavailable
+from dspark.runtime.device_worker import DeviceWorker
+
+_LOOK_S = 0.05  # between looks at what is still held
 
 
 class Draining:
@@ -39,3 +45,18 @@ class Draining:
             yield
         finally:
             self._listeners.remove(tell)
+
+
+async def emptied(device: DeviceWorker, held: Callable[[], int], longest_s: float) -> None:
+    """Until nothing is held any more, or for so long.
+
+    The device thread is who looks, after whatever it was asked before: a sequence may have been let in that it has not
+    taken up yet.
+    """
+    with contextlib.suppress(TimeoutError, Unavailable):
+        async with asyncio.timeout(longest_s):
+            while True:
+                with contextlib.suppress(Overloaded):  # so many jobs are something to wait for
+                    if not await device.run(held):
+                        return
+                await asyncio.sleep(_LOOK_S)

@@ -62,6 +62,24 @@ async def test_who_has_not_ended_in_time_moves_and_loses_nothing(make_cell: Make
     assert cell.metrics.value("dropped_total", kind="verdict", reason="stale") == 3
 
 
+async def test_who_is_there_when_a_leaving_verifier_ends_early_moves_and_counts_as_no_loss(make_cell: MakeCell) -> None:
+    cell = make_cell(bounds=Bounds(max_handovers=0))
+    running = cell.ask((5, 6), max_tokens=20)
+    await calm(20)
+    cell.verifier.holding.update(("verify", "prefill"))
+    on_the_way = cell.ask((7, 8), max_tokens=20)
+    await calm()
+    cell.lane.drain(10.0)
+    cell.lose_verifier()
+    cell.verifier = FakeVerifier(cell.talk, cell.drafters, "verify/1", incarnation=22)
+    cell.lane = cell.add_lane(cell.verifier)
+    await cell.finish(running, on_the_way)
+    assert (await read(running), await read(on_the_way)) == (answer_of((5, 6), 20), answer_of((7, 8), 20))
+    assert (running.handovers, on_the_way.handovers) == (0, 0)
+    assert cell.metrics.value("handovers_total", reason="drained") == 2
+    assert cell.metrics.value("handovers_total", reason="lost") == 0
+
+
 async def test_without_another_verifier_answers_wait_for_one(make_cell: MakeCell) -> None:
     cell = make_cell(bounds=Bounds(verifier_wait_s=20.0))
     track = cell.ask(max_tokens=40)

@@ -1,0 +1,39 @@
+"""A worker that leaves waits for what it holds, for what it has just let in too, and no longer than it was given."""
+
+import asyncio
+import threading
+
+from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.draining import emptied
+
+
+async def test_a_sequence_that_was_let_in_but_not_yet_taken_up_is_waited_for() -> None:
+    device = DeviceWorker("test")
+    held: list[int] = []
+    busy = threading.Event()
+    device.submit(busy.wait, 10.0)
+    device.submit(held.append, 1, urgent=True)
+    waiting = asyncio.create_task(emptied(device, lambda: len(held), 30.0))
+    await asyncio.sleep(0)
+    assert not waiting.done(), "nothing is held yet, and nobody may conclude from that"
+    busy.set()
+    assert await device.run(lambda: len(held)) == 1
+    assert not waiting.done()
+    await device.run(held.clear)
+    await waiting
+    device.close()
+
+
+async def test_a_device_that_does_not_answer_is_waited_for_no_longer_than_the_grace() -> None:
+    device = DeviceWorker("test")
+    busy = threading.Event()
+    device.submit(busy.wait, 10.0)
+    await emptied(device, lambda: 1, 0.0)
+    busy.set()
+    device.close()
+
+
+async def test_a_device_that_has_ended_holds_nothing() -> None:
+    device = DeviceWorker("test")
+    device.close()
+    await emptied(device, lambda: 1, 30.0)
