@@ -7,7 +7,7 @@ BIN := .venv/bin
 # A virtual environment with everything. torch goes first, at a version with a small CPU build.
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml $(wildcard dspark/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet "torch==$(TORCH)"

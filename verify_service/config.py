@@ -40,7 +40,7 @@ class VerifyConfig(ListenConfig):
     )
     attention: str = field(default="auto", metadata={"doc": "auto (packed if the self-test passes) or per_request."})
     attention_kernel: bool = field(
-        default=True, metadata={"doc": "On a GPU: read pages in place where a kernel here can; else they are gathered."}
+        default=True, metadata={"doc": "Read pages in place where a kernel here can; else they are gathered."}
     )
     cuda_graphs: bool = field(default=True, metadata={"doc": "On a GPU, with such a kernel: replay recorded passes."})
     lean_layers: bool = field(

@@ -20,7 +20,7 @@ from dspark.model.location import locate
 from dspark.model.pairing import mismatch
 from dspark.model.placement import pick_device, pick_dtype
 from dspark.model.target import TargetTaps
-from verify_service import self_test, varlen
+from verify_service import kernels, self_test
 from verify_service.config import VerifyConfig
 from verify_service.passes import PackedRunner, Runner
 from verify_service.per_request import PerRequestRunner
@@ -72,7 +72,7 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
     if config.attention == "auto":
         model = target.model
         device, dtype = next(model.parameters()).device, model.dtype
-        found = varlen.find(device, dtype, config.page_size) if config.attention_kernel else None
+        found = kernels.find(device, dtype, config.page_size) if config.attention_kernel else None
         for kernel, lean in itertools.product((found, None) if found else (None,), (True, False)):
             if lean and not config.lean_layers:
                 continue

@@ -69,11 +69,13 @@ def arrays_of(segments: Sequence[Segment], shape: Shape, page_size: int, spare_p
     return made
 
 
-def paged_plan(made: Arrays, shape: Shape, kernel: Kernel, page_size: int, device: torch.device) -> Plan:
-    """On the device."""
+def paged_plan(
+    made: Arrays, shape: Shape, kernel: Kernel, page_size: int, device: torch.device, run: slice | None = None
+) -> Plan:
+    """On the device. `run`: the slots written, where they lie in a row."""
     rows = torch.from_numpy(made.rows).to(device)
     cu_q, used_k, blocks = (
         torch.from_numpy(each.astype(np.int32)).to(device) for each in (made.cu_q, made.used_k, made.blocks)
     )
     tables = Tables(cu_q, used_k, blocks, shape.queries, shape.pages * page_size)
-    return Plan(rows[0:1], rows[1:2], rows[2], None, [], tables=tables, kernel=kernel)
+    return Plan(rows[0:1], rows[1:2], rows[2], run, [], tables=tables, kernel=kernel)

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from dspark.model.target import TargetTaps
+from dspark.native.library import library
 from verify_service import paged_attention
+from verify_service.cpu_kernel import QUERIES_UP_TO
 from verify_service.graphs import Graphs
 from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import Lean, make_lean
 from verify_service.page_pool import Slots
 from verify_service.paged_plan import arrays_of, exact_shape, paged_plan
-from verify_service.plan import Plan, Segment, build_plan
+from verify_service.plan import Plan, Segment, build_plan, run_of
 from verify_service.varlen import Kernel
 
 
@@ -70,7 +72,8 @@ class PackedRunner:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
         self.lean = make_lean(model) if lean else Lean()
-        self.make = f"lean {self.lean.layers}, kernel {kernel is not None}, graphs {graphs}, layout 3"
+        native = library() is not None
+        self.make = f"lean {self.lean.layers}, kernel {kernel is not None}, native {native}, graphs {graphs}, layout 3"
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
         self._model, self._taps, self._kernel = model, taps, kernel
@@ -79,7 +82,7 @@ class PackedRunner:
         self._pool = KeyValuePool(
             num_slots if kernel is None else num_slots + page_size,
             page_size,
-            by_head=kernel is None and self.device.type == "cpu",
+            by_head=self.device.type == "cpu",
         )
         self._graphs = None
         if graphs and kernel is not None and self.device.type == "cuda":
@@ -96,8 +99,12 @@ class PackedRunner:
     def _plan(self, segments: Sequence[Segment]) -> Plan:
         if self._kernel is None:
             return build_plan(segments, self.device)
-        made = arrays_of(segments, exact_shape(segments, self.slot_page), self.slot_page, self._spare_page)
-        return paged_plan(made, exact_shape(segments, self.slot_page), self._kernel, self.slot_page, self.device)
+        on_cpu, shape = self.device.type == "cpu", exact_shape(segments, self.slot_page)
+        if on_cpu and shape.queries > QUERIES_UP_TO:
+            return build_plan(segments, self.device)
+        made = arrays_of(segments, shape, self.slot_page, self._spare_page)
+        run = run_of(segments) if on_cpu else None
+        return paged_plan(made, shape, self._kernel, self.slot_page, self.device, run)
 
     def _forward(self, plan: Plan, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits of the rows kept (all without any) and taps of all tokens."""
@@ -123,7 +130,7 @@ class PackedRunner:
     @property
     def likes_rows(self) -> bool:
         """Whether a sequence whose slots lie in a row is cheaper than one whose do not."""
-        return self.device.type == "cpu" and self._kernel is None
+        return self.device.type == "cpu"
 
     @torch.inference_mode()
     def copy(self, source: Slots, target: Slots) -> None:

@@ -132,11 +132,16 @@ def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:
         _group([segments[i] for i in chosen], first_rows[chosen], device, whole=len(chosen) == len(segments))
         for chosen in _choose_groups(segments, device)
     ]
-    run = None
-    if len(segments) == 1 and isinstance(segments[0].slots, range):
-        run = slice(int(packed[2, 0]), int(packed[2, 0]) + packed.shape[1])
     moved = torch.from_numpy(packed).to(device)
-    return Plan(moved[0:1], moved[1:2], moved[2], run, groups)
+    return Plan(moved[0:1], moved[1:2], moved[2], run_of(segments), groups)
+
+
+def run_of(segments: Sequence[Segment]) -> slice | None:
+    """Where a lone sequence writes, if its slots lie in a row: a copy where scattered slots need an index."""
+    slots = segments[0].slots
+    if len(segments) > 1 or not isinstance(slots, range):
+        return None
+    return slice(slots[segments[0].start], slots[0] + segments[0].length)
 
 
 def _choose_groups(segments: Sequence[Segment], device: torch.device) -> list[list[int]]:

@@ -59,12 +59,12 @@ def _lengths(target: LoadedTarget) -> tuple[int, ...]:
 
 
 def _run(runner: Runner, cases: list[tuple[list[int], Tensor]]) -> tuple[float, float]:
-    """(largest difference, largest logit) over the rows of three packed passes."""
+    """(largest difference, largest logit) over the rows of four packed passes."""
     (long_ids, long_logits), (short_ids, short_logits) = cases
     # Pages of both interleave, so neither sequence lies in a row; a page is one slot unless a kernel reads more.
     page = int(getattr(runner, "slot_page", 1))
     slots = [[(2 * (p // page) + case) * page + p % page for p in range(len(long_ids))] for case in (0, 1)]
-    split, ready = len(long_ids) // 2, len(short_ids) - 4
+    split, last, ready = len(long_ids) // 2, len(long_ids) - 3, len(short_ids) - 4
     wrong = [(token + 1) % long_logits.shape[-1] for token in short_ids[ready:]]
 
     def segment(case: int, start: int, ids: list[int]) -> Segment:
@@ -80,8 +80,13 @@ def _run(runner: Runner, cases: list[tuple[list[int], Tensor]]) -> tuple[float, 
         ([segment(1, ready, wrong)], torch.empty(0)),
         # The next chunk of one beside a verification of the other.
         (
-            [segment(0, split, long_ids[split:]), segment(1, ready, short_ids[ready:])],
-            torch.cat((long_logits[split:], short_logits[ready:])),
+            [segment(0, split, long_ids[split:last]), segment(1, ready, short_ids[ready:])],
+            torch.cat((long_logits[split:last], short_logits[ready:])),
+        ),
+        # A step of both, some of it once more: so few tokens may go another way than prompts do.
+        (
+            [segment(0, last, long_ids[last:]), segment(1, ready, short_ids[ready:])],
+            torch.cat((long_logits[last:], short_logits[ready:])),
         ),
     ]
     worst = scale = 0.0

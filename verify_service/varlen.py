@@ -1,8 +1,4 @@
-"""Attention kernels that read pages in place: found by signature, and tried before they are used.
-
-In order: torch's own `varlen_attn` where it takes a block table, flash-attn where it is installed, none (keys are then
-gathered, see `paged_attention`). Older releases lack parameters, some builds want pages of 256 slots: a kernel counts
-only if a small case on this device, in this number format, with this page size, comes out right.
+"""Attention kernels of libraries for GPUs that read pages in place, found by signature: older releases lack parameters.
 
 Symbols: T tokens of the pass, N sequences, P pages of the longest, Hq and Hkv heads, D head size.
 """
@@ -13,13 +9,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import structlog
 import torch
 from torch import Tensor
 
-log = structlog.get_logger("dspark.verify")
-
-_TOLERANCE = 2e-2
 _NEEDED = {"scale", "window_size", "enable_gqa", "seqused_k", "block_table"}
 
 
@@ -100,60 +92,3 @@ def flash_kernel() -> Kernel | None:
 
 
 MAKERS: dict[str, Callable[[], Kernel | None]] = {"varlen_attn": torch_kernel, "flash_attn": flash_kernel}
-
-
-def find(device: torch.device, dtype: torch.dtype, page_size: int) -> tuple[str, Kernel] | None:
-    """The first kernel that works here, with its name."""
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
-        return None
-    for name, make in MAKERS.items():
-        kernel = make()
-        if kernel is None:
-            continue
-        why = problem(kernel, device, dtype, page_size)
-        if why is None:
-            return name, kernel
-        log.info("attention.kernel_not_used", kernel=name, page_size=page_size, reason=why)
-        if page_size != 256 and problem(kernel, device, dtype, 256) is None:
-            log.warning("attention.page_size", kernel=name, set="verify.page_size=256", page_size=page_size)
-    return None
-
-
-@torch.inference_mode()
-def problem(kernel: Kernel, device: torch.device, dtype: torch.dtype, page_size: int) -> str | None:
-    """Why a kernel must not be used, or None: two sequences with grouped heads on pages out of order, by formula."""
-    draw = torch.Generator().manual_seed(7)
-    lengths, counts, heads, kv_heads, size = (page_size + 3, 5), (3, 1), 4, 2, 64
-    tables = Tables(
-        torch.tensor([0, 3, 4], dtype=torch.int32, device=device),
-        torch.tensor(lengths, dtype=torch.int32, device=device),
-        torch.tensor([[3, 1], [2, 0]], dtype=torch.int32, device=device),
-        max(counts),
-        max(lengths),
-    )
-    q = torch.randn(sum(counts), heads, size, generator=draw).to(device, dtype)
-    k, v = (torch.randn(4, page_size, kv_heads, size, generator=draw).to(device, dtype) for _ in range(2))
-    try:
-        made = kernel(q, k, v, tables, size**-0.5, None)
-        expected = reference(q, k, v, tables, size**-0.5, None)
-        off = float((made.float() - expected.float()).abs().max())
-    except Exception as error:  # whatever a build lacks is said in its own way
-        return f"{type(error).__name__}: {error}"[:200]
-    return None if off <= _TOLERANCE else f"outputs differ by {off:.3g}"
-
-
-def reference(q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None) -> Tensor:
-    """The same by formula, one sequence after the other: what kernels are held against."""
-    out = torch.empty(q.shape[0], q.shape[1], v.shape[-1], dtype=q.dtype, device=q.device)
-    ratio = q.shape[1] // k.shape[2]
-    for n, (first, stop) in enumerate(zip(at.cu_q.tolist(), at.cu_q.tolist()[1:], strict=False)):
-        used, pages = int(at.used_k[n]), at.blocks[n].long()
-        keys, values = (pool[pages].flatten(0, 1)[:used].float().repeat_interleave(ratio, 1) for pool in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q[first:stop].float(), keys)
-        scores *= scale if scale is not None else q.shape[-1] ** -0.5
-        position = torch.arange(used - (stop - first), used, device=q.device)[:, None]
-        key = torch.arange(used, device=q.device)[None]
-        hidden = (key > position) if window is None else (key > position) | (key <= position - window)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        out[first:stop] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
-    return out

@@ -12,7 +12,7 @@ import torch
 
 from dspark.model.checkpoint import LoadedTarget, load_target
 from tests.unit.verify_service.test_families import FAMILIES, loud
-from verify_service import graphs, self_test, varlen
+from verify_service import graphs, kernels, self_test, varlen
 from verify_service.paged_plan import Shape, arrays_of, exact_shape, paged_plan
 from verify_service.passes import PackedRunner
 from verify_service.plan import Segment
@@ -33,7 +33,7 @@ def tokens(count: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("lean", [False, True])
 def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean: bool) -> None:
     cases = self_test.expected(target)
-    runner = PackedRunner(target.model, None, 128, kernel=varlen.reference, page_size=PAGE, lean=lean)
+    runner = PackedRunner(target.model, None, 128, kernel=kernels.reference, page_size=PAGE, lean=lean)
     assert self_test.disagreement(runner, cases) is None
     runner.lean.undo()
 
@@ -41,16 +41,16 @@ def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean:
 def test_windows_reach_the_kernel_and_caps_rule_it_out() -> None:
     mistral = loud(FAMILIES["mistral, every layer with a window"]())
     cases = self_test.expected(mistral)
-    runner = PackedRunner(mistral.model, None, 512, kernel=varlen.reference, page_size=PAGE)
+    runner = PackedRunner(mistral.model, None, 512, kernel=kernels.reference, page_size=PAGE)
     assert self_test.disagreement(runner, cases) is None
     gemma = loud(FAMILIES["gemma2, capped scores and some windows"]())
     cases = self_test.expected(gemma)
-    runner = PackedRunner(gemma.model, None, 512, kernel=varlen.reference, page_size=PAGE)
+    runner = PackedRunner(gemma.model, None, 512, kernel=kernels.reference, page_size=PAGE)
     assert "NotImplementedError" in (self_test.disagreement(runner, cases) or "")
 
 
 def test_what_is_left_over_in_a_recorded_pass_changes_nothing(target: LoadedTarget) -> None:
-    runner = PackedRunner(target.model, None, 64, kernel=varlen.reference, page_size=PAGE)
+    runner = PackedRunner(target.model, None, 64, kernel=kernels.reference, page_size=PAGE)
     ids = [tokens(13, 1), tokens(6, 2)]
     slots = [[4 * (2 * (p // 4)) + p % 4 for p in range(13)], [4 * (2 * (p // 4) + 1) + p % 4 for p in range(6)]]
     runner.run([Segment(s, 0, ids[s][:-3], slots[s][: len(ids[s]) - 3]) for s in (0, 1)], [])
@@ -58,7 +58,7 @@ def test_what_is_left_over_in_a_recorded_pass_changes_nothing(target: LoadedTarg
     exact = runner.run(tail, None).logits
     shape = graphs.shape_of(tail, PAGE)
     assert shape == Shape(8, 4, 4, 8)
-    plan = paged_plan(arrays_of(tail, shape, PAGE, 16), shape, varlen.reference, PAGE, CPU)
+    plan = paged_plan(arrays_of(tail, shape, PAGE, 16), shape, kernels.reference, PAGE, CPU)
     with torch.inference_mode():
         padded, _ = runner._forward(plan)
     assert padded.shape[0] == 8
@@ -85,22 +85,22 @@ def test_tables_name_pages_and_boundaries() -> None:
     assert made.blocks.tolist() == [[2, 0, 9], [1, 9, 9], [9, 9, 9], [9, 9, 9]]
 
 
-def test_without_a_gpu_or_in_fp32_no_kernel_is_found() -> None:
-    assert varlen.find(CPU, torch.bfloat16, 256) is None
-    assert varlen.find(torch.device("cuda"), torch.float32, 256) is None
+def test_no_kernel_is_found_for_other_formats() -> None:
+    assert kernels.find(CPU, torch.bfloat16, 256) is None
+    assert kernels.find(torch.device("cuda"), torch.float32, 256) is None
 
 
 def test_the_reference_passes_the_trial_and_a_wrong_kernel_or_a_raising_one_does_not() -> None:
-    assert varlen.problem(varlen.reference, CPU, torch.float32, 16) is None
+    assert kernels.problem(kernels.reference, CPU, torch.float32, 16) is None
 
     def anti_causal(q: Any, k: Any, v: Any, at: varlen.Tables, scale: Any, window: Any) -> torch.Tensor:
-        return varlen.reference(q, k, v, at._replace(used_k=at.used_k - 1), scale, window)
+        return kernels.reference(q, k, v, at._replace(used_k=at.used_k - 1), scale, window)
 
     def picky(*_: Any) -> torch.Tensor:
         raise RuntimeError("Paged KV cache block size must be divisible by 256")
 
-    assert "differ" in (varlen.problem(anti_causal, CPU, torch.float32, 16) or "")
-    assert "divisible by 256" in (varlen.problem(picky, CPU, torch.float32, 16) or "")
+    assert "differ" in (kernels.problem(anti_causal, CPU, torch.float32, 16) or "")
+    assert "divisible by 256" in (kernels.problem(picky, CPU, torch.float32, 16) or "")
 
 
 def test_an_older_signature_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,129 @@
+/* Attention over pages in place, on one CPU thread: each query's own keys, read once, in the checkpoint's fp32.
+
+   out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / ratio]) v[j, h / ratio] over the keys j that token t of its
+   sequence sees. Strides count floats. Called by address: verify_service/cpu_kernel.py says what the arguments are. */
+
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "vectors.h"
+
+enum { WIDTH = 32 }; /* floats of a value row that are summed at a time: what registers hold */
+
+struct rows { float *at; int64_t row, head; };                   /* of queries, or of outputs */
+struct pages { const float *k, *v; int64_t page, slot; const int32_t *table; int size; };
+struct span { int first, last, queries, ratio, window; };        /* keys anybody sees, and who looks at them */
+
+/* Keys and values that come after these are fetched meanwhile: pages lie anywhere, so no hardware foresees them. */
+INLINE void fetch(const float *row, int floats) {
+    for (int d = 0; d < floats; d += 16) __builtin_prefetch(row + d);
+}
+
+/* weights[r, j] = q[r] . k[j] for all query rows r of one key-value head. */
+INLINE void score(struct rows q, struct pages at, struct span span, float *weights, const int size) {
+    int keys = span.last - span.first;
+    for (int j = span.first; j < span.last;) {
+        int page = j / at.size, stop = (page + 1) * at.size < span.last ? (page + 1) * at.size : span.last;
+        const float *here = at.k + at.table[page] * at.page - (int64_t)page * at.size * at.slot;
+        const float *next = stop < span.last ? at.k + at.table[page + 1] * at.page
+                                             : at.v + at.table[span.first / at.size] * at.page;
+        next -= (int64_t)page * at.size * at.slot;
+        for (; j < stop; j++) {
+            const float *restrict key = here + j * at.slot;
+            fetch(next + j * at.slot, size);
+            float *to = weights + j - span.first;
+            for (int i = 0; i < span.queries; i++) {
+                for (int h = 0; h < span.ratio; h++, to += keys) {
+                    const float *restrict query = q.at + i * q.row + h * q.head;
+                    float sum = 0;
+                    for (int d = 0; d < size; d++) sum += query[d] * key[d];
+                    *to = sum;
+                }
+            }
+        }
+    }
+}
+
+/* Softmax of the keys each row sees; zero for the others. */
+INLINE void normalise(struct span span, float scale, float *weights) {
+    int keys = span.last - span.first;
+    for (int r = 0; r < span.queries * span.ratio; r++) {
+        float *restrict row = weights + (int64_t)r * keys;
+        int stop = keys - span.queries + r / span.ratio + 1;
+        int start = span.window > 0 && stop > span.window ? stop - span.window : 0;
+        float most = row[start], sum = 0;
+        for (int j = start; j < stop; j++) most = row[j] > most ? row[j] : most;
+        for (int j = start; j < stop; j++) sum += row[j] = exp_below((row[j] - most) * scale);
+        for (int j = start; j < stop; j++) row[j] /= sum;
+        for (int j = 0; j < start; j++) row[j] = 0;
+        for (int j = stop; j < keys; j++) row[j] = 0;
+    }
+}
+
+/* out[r] = sum_j weights[r, j] v[j] for `count` rows from r on. */
+INLINE void weigh(struct rows out, struct pages at, struct span span, const float *restrict weights, int r,
+                  const int count, const int size) {
+    int keys = span.last - span.first;
+    for (int from = 0; from < size; from += WIDTH) {
+        const int width = size - from < WIDTH ? size - from : WIDTH;
+        float sums[2][WIDTH] = {{0}};
+        for (int j = span.first; j < span.last;) {
+            int page = j / at.size, stop = (page + 1) * at.size < span.last ? (page + 1) * at.size : span.last;
+            int64_t back = (int64_t)page * at.size * at.slot - from;
+            const float *here = at.v + at.table[page] * at.page - back;
+            const float *next = stop < span.last ? at.v + at.table[page + 1] * at.page - back : here;
+            for (; j < stop; j++) {
+                const float *restrict value = here + j * at.slot;
+                if (r == 0) fetch(next + j * at.slot, width);
+                for (int a = 0; a < count; a++) {
+                    float weight = weights[(int64_t)(r + a) * keys + j - span.first];
+                    for (int d = 0; d < width; d++) sums[a][d] += weight * value[d];
+                }
+            }
+        }
+        for (int a = 0; a < count; a++) {
+            float *to = out.at + (r + a) / span.ratio * out.row + (r + a) % span.ratio * out.head + from;
+            for (int d = 0; d < width; d++) to[d] = sums[a][d];
+        }
+    }
+}
+
+INLINE void attend(struct rows out, struct rows q, struct pages at, struct span span, float scale, float *weights,
+                   const int size) {
+    int rows = span.queries * span.ratio, r = 0;
+    score(q, at, span, weights, size);
+    normalise(span, scale, weights);
+    for (; r + 2 <= rows; r += 2) weigh(out, at, span, weights, r, 2, size);
+    if (r < rows) weigh(out, at, span, weights, r, 1, size);
+}
+
+/* Returns 0; 1 without memory for the weights of one head; 2 for a page that is not in the pool. */
+WIDEST int dspark_attend(float *out, float *q, const float *k, const float *v, const int32_t *cu_q,
+                         const int32_t *used_k, const int32_t *blocks, const int32_t *dims, const int64_t *strides,
+                         float scale) {
+    const int sequences = dims[0], pages = dims[1], page_size = dims[2], heads = dims[3], kv_heads = dims[4];
+    const int size = dims[5], window = dims[6], max_q = dims[7], max_k = dims[8], ratio = heads / kv_heads;
+    for (int n = 0; n < sequences; n++) {
+        if (used_k[n] > max_k || cu_q[n + 1] - cu_q[n] > max_q) return 2;
+        for (int p = 0; p * page_size < used_k[n]; p++)
+            if (blocks[(int64_t)n * pages + p] < 0 || blocks[(int64_t)n * pages + p] >= dims[9]) return 2;
+    }
+    float *weights = malloc(sizeof(float) * (size_t)(max_q * ratio) * (size_t)max_k);
+    if (!weights) return 1;
+    for (int n = 0; n < sequences; n++) {
+        int queries = cu_q[n + 1] - cu_q[n], last = used_k[n];
+        int first = window > 0 && last - queries + 1 > window ? last - queries + 1 - window : 0;
+        struct span span = {first, last, queries, ratio, window};
+        for (int h = 0; h < kv_heads; h++) {
+            struct rows to = {out + (int64_t)cu_q[n] * heads * size + h * ratio * size, (int64_t)heads * size, size};
+            struct rows from = {q + cu_q[n] * strides[0] + h * ratio * strides[1], strides[0], strides[1]};
+            struct pages at = {k + h * strides[4], v + h * strides[4], strides[2], strides[3],
+                               blocks + (int64_t)n * pages, page_size};
+            if (size == 64) attend(to, from, at, span, scale, weights, 64);
+            else if (size == 128) attend(to, from, at, span, scale, weights, 128);
+            else attend(to, from, at, span, scale, weights, size);
+        }
+    }
+    free(weights);
+    return 0;
+}

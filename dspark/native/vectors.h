@@ -1,0 +1,25 @@
+/* What the kernels share. Loops are written so that compilers turn them into vectors; which instructions those are is
+   decided when the library is loaded, by what the processor has. */
+
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__GNUC__) && defined(__gnu_linux__)
+#define WIDEST __attribute__((target_clones("avx512f", "avx2,fma", "default")))
+#else
+#define WIDEST
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+/* exp for x <= 0: 2^n times a polynomial, with a relative error of 2e-7. Inlined so that loops over it are vectors. */
+INLINE float exp_below(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float n = __builtin_floorf(x * 1.44269504f + 0.5f), y = x - n * 0.693147181f;
+    float p = 1.9875691500e-4f;
+    p = p * y + 1.3981999507e-3f;
+    p = p * y + 8.3334519073e-3f;
+    p = p * y + 4.1665795894e-2f;
+    p = p * y + 1.6666665459e-1f;
+    p = p * y + 5.0000001201e-1f;
+    union { int32_t bits; float power; } two = { .bits = ((int32_t)n + 127) << 23 };
+    return (p * y * y + y + 1.0f) * two.power;
+}

@@ -1,0 +1,101 @@
+"""The compiled loops of a layer say what their formulas say, for any width, and refuse what they would misread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import rms_norm, silu
+
+from dspark.native import library
+from dspark.native.layer import NativeLayer
+
+needs_kernels = pytest.mark.skipif(library.library(1) is None, reason="no C compiler has built the kernels")
+LIKE = torch.empty(1)
+
+
+@pytest.fixture
+def native() -> NativeLayer:
+    built = library.library(1)
+    assert built is not None
+    return NativeLayer(built)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("rows", "width"), [(1, 256), (3, 7), (16, 250), (5, 1)])
+def test_norm_and_gate_for_any_width(native: NativeLayer, rows: int, width: int) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(2, rows, width) * 3, torch.randn(width)
+    torch.testing.assert_close(native.norm(x, weight, 1e-6), rms_norm(x, (width,), weight, 1e-6))
+    both = torch.randn(rows, 2 * width) * 20
+    torch.testing.assert_close(native.gate(both), silu(both[:, :width]) * both[:, width:], rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_extreme_gates_neither_overflow_nor_vanish(native: NativeLayer) -> None:
+    gate = torch.tensor([[-1e4, -100.0, -1e-8, 0.0, 1e-8, 100.0, 1e4]])
+    ones = torch.ones_like(gate)
+    made = native.gate(torch.cat((gate, ones), dim=1))
+    torch.testing.assert_close(made, silu(gate), rtol=1e-6, atol=1e-30)
+
+
+@needs_kernels
+@pytest.mark.parametrize("by_head", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("size", [64, 6])
+def test_spread_norms_turns_and_stores(native: NativeLayer, by_head: bool, normed: bool, size: int) -> None:
+    torch.manual_seed(size)
+    tokens, heads, kv_heads = 5, 4, 2
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, size)
+    weights = torch.randn(heads + kv_heads, size) if normed else None
+    angle = torch.randn(1, tokens, size // 2)
+    rotation = (torch.cos(angle).repeat(1, 1, 2), torch.sin(angle).repeat(1, 1, 2))
+    keys, values = (
+        torch.zeros(kv_heads, 30, size).transpose(0, 1) if by_head else torch.zeros(30, kv_heads, size) for _ in "kv"
+    )
+    slots = torch.tensor([29, 0, 7, 8, 3])
+    query = native.spread(qkv, weights, 1e-6, rotation, keys, values, slots, heads)
+    expected = qkv[:, : heads + kv_heads]
+    if weights is not None:
+        expected = rms_norm(expected, (size,), None, 1e-6) * weights
+    pairs = torch.complex(expected[..., : size // 2], expected[..., size // 2 :])
+    expected = torch.view_as_real(pairs * torch.complex(*(torch.cos(angle), torch.sin(angle)))[0][:, None]).flatten(-2)
+    torch.testing.assert_close(query, expected[:, :heads])
+    torch.testing.assert_close(keys[slots], expected[:, heads:])
+    assert torch.equal(values[slots], qkv[:, heads + kv_heads :])
+    untouched = torch.ones(30, dtype=torch.bool)
+    untouched[slots] = False
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+@needs_kernels
+def test_what_it_would_misread_is_refused(native: NativeLayer) -> None:
+    qkv, slots = torch.zeros(2, 4, 8), torch.tensor([0, 1])
+    whole, part = torch.zeros(1, 2, 8), torch.zeros(1, 2, 4)
+    pool, other = torch.zeros(4, 1, 8), torch.zeros(1, 4, 8).transpose(0, 1)
+    for rotation, keys, values in (
+        ((part, part), pool, pool),
+        ((whole.half(), whole.half()), pool, pool),
+        ((whole, whole), pool, other[:, :, ::2]),
+        ((whole, whole), pool.half(), pool.half()),
+    ):
+        with pytest.raises(NotImplementedError):
+            native.spread(qkv, None, 1e-6, rotation, keys, values, slots, 2)
+    for outside in (-1, 4):
+        with pytest.raises(IndexError, match="not among the 4"):
+            native.spread(qkv, None, 1e-6, (whole, whole), pool, pool, torch.tensor([0, outside]), 2)
+
+
+def test_it_is_for_one_thread_in_fp32_and_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert library.library(2) is None
+    assert NativeLayer.found(LIKE.half()) is None
+    library._built.cache_clear()
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    assert library.library(1) is None, "nothing was built"
+    (tmp_path / f"_kernels{library.EXTENSION_SUFFIXES[0]}").write_bytes(b"of another machine")
+    library._built.cache_clear()
+    assert library.library(1) is None
+    monkeypatch.undo()
+    library._built.cache_clear()

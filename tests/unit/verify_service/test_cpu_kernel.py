@@ -1,0 +1,101 @@
+"""The compiled attention says what the formula says, on pages in any order, and is left out where it does not serve."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from dspark.native import library
+from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
+from verify_service import cpu_kernel, kernels, self_test
+from verify_service.passes import PackedRunner
+from verify_service.plan import Segment
+from verify_service.varlen import Tables
+
+CPU = torch.device("cpu")
+needs_kernels = pytest.mark.skipif(library.library(1) is None, reason="no C compiler has built the kernels")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@needs_kernels
+@pytest.mark.parametrize("seed", range(40))
+def test_any_shape_comes_out_as_by_formula(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    size = int(draw.choice([6, 8, 20, 32, 64, 80, 128, 256]))
+    kv_heads, ratio, members = (int(draw.integers(1, most + 1)) for most in (3, 4, 5))
+    page_size = int(draw.choice([1, 4, 16]))
+    counts = draw.integers(1, 10, members)
+    lengths = counts + draw.integers(0, 90, members)
+    pages = int(-(-lengths.max() // page_size))
+    blocks = torch.from_numpy(draw.permutation(members * pages + 2)[: members * pages]).view(members, pages).int()
+    cu_q = torch.from_numpy(np.concatenate(([0], np.cumsum(counts)))).int()
+    at = Tables(cu_q, torch.from_numpy(lengths).int(), blocks, int(counts.max()), pages * page_size)
+    heads = kv_heads * ratio
+    query = torch.randn(int(counts.sum()), heads + 2 * kv_heads, size)[:, :heads]  # a view, as layers hand it over
+    pools = (torch.randn(kv_heads, (members * pages + 2) * page_size, size).transpose(0, 1) for _ in "kv")
+    keys, values = (pool.view(-1, page_size, kv_heads, size) for pool in pools)
+    window = int(draw.integers(1, 40)) if seed % 3 == 0 else None
+    kernel = cpu_kernel.cpu_kernel()
+    assert kernel is not None
+    made = kernel(query, keys, values, at, None, window)
+    torch.testing.assert_close(made, kernels.reference(query, keys, values, at, None, window), rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_large_scores_do_not_overflow() -> None:
+    at = Tables(torch.tensor([0, 1]).int(), torch.tensor([3]).int(), torch.tensor([[0]]).int(), 1, 16)
+    query, keys = torch.full((1, 1, 8), 100.0), torch.zeros(1, 16, 1, 8)
+    keys[0, 1] = 100.0
+    values = torch.arange(16.0).view(1, 16, 1, 1).expand(1, 16, 1, 8).contiguous()
+    kernel = cpu_kernel.cpu_kernel()
+    assert kernel is not None
+    assert torch.equal(kernel(query, keys, values, at, None, None), torch.ones(1, 1, 8))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral, every layer with a window", "gemma2, capped scores and some windows"]
+)
+def test_models_whose_scores_are_capped_keep_torch_s_attention(family: str) -> None:
+    target = loud(FAMILIES[family]())
+    cases = self_test.expected(target)
+    found = kernels.find(CPU, torch.float32, 16)
+    assert found is not None
+    runner = PackedRunner(target.model, None, 512, lean=True, kernel=found[1], page_size=16)
+    problem = self_test.disagreement(runner, cases)
+    assert ("no kernel here caps scores" in str(problem)) if "capped" in family else problem is None
+    runner.lean.undo()
+
+
+@needs_kernels
+def test_a_long_prompt_and_a_step_read_what_the_other_wrote() -> None:
+    target = loud(transformers.Qwen3Config(**{**SHAPE, "head_dim": 32}))
+    found = kernels.find(CPU, torch.float32, 16)
+    assert found is not None
+    ids = torch.randint(0, target.vocab_size, (70,)).tolist()
+    slots = [p + (48 if p >= 32 else 0) for p in range(70)]  # two runs of pages
+
+    def logits(runner: PackedRunner) -> torch.Tensor:
+        runner.run([Segment(0, 0, ids[:40], slots[:40])], [])  # a prompt, by products
+        runner.run([Segment(0, 40, ids[40:43], slots[:43])], [])  # a step, by the kernel
+        runner.run([Segment(0, 43, ids[43:66], slots[:66])], [])
+        return runner.run([Segment(0, 66, ids[66:], slots)], None).logits
+
+    by_kernel = PackedRunner(target.model, None, 512, lean=True, kernel=found[1], page_size=16)
+    made = logits(by_kernel)
+    by_kernel.lean.undo()
+    torch.testing.assert_close(made, logits(PackedRunner(target.model, None, 512)), rtol=1e-4, atol=1e-4)
+
+
+def test_without_the_library_keys_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernel, "library", lambda: None)
+    assert kernels.find(CPU, torch.float32, 16) is None
