@@ -20,6 +20,7 @@ from draft_service.interface import Rows as Rows
 from draft_service.ledger import Context, Ledger
 from dspark.decoding.shaping import Shaper
 from dspark.model.family import ContextTokens, Drafter, Entries
+from dspark.model.scratch import Scratch
 from dspark.types import Law, Refusal
 
 PASS_TOKENS = 256  # of one sequence in one pass of a drafter whose entries depend on those before
@@ -57,6 +58,7 @@ class ContextStore(Ledger[DraftContext]):
         width = drafter.width if self.in_order else 0
         self._rows = torch.empty(slots, width, dtype=self._dtype, device=self._device)
         self._token_ids = np.zeros(slots, np.int64)
+        self._scratch = Scratch()
 
     @torch.inference_mode()
     def ingest(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
@@ -100,24 +102,30 @@ class ContextStore(Ledger[DraftContext]):
             self._make_next([lone] if lone is not None else behind)
             behind = [context for context in behind if context.made < context.watermark]
 
-    def entries(self, members: Sequence[tuple[int, int]]) -> Entries:
-        """(sequence, entries) of n members, padded to the longest; a lone run is a view."""
-        lengths = torch.tensor([count for _, count in members], dtype=torch.int64, device=self._device)
-        return Entries(*self.gather(members), lengths)
+    def entries(self, members: Sequence[tuple[int, int]], room: int = 0) -> Entries:
+        """(sequence, entries) of n members, padded to the longest and by `room` more; a lone run is a view without.
 
-    def gather(self, members: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """(sequence, entries) of n members -> keys and values [L, n, S, Hkv, hd], S the longest."""
+        What is no view is overwritten by the next call.
+        """
+        lengths = torch.tensor([count for _, count in members], dtype=torch.int64, device=self._device)
         longest = max(count for _, count in members)
         if len(members) == 1 and (base := self.pages.base(members[0][0])) is not None:
-            return tuple(pool[:, base : base + longest].unsqueeze(1) for pool in (self._keys, self._values))  # type: ignore[return-value]
-        table: list[int] = []
-        for sequence, count in members:
-            table.extend(self.pages.slots(sequence, 0, count))
-            # Padding is a slot of zeros: masked garbage could still be NaN.
-            table.extend([self._spare] * (longest - count))
-        index = torch.tensor(table, dtype=torch.int64, device=self._device)
-        shape = (len(self._keys), len(members), longest, *self._keys.shape[2:])
-        return self._keys.index_select(1, index).view(shape), self._values.index_select(1, index).view(shape)
+            keys, values = (pool[:, base : base + longest].unsqueeze(1) for pool in (self._keys, self._values))
+            return Entries(keys, values, lengths)
+        # Padding is a slot of zeros: masked garbage could still be NaN.
+        table = np.full((len(members), longest + room), self._spare, np.int64)
+        for row, (sequence, count) in zip(table, members, strict=True):
+            row[:count] = self.pages.slots(sequence, 0, count)
+        index = torch.from_numpy(table.ravel()).to(self._device)
+        keys, values = (self._gathered(name, pool, index) for name, pool in (("k", self._keys), ("v", self._values)))
+        shape = (len(self._keys), *table.shape, *self._keys.shape[2:])
+        return Entries(keys.view(shape), values.view(shape), lengths, room)
+
+    def _gathered(self, name: str, pool: Tensor, index: Tensor) -> Tensor:
+        if self._device.type != "cpu":
+            return pool.index_select(1, index)
+        room = self._scratch.room(name, pool, len(pool), len(index), *pool.shape[2:])
+        return torch.index_select(pool, 1, index, out=room)
 
     def rows_at(self, members: Sequence[tuple[int, int]]) -> Tensor:
         """Kept rows at one (sequence, position) each -> [n, H]."""

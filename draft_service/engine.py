@@ -195,6 +195,7 @@ class DraftEngine:
         if self._contexts.in_order:  # what an earlier failure left undone
             self._contexts.catch_up([self._contexts[item.cursor.sequence] for item in items])
         members = [(item.cursor.sequence, item.features_through - self._lag) for item in items]
+        slots = size if self.config.whole_blocks else max(wanted)
         with torch.inference_mode():
             # Row 0: anchors, row 1: their positions.
             facts = torch.tensor(
@@ -204,9 +205,9 @@ class DraftEngine:
             proposal = self.drafter.propose(
                 anchor_ids=facts[0],
                 anchor_positions=facts[1],
-                context=self._contexts.entries(members),
+                context=self._contexts.entries(members, self.drafter.room(slots)),
                 last_rows=self._contexts.rows_at(members) if self._lag else None,
-                slots=size if self.config.whole_blocks else max(wanted),
+                slots=slots,
             )
             drawn = walk(
                 proposal,

@@ -5,10 +5,10 @@ Symbols: Hkv heads, D head size, T tokens of a pass, R rows.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
+
+from dspark.model.scratch import Scratch
 
 
 class KeyValuePool:
@@ -22,7 +22,7 @@ class KeyValuePool:
         self.page_size = page_size  # of kernels that read pages in place; num_slots is a multiple
         self._num_slots, self._by_head = num_slots, by_head
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._gathered: dict[str, Tensor] = {}  # room for gathered rows, used by one layer after the other
+        self._scratch = Scratch()  # of gathered rows, used by one layer after the other
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The pools of a layer whose new keys and values are [T, Hkv, D]."""
@@ -34,27 +34,17 @@ class KeyValuePool:
 
     def gather(self, which: str, rows: Tensor, index: Tensor, members: int) -> Tensor:
         """rows [num_slots, Hkv, D] at index [n * S] of n members: [n, Hkv, S, D], a view of room that the next call
-        with this name overwrites.
-
-        On a CPU fresh memory of that size costs more than the copy into it.
-        """
+        with this name overwrites."""
         heads, size = rows.shape[1:]
         if self._by_head:
-            out = self._room(which, rows, heads, len(index), size)
+            out = self._scratch.room(which, rows, heads, len(index), size)
             torch.index_select(rows.transpose(0, 1), 1, index, out=out)
             return out.view(heads, members, -1, size).transpose(0, 1)
         if rows.device.type == "cpu":
-            out = torch.index_select(rows, 0, index, out=self._room(which, rows, len(index), heads, size))
+            out = torch.index_select(rows, 0, index, out=self._scratch.room(which, rows, len(index), heads, size))
         else:
             out = rows.index_select(0, index)
         return out.view(members, -1, heads, size).transpose(1, 2)
-
-    def _room(self, which: str, like: Tensor, *shape: int) -> Tensor:
-        count = math.prod(shape)
-        room = self._gathered.get(which)
-        if room is None or room.numel() < count or room.dtype != like.dtype:
-            room = self._gathered[which] = like.new_empty(count + count // 4)
-        return room[:count].view(shape)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Rows at some slots [R] into those at others, in every layer."""
@@ -71,7 +61,7 @@ class KeyValuePool:
     def reset(self) -> None:
         """Lets go of all memory; only when no sequence holds slots."""
         self._layers.clear()
-        self._gathered.clear()
+        self._scratch.clear()
 
     def _empty(self, like: Tensor) -> Tensor:
         slots, (heads, size) = self._num_slots, like.shape[1:]

@@ -73,6 +73,9 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         assert tokens.rows is not None
         return self.context_kv(tokens.rows, tokens.positions)
 
+    def room(self, slots: int) -> int:
+        return slots + self.config.query_size - self.config.block_size
+
     def propose(
         self,
         *,
@@ -93,6 +96,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
             context_v=context.values,
             context_len=context.lengths,
             slots=slots,
+            room=context.room,
         )
         return BlockProposal(self, hidden)
 
@@ -116,23 +120,30 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         context_v: Tensor,  # [L, n, S, Hkv, hd]
         context_len: Tensor,  # [n] int64, rows of each sequence that count
         slots: int | None = None,  # k, at most config.block_size, which is meant by None
+        room: int = 0,  # of S, at the end: the block's own keys and values are written there if it is what they need
     ) -> Tensor:
         """Hidden states of one block per sequence: [n, k, H], after the final norm."""
         slots = self.config.block_size if slots is None else slots
-        n, size = len(anchor_ids), slots + self.config.query_size - self.config.block_size
-        mask = None
+        n, size, longest = len(anchor_ids), self.room(slots), context_k.shape[2] - room
+        mask, beside = None, room == size
         if n == 1:
             rows = int(context_len[0])
-            if rows != context_k.shape[2]:
+            beside = beside and rows == longest
+            if not beside and rows != context_k.shape[2]:
                 context_k, context_v = context_k[:, :, :rows], context_v[:, :, :rows]
         else:
-            mask = block_mask.for_padded_context(context_len, context_k.shape[2], size)
+            if not beside:
+                context_k, context_v = context_k[:, :, :longest], context_v[:, :, :longest]
+            mask = block_mask.for_padded_context(context_len, longest, size)
         hidden, angles = self._block_inputs(anchor_ids, anchor_positions, size)
         for layer, key, value in zip(self._draft_layers(), context_k, context_v, strict=True):
             attention = layer.self_attn
             query, own_k, own_v = attention.project(layer.input_layernorm(hidden), angles)
-            seen_k, seen_v = torch.cat((key, own_k), dim=1), torch.cat((value, own_v), dim=1)
-            hidden = layer.after(hidden, attention.attend(query, seen_k, seen_v, mask))
+            if beside:
+                key[:, longest:], value[:, longest:] = own_k, own_v
+            else:
+                key, value = torch.cat((key, own_k), dim=1), torch.cat((value, own_v), dim=1)
+            hidden = layer.after(hidden, attention.attend(query, key, value, mask))
         out: Tensor = self.norm(hidden)
         return out[:, -slots:]
 

@@ -68,6 +68,7 @@ class Entries(NamedTuple):
     keys: Tensor  # [L, n, S, Hkv, hd], normed and rotated
     values: Tensor  # [L, n, S, Hkv, hd]
     lengths: Tensor  # [n] int64, entries that count, of positions 0 .. lengths - 1
+    room: int = 0  # of S, the last so many are padding of every sequence that whoever reads may write to
 
 
 class Proposal(Protocol):
@@ -118,6 +119,10 @@ class Drafter(Projection, ABC):
     @abstractmethod
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens' entries, [L, ..., Hkv, hd] each; `past` where needs.past and there is any."""
+
+    def room(self, slots: int) -> int:
+        """Padding at the end of entries that `propose` has use for, to stand its own beside them without a copy."""
+        return 0
 
     @abstractmethod
     def propose(

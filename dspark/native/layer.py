@@ -6,6 +6,7 @@ Symbols: T tokens of the pass, Hq and Hkv heads, D head size.
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 from torch import Tensor
@@ -22,11 +23,11 @@ class NativeLayer:
     def __init__(self, built: ctypes.CDLL) -> None:
         self._norm, self._gate, self._spread = built.dspark_norm, built.dspark_gate, built.dspark_spread
 
-    @classmethod
-    def found(cls, like: Tensor) -> NativeLayer | None:
+    @staticmethod
+    def found(like: Tensor) -> NativeLayer | None:
         """For tensors of this device and number format; None where there is no library for it."""
         built = library() if like.device.type == "cpu" and like.dtype == torch.float32 else None
-        return cls(built) if built is not None else None
+        return _native(built) if built is not None else None
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / rms(x) * weight over the last axis; a new tensor."""
@@ -37,11 +38,11 @@ class NativeLayer:
         return out
 
     def gate(self, both: Tensor) -> Tensor:
-        """both [T, 2W]: silu of its first half times its second, [T, W]."""
+        """both [..., 2W]: silu of its first half times its second, [..., W]."""
         both = both.contiguous()
-        rows, width = both.shape[0], both.shape[1] // 2
-        out = both.new_empty(rows, width)
-        self._gate(out.data_ptr(), both.data_ptr(), rows, width)
+        width = both.shape[-1] // 2
+        out = both.new_empty(*both.shape[:-1], width)
+        self._gate(out.data_ptr(), both.data_ptr(), both.numel() // (2 * width), width)
         return out
 
     def spread(
@@ -88,3 +89,8 @@ class NativeLayer:
         if outside:
             raise IndexError(f"a slot is not among the {keys.shape[0]} of the pool")
         return q
+
+
+@functools.cache
+def _native(built: ctypes.CDLL) -> NativeLayer:
+    return NativeLayer(built)

@@ -46,8 +46,34 @@ def test_rows_out_of_order_give_the_context_that_rows_in_order_give(drafter: Blo
     two.ingest([rows(30, 20), rows(30, 20)])
     two.ingest([rows(0, 16)])
     two.ingest([rows(10, 25)])
-    for left, right in zip(one.gather([(1, 50)]), two.gather([(1, 50)]), strict=True):
+    for left, right in zip(one.entries([(1, 50)]), two.entries([(1, 50)]), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("counts", [(9, 60), (60,)])
+def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
+    drafter: BlockDrafter, counts: tuple[int, ...]
+) -> None:
+    store = store_of(drafter, tokens=96)
+    for sequence in (1, 2, 3):
+        store.open(Cursor(sequence, 1, 0, 9), 16, owner=0)
+    store.release(2, 1)
+    store.open(Cursor(4, 1, 0, 9), 64, owner=0)  # no run of pages is left, so it is no view
+    store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
+    members = [(4 if count == 60 else 1, count) for count in counts]
+
+    def hidden(room: int) -> torch.Tensor:
+        anchors = torch.arange(5, 5 + len(counts))
+        proposal = drafter.propose(
+            anchor_ids=anchors, anchor_positions=torch.tensor(counts), context=store.entries(members, room), slots=3
+        )
+        return proposal.hidden
+
+    with torch.inference_mode():
+        expected = hidden(0)
+        for room in (drafter.room(3), drafter.room(3) + 2):
+            torch.testing.assert_close(hidden(room), expected, rtol=1e-5, atol=1e-6)
+    assert drafter.room(3) >= 3
 
 
 def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(drafter: BlockDrafter) -> None:
@@ -58,14 +84,15 @@ def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(drafter: B
     store.open(Cursor(4, 1, 0, 9), 64, owner=0)  # no run of four pages is left
     assert store.pages.base(4) is None
     store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
-    keys, values = store.gather([(1, 9), (4, 60)])
+    keys, values, lengths, room = store.entries([(1, 9), (4, 60)])
+    assert (lengths.tolist(), room) == ([9, 60], 0)
     assert keys.shape == (len(drafter.layers), 2, 60, drafter.config.num_key_value_heads, drafter.config.head_dim)
     assert torch.isfinite(keys).all()
     assert torch.isfinite(values).all()
     alone = store_of(drafter)
     alone.open(Cursor(4, 1, 0, 9), 64, owner=0)
     alone.ingest([rows(0, 60, sequence=4)])
-    torch.testing.assert_close(keys[:, 1], alone.gather([(4, 60)])[0][:, 0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(keys[:, 1], alone.entries([(4, 60)]).keys[:, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_higher_epoch_starts_over_and_a_lower_one_is_refused(drafter: BlockDrafter) -> None:

@@ -1,0 +1,25 @@
+"""Memory for results that are read once: on a CPU fresh memory of their size costs more than the copy into it."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+
+class Scratch:
+    """Room by name, kept for the next result of that name, which overwrites it. For one thread."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Tensor] = {}
+
+    def room(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """Uninitialised, of this shape and the device and dtype of `like`."""
+        count = math.prod(shape)
+        room = self._rooms.get(name)
+        if room is None or room.numel() < count or room.dtype != like.dtype:
+            room = self._rooms[name] = like.new_empty(count + count // 4)
+        return room[:count].view(shape)
+
+    def clear(self) -> None:
+        self._rooms.clear()
