@@ -20,6 +20,7 @@ from dspark.model.block_mask import Group
 from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm, rms_norm, rotate
+from dspark.native.layer import NativeLayer
 
 
 class _Served(NamedTuple):
@@ -86,8 +87,12 @@ class Attention(nn.Module):
             return Projected(rotate(self.q_norm(query), angles), *self.keys_values(rows, angles))
         both = self.heads + self.kv_heads
         qkv = self._served.qkv(rows).view(*rows.shape[:-1], -1, self.head_dim)
-        normed = rms_norm(qkv[..., :both, :], self._served.norm, self.q_norm.eps, late_cast=self.q_norm.late_cast)
-        qk = rotate(normed, angles)
+        norm, eps = self._served.norm, self.q_norm.eps
+        native = NativeLayer.found(qkv)
+        if native is not None and norm.dtype == qkv.dtype and angles.shape[:-1] == rows.shape[:-1]:
+            qk = native.turn(qkv, norm, eps, angles)
+        else:
+            qk = rotate(rms_norm(qkv[..., :both, :], norm, eps, late_cast=self.q_norm.late_cast), angles)
         value = self._value(qkv[..., -self.kv_heads :, :])
         return Projected(qk[..., : self.heads, :], qk[..., self.heads :, :], value)
 

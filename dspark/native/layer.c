@@ -31,17 +31,26 @@ WIDEST void dspark_gate(float *restrict out, const float *restrict both, int row
     }
 }
 
-/* One head turned by its angles: pairs (i, i + D/2) lie side by side afterwards. */
+/* One head, normed where there is a weight, with its pairs (i, i + D/2) turned by their angles; they stay where they
+   are, or lie side by side afterwards. */
 INLINE void turn(float *restrict out, const float *restrict x, const float *restrict weight, float eps,
-                 const float *restrict cos, const float *restrict sin, const int size) {
+                 const float *restrict cos, const float *restrict sin, const int size, const int side_by_side) {
     const int half = size / 2;
     float scale = weight ? inverse_size(x, size, eps) : 1.0f;
     for (int i = 0; i < half; i++) {
         float a = x[i] * scale, b = x[half + i] * scale;
         if (weight) a *= weight[i], b *= weight[half + i];
-        out[2 * i] = a * cos[i] - b * sin[i];
-        out[2 * i + 1] = a * sin[i] + b * cos[i];
+        out[side_by_side ? 2 * i : i] = a * cos[i] - b * sin[i];
+        out[side_by_side ? 2 * i + 1 : half + i] = a * sin[i] + b * cos[i];
     }
+}
+
+/* The first heads of each token's row, normed and turned; `angles` are D/2 cosines, then as many sines. */
+WIDEST void dspark_turn(float *restrict out, const float *restrict x, const float *restrict weights,
+                        const float *restrict angles, int tokens, int heads, int size, int64_t row, float eps) {
+    for (int t = 0; t < tokens; t++, x += row, angles += size)
+        for (int h = 0; h < heads; h++, out += size)
+            turn(out, x + (int64_t)h * size, weights + (int64_t)h * size, eps, angles, angles + size / 2, size, 0);
 }
 
 /* Queries, keys and values of each token (rows of heads + 2 * kv_heads heads): the first two normed where there are
@@ -58,7 +67,7 @@ WIDEST int dspark_spread(float *restrict q, const float *restrict qkv, const flo
             const float *weight = weights ? weights + (int64_t)h * size : 0;
             float *to = h < heads ? q + ((int64_t)t * heads + h) * size
                                   : keys + slots[t] * strides[0] + (h - heads) * strides[1];
-            turn(to, qkv, weight, eps, cos, sin, size);
+            turn(to, qkv, weight, eps, cos, sin, size, 1);
         }
         for (int h = 0; h < kv_heads; h++, qkv += size) {
             float *restrict to = values + slots[t] * strides[0] + h * strides[1];

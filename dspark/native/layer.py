@@ -21,7 +21,8 @@ class NativeLayer:
     """Of one process; takes fp32 on a CPU."""
 
     def __init__(self, built: ctypes.CDLL) -> None:
-        self._norm, self._gate, self._spread = built.dspark_norm, built.dspark_gate, built.dspark_spread
+        self._norm, self._gate = built.dspark_norm, built.dspark_gate
+        self._turn, self._spread = built.dspark_turn, built.dspark_spread
 
     @staticmethod
     def found(like: Tensor) -> NativeLayer | None:
@@ -43,6 +44,20 @@ class NativeLayer:
         width = both.shape[-1] // 2
         out = both.new_empty(*both.shape[:-1], width)
         self._gate(out.data_ptr(), both.data_ptr(), both.numel() // (2 * width), width)
+        return out
+
+    def turn(self, rows: Tensor, weights: Tensor, eps: float, angles: Tensor) -> Tensor:
+        """The first heads of rows [..., heads or more, D], as many as weights [heads, D], normed and turned by angles
+        [..., D] (cos | sin): [..., heads, D], pairs (i, i + D/2) where they were."""
+        rows, angles = rows.contiguous(), angles.contiguous()
+        heads, size = weights.shape
+        out = rows.new_empty(*rows.shape[:-2], heads, size)
+        row = rows.shape[-2] * size
+        if angles.shape != (*rows.shape[:-2], size) or angles.dtype != torch.float32 or rows.shape[-2] < heads:
+            raise NotImplementedError("for fp32 angles, one row of them per row of heads")
+        tokens = rows.numel() // row
+        pointers = (each.data_ptr() for each in (out, rows, weights, angles))
+        self._turn(*pointers, tokens, heads, size, row, eps)
         return out
 
     def spread(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from dspark.model.rotary import rotate
 from dspark.native import library
 from dspark.native.layer import NativeLayer
 
@@ -68,6 +69,21 @@ def test_spread_norms_turns_and_stores(native: NativeLayer, by_head: bool, norme
     untouched[slots] = False
     assert not keys[untouched].any()
     assert not values[untouched].any()
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", [64, 6])
+def test_turn_norms_and_turns_the_first_heads_where_they_stand(native: NativeLayer, size: int) -> None:
+    torch.manual_seed(size)
+    rows, weights = torch.randn(2, 3, 8, size), torch.randn(6, size)
+    angle = torch.randn(2, 3, size // 2)
+    angles = torch.cat((angle.cos(), angle.sin()), dim=-1)
+    expected = rotate(rms_norm(rows[:, :, :6], (size,), None, 1e-6) * weights, angles)
+    torch.testing.assert_close(native.turn(rows, weights, 1e-6, angles), expected)
+    with pytest.raises(NotImplementedError):
+        native.turn(rows, weights, 1e-6, angles[:1])
+    with pytest.raises(NotImplementedError):
+        native.turn(rows[:, :, :5], weights, 1e-6, angles)
 
 
 @needs_kernels
