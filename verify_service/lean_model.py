@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dspark.model.products import Product
 from dspark.model.target import decoder_layers
@@ -22,6 +23,7 @@ from verify_service.plan import Segment, build_plan
 
 COPY_AT_MOST = 2 << 30  # bytes of weights that may be held twice
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the largest value compared
+_DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _TRIAL = 24  # tokens of the longer of two trial sequences
 
 
@@ -57,7 +59,8 @@ def make_lean(model: Any) -> Lean:
     layers = [layer for layer in decoder_layers(model) if fits(layer)]
     if not layers:
         return lean
-    seen, calls = _trial(model, layers)
+    decoder = model.get_decoder()
+    seen, calls = _trial(model, [*layers, decoder])
     budget = COPY_AT_MOST
     for layer in layers:
         call = calls.get(id(layer.self_attn))
@@ -71,11 +74,13 @@ def make_lean(model: Any) -> Lean:
             budget -= made.copied
     if lean.layers:
         _replace_ends(model, lean, budget)
+        if lean.layers == len(decoder_layers(model)) and decoder in seen:
+            _straighten(decoder, lean, seen[decoder])
     return lean
 
 
-def _trial(model: Any, layers: list[Any]) -> tuple[dict[Any, _Seen], dict[int, AttentionCall]]:
-    """Inputs and outputs of the layers in one packed pass of two random prompts; what each says of its attention."""
+def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, AttentionCall]]:
+    """Inputs and outputs of modules in one packed pass of two random prompts; what layers say of their attention."""
     draw = torch.Generator().manual_seed(5)
     device = next(model.parameters()).device
     ids = torch.randint(0, model.config.get_text_config().vocab_size, (_TRIAL + 9,), generator=draw).tolist()
@@ -83,7 +88,7 @@ def _trial(model: Any, layers: list[Any]) -> tuple[dict[Any, _Seen], dict[int, A
     seen: dict[Any, _Seen] = {}
     calls: dict[int, AttentionCall] = {}
     plan = build_plan(segments, device)
-    with _watched(layers, seen):
+    with _watched(modules, seen):
         model(
             input_ids=plan.token_ids,
             position_ids=plan.positions,
@@ -97,11 +102,11 @@ def _trial(model: Any, layers: list[Any]) -> tuple[dict[Any, _Seen], dict[int, A
 
 
 @contextlib.contextmanager
-def _watched(layers: list[Any], seen: dict[Any, _Seen]) -> Iterator[None]:
-    def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        seen[layer] = _Seen(args, kwargs, output)
+def _watched(modules: list[Any], seen: dict[Any, _Seen]) -> Iterator[None]:
+    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        seen[module] = _Seen(args, kwargs, output)
 
-    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
     try:
         yield
     finally:
@@ -148,3 +153,26 @@ def _replace_ends(model: Any, lean: Lean, budget: int) -> None:
 
         head.forward = forward  # type: ignore[method-assign, assignment]
         lean.parts.append(head)
+
+
+def _straighten(decoder: Any, lean: Lean, seen: _Seen) -> None:
+    """The way through the layers without the library's masks and decorators, where there is nothing else to it."""
+    if {name for name, _ in decoder.named_children()} != _DECODER:
+        return
+    stock = decoder.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if args or kwargs.get("dspark_plan") is None or kwargs.get("input_ids") is None:
+            return stock(*args, **kwargs)
+        x = decoder.embed_tokens(kwargs["input_ids"])
+        rotation = decoder.rotary_emb(x, kwargs["position_ids"])
+        passed = {key: value for key, value in kwargs.items() if key.startswith("dspark_")}
+        for layer in decoder.layers:
+            x = layer(x, position_embeddings=rotation, **passed)
+        return BaseModelOutputWithPast(last_hidden_state=decoder.norm(x))
+
+    with contextlib.suppress(Exception):  # whatever a foreign decoder lacks means that its own code stays
+        made = forward(*seen.args, **(seen.kwargs | {"dspark_pool": KeyValuePool(64)}))
+        if not seen.args and _close(made.last_hidden_state, seen.output.last_hidden_state):
+            decoder.forward = forward
+            lean.parts.append(decoder)

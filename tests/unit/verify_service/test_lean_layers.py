@@ -28,6 +28,7 @@ def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(fa
     cases = self_test.expected(target)
     runner = PackedRunner(target.model, None, 512, lean=True)
     assert runner.lean.layers == (4 if family == "qwen3" else LEAN.get(family, 0))
+    assert ("forward" in vars(target.model.get_decoder())) == (runner.lean.layers == 4), "the way through, too"
     assert self_test.disagreement(runner, cases) is None
     runner.lean.undo()
     assert all("forward" not in vars(module) for module in target.model.modules())
