@@ -13,11 +13,14 @@ import structlog
 from benchmarks.pair import leave_in_order
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """`--json` and `--long`; from here on SIGTERM ends the program in order, and only errors are logged."""
+def arguments(description: str | None, **numbers: float | None) -> argparse.Namespace:
+    """`--json`, `--long`, and numbers by name with their usual values. From here on SIGTERM ends the program in order,
+    and only errors are logged."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print JSON rows")
     parser.add_argument("--long", action="store_true", help="as often as the table says")
+    for name, usual in numbers.items():
+        parser.add_argument(f"--{name}", type=float, default=usual)
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     leave_in_order()

@@ -89,8 +89,8 @@ def hear(stories: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    args = arguments(__doc__)
-    count = 1_000_000 if args.long else 10_000
+    args = arguments(__doc__, messages=None)
+    count = int(args.messages or (1_000_000 if args.long else 10_000))
     with FaultCell() as cell:
         pids = {name: child.pid for name, child in cell.children.items()}
         value = asyncio.run(attack(cell, count))

@@ -101,12 +101,8 @@ def slope(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def main() -> int:
-    minutes = MINUTES
-    if "--minutes" in sys.argv:
-        at = sys.argv.index("--minutes")
-        minutes = float(sys.argv[at + 1])
-        del sys.argv[at : at + 2]
-    args = arguments(__doc__)
+    args = arguments(__doc__, minutes=MINUTES)
+    minutes: float = args.minutes
     soak = Soak()
     with FaultCell(verifiers=2, coordinator={"max_handovers": 100}) as cell:
         asyncio.run(run(cell, minutes, soak))
