@@ -221,14 +221,14 @@ class DraftEngine:
                 shapers=self._shapers(items),
             )
         blocks = []
-        for row, (item, slots) in enumerate(zip(items, wanted, strict=True)):
+        for row, (item, own) in enumerate(zip(items, wanted, strict=True)):
             entries = 1 if item.law.greedy else drawn.q_ids.shape[-1]
-            q = SparseQ.of(drawn.q_ids[row, :slots, :entries], drawn.q_probs[row, :slots, :entries])
+            q = SparseQ.of(drawn.q_ids[row, :own, :entries], drawn.q_probs[row, :own, :entries])
             blocks.append(
                 Block(
                     cursor=item.cursor,
-                    token_ids=tuple(drawn.token_ids[row, :slots].tolist()),
-                    confidence=tuple(drawn.confidence[row, :slots].tolist()),
+                    token_ids=tuple(drawn.token_ids[row, :own].tolist()),
+                    confidence=tuple(drawn.confidence[row, :own].tolist()),
                     q=NO_Q if item.law.rule is Rule.COUPLED else q,
                     watermark=self.watermark(item.cursor.sequence, item.cursor.epoch),
                 )

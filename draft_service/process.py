@@ -47,6 +47,7 @@ class DraftProcess:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Takes no new sequences, lets running calls end within the grace, frees everything."""
         await self._server.set_serving(False)
+        self._device.on_health = lambda healthy: None  # it serves no more, however well it is
         self._service.drain(grace_s)
         # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
         await emptied(self._device, lambda: self.engine.held.sequences, grace_s)

@@ -14,6 +14,7 @@ import structlog
 import torch
 
 from draft_service.engine import DraftEngine, DraftItem
+from dspark.native.layer import NativeLayer
 from dspark.runtime.cost_store import Curve, load_curve, store_curve
 from dspark.types import Cursor, Law
 
@@ -93,6 +94,7 @@ def _key(engine: DraftEngine) -> dict[str, object]:
         "dtype": engine.dtype,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "native": NativeLayer.found(next(engine.drafter.parameters())) is not None,
         "limit": engine.config.cost_max_sequences,
         "contexts": [c for c in CONTEXTS if c < engine.context_length],
     }

@@ -51,15 +51,16 @@ def problem(kernel: Kernel, device: torch.device, dtype: torch.dtype, page_size:
     """Why a kernel must not be used, or None: two sequences with grouped heads on pages out of order, by formula."""
     draw = torch.Generator().manual_seed(7)
     lengths, counts, heads, kv_heads, size = (page_size + 3, 5), (3, 1), 4, 2, 64
+    pages = -(-max(lengths) // page_size)
     tables = Tables(
         torch.tensor([0, 3, 4], dtype=torch.int32, device=device),
         torch.tensor(lengths, dtype=torch.int32, device=device),
-        torch.tensor([[3, 1], [2, 0]], dtype=torch.int32, device=device),
+        torch.arange(2 * pages - 1, -1, -1, dtype=torch.int32, device=device).view(2, pages),
         max(counts),
         max(lengths),
     )
     q = torch.randn(sum(counts), heads, size, generator=draw).to(device, dtype)
-    k, v = (torch.randn(4, page_size, kv_heads, size, generator=draw).to(device, dtype) for _ in range(2))
+    k, v = (torch.randn(2 * pages, page_size, kv_heads, size, generator=draw).to(device, dtype) for _ in range(2))
     try:
         made = kernel(q, k, v, tables, size**-0.5, None)
         expected = reference(q, k, v, tables, size**-0.5, None)

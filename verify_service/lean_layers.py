@@ -38,7 +38,7 @@ class Norm:
         self._native = NativeLayer.found(self._weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._native is not None:
+        if self._native is not None and x.dtype == self._weight.dtype:
             return self._native.norm(x, self._weight, self._eps)
         if not self._short:
             return rms_norm(x, self._weight.shape[-1:], self._weight, self._eps)

@@ -88,6 +88,9 @@ def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, 
     seen: dict[Any, _Seen] = {}
     calls: dict[int, AttentionCall] = {}
     plan = build_plan(segments, device)
+    # Far from the start, where whatever depends on the position shows.
+    longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * _TRIAL)
+    plan.positions.add_(max(longest - 2 * _TRIAL, 0))
     with _watched(modules, seen):
         model(
             input_ids=plan.token_ids,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark.model.target import TargetTaps
-from dspark.native.library import library
+from dspark.native.layer import NativeLayer
 from verify_service import paged_attention
 from verify_service.cpu_kernel import QUERIES_UP_TO
 from verify_service.graphs import Graphs
@@ -72,7 +72,7 @@ class PackedRunner:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
         self.lean = make_lean(model) if lean else Lean()
-        native = library() is not None
+        native = lean and NativeLayer.found(next(model.parameters())) is not None
         self.make = f"lean {self.lean.layers}, kernel {kernel is not None}, native {native}, graphs {graphs}, layout 3"
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
@@ -130,7 +130,7 @@ class PackedRunner:
     @property
     def likes_rows(self) -> bool:
         """Whether a sequence whose slots lie in a row is cheaper than one whose do not."""
-        return self.device.type == "cpu"
+        return self.device.type == "cpu" and self._kernel is None
 
     @torch.inference_mode()
     def copy(self, source: Slots, target: Slots) -> None:

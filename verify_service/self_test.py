@@ -64,7 +64,8 @@ def _run(runner: Runner, cases: list[tuple[list[int], Tensor]]) -> tuple[float, 
     # Pages of both interleave, so neither sequence lies in a row; a page is one slot unless a kernel reads more.
     page = int(getattr(runner, "slot_page", 1))
     slots = [[(2 * (p // page) + case) * page + p % page for p in range(len(long_ids))] for case in (0, 1)]
-    split, last, ready = len(long_ids) // 2, len(long_ids) - 3, len(short_ids) - 4
+    split, ready = len(long_ids) // 2, len(short_ids) - 4
+    last = max(len(long_ids) - 3, split + 1)
     wrong = [(token + 1) % long_logits.shape[-1] for token in short_ids[ready:]]
 
     def segment(case: int, start: int, ids: list[int]) -> Segment:

@@ -89,6 +89,3 @@ def flash_kernel() -> Kernel | None:
         return made
 
     return attend
-
-
-MAKERS: dict[str, Callable[[], Kernel | None]] = {"varlen_attn": torch_kernel, "flash_attn": flash_kernel}

@@ -97,14 +97,17 @@ INLINE void attend(struct rows out, struct rows q, struct pages at, struct span 
     if (r < rows) weigh(out, at, span, weights, r, 1, size);
 }
 
-/* Returns 0; 1 without memory for the weights of one head; 2 for a page that is not in the pool. */
+/* Returns 0; 1 without memory for the weights of one head; 2 for tables that name
+   what is not there. */
 WIDEST int dspark_attend(float *out, float *q, const float *k, const float *v, const int32_t *cu_q,
                          const int32_t *used_k, const int32_t *blocks, const int32_t *dims, const int64_t *strides,
                          float scale) {
     const int sequences = dims[0], pages = dims[1], page_size = dims[2], heads = dims[3], kv_heads = dims[4];
     const int size = dims[5], window = dims[6], max_q = dims[7], max_k = dims[8], ratio = heads / kv_heads;
     for (int n = 0; n < sequences; n++) {
-        if (used_k[n] > max_k || cu_q[n + 1] - cu_q[n] > max_q) return 2;
+        int queries = cu_q[n + 1] - cu_q[n];
+        if (queries < 0 || queries > max_q || queries > used_k[n]) return 2;
+        if (used_k[n] > max_k || used_k[n] > (int64_t)pages * page_size) return 2;
         for (int p = 0; p * page_size < used_k[n]; p++)
             if (blocks[(int64_t)n * pages + p] < 0 || blocks[(int64_t)n * pages + p] >= dims[9]) return 2;
     }

@@ -1,4 +1,6 @@
-"""What lean layers do between their products, each in one call, see `layer.c`.
+"""What layers do between their products, each in one call, see `layer.c`. Takes fp32 on a CPU, and says so.
+
+Tried by formula before its first use: what comes out wrong is not used.
 
 Symbols: T tokens of the pass, Hq and Hkv heads, D head size.
 """
@@ -8,17 +10,21 @@ from __future__ import annotations
 import ctypes
 import functools
 
+import structlog
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm, silu
 
 from dspark.native.library import library
+
+log = structlog.get_logger("dspark.native")
 
 _Dims = ctypes.c_int32 * 5
 _Strides = ctypes.c_int64 * 4
 
 
 class NativeLayer:
-    """Of one process; takes fp32 on a CPU."""
+    """Its methods raise NotImplementedError for tensors of a form that the library would misread."""
 
     def __init__(self, built: ctypes.CDLL) -> None:
         self._norm, self._gate = built.dspark_norm, built.dspark_gate
@@ -31,15 +37,17 @@ class NativeLayer:
         return _native(built) if built is not None else None
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight over the last axis; a new tensor."""
+        """x / rms(x) * weight [W] over the last axis; a new tensor."""
+        width = x.shape[-1]
+        _check(_fp32(x, weight) and weight.shape == (width,) and weight.is_contiguous())
         x = x.contiguous()
         out = torch.empty_like(x)
-        width = x.shape[-1]
         self._norm(out.data_ptr(), x.data_ptr(), weight.data_ptr(), x.numel() // width, width, eps)
         return out
 
     def gate(self, both: Tensor) -> Tensor:
         """both [..., 2W]: silu of its first half times its second, [..., W]."""
+        _check(_fp32(both))
         both = both.contiguous()
         width = both.shape[-1] // 2
         out = both.new_empty(*both.shape[:-1], width)
@@ -49,12 +57,17 @@ class NativeLayer:
     def turn(self, rows: Tensor, weights: Tensor, eps: float, angles: Tensor) -> Tensor:
         """The first heads of rows [..., heads or more, D], as many as weights [heads, D], normed and turned by angles
         [..., D] (cos | sin): [..., heads, D], pairs (i, i + D/2) where they were."""
-        rows, angles = rows.contiguous(), angles.contiguous()
         heads, size = weights.shape
+        _check(
+            _fp32(rows, weights, angles)
+            and weights.is_contiguous()
+            and rows.shape[-1] == size
+            and rows.shape[-2] >= heads
+            and angles.shape == (*rows.shape[:-2], size)
+        )
+        rows, angles = rows.contiguous(), angles.contiguous()
         out = rows.new_empty(*rows.shape[:-2], heads, size)
         row = rows.shape[-2] * size
-        if angles.shape != (*rows.shape[:-2], size) or angles.dtype != torch.float32 or rows.shape[-2] < heads:
-            raise NotImplementedError("for fp32 angles, one row of them per row of heads")
         tokens = rows.numel() // row
         pointers = (each.data_ptr() for each in (out, rows, weights, angles))
         self._turn(*pointers, tokens, heads, size, row, eps)
@@ -78,15 +91,17 @@ class NativeLayer:
         cos, sin = rotation
         tokens, width, size = qkv.shape
         kv_heads = (width - heads) // 2
-        fits = (
-            (cos.shape == sin.shape == (1, tokens, size))
-            and cos.dtype == sin.dtype == keys.dtype == torch.float32
+        _check(
+            _fp32(qkv, cos, sin, keys, values)
+            and qkv.is_contiguous()
+            and (weights is None or (_fp32(weights) and weights.shape == (heads + kv_heads, size)))
+            and (weights is None or weights.is_contiguous())
+            and (cos.shape == sin.shape == (1, tokens, size))
+            and (keys.shape == values.shape and keys.shape[1:] == (kv_heads, size))
             and keys.stride() == values.stride()
-            and keys.shape[1:] == (kv_heads, size)
             and cos.stride(2) == sin.stride(2) == keys.stride(2) == 1
+            and (slots.shape == (tokens,) and slots.dtype == torch.int64 and slots.is_contiguous())
         )
-        if not fits:
-            raise NotImplementedError("for fp32 rotations of whole heads, and keys and values that are stored alike")
         q = qkv.new_empty(tokens, heads, size)
         outside = self._spread(
             q.data_ptr(),
@@ -106,6 +121,49 @@ class NativeLayer:
         return q
 
 
+def _fp32(*tensors: Tensor) -> bool:
+    return all(each.dtype == torch.float32 and each.device.type == "cpu" for each in tensors)
+
+
+def _check(fits: bool) -> None:
+    if not fits:
+        raise NotImplementedError("these tensors are not of the form that the kernels for CPUs read")
+
+
 @functools.cache
-def _native(built: ctypes.CDLL) -> NativeLayer:
-    return NativeLayer(built)
+def _native(built: ctypes.CDLL) -> NativeLayer | None:
+    made = NativeLayer(built)
+    if _sound(made):
+        return made
+    log.warning("native.not_used", reason="a trial came out wrong")
+    return None
+
+
+@torch.inference_mode()
+def _sound(native: NativeLayer) -> bool:
+    """Whether each function says what its formula says, of a few numbers."""
+    draw = torch.Generator().manual_seed(3)
+    x, weight = torch.randn(3, 40, generator=draw), torch.randn(40, generator=draw)
+    qkv, weights = torch.randn(3, 4, 16, generator=draw), torch.randn(3, 16, generator=draw)
+    angle = torch.randn(3, 8, generator=draw)
+    pools, slots = torch.zeros(2, 5, 1, 16), torch.tensor([4, 0, 2])
+    turns = torch.complex(angle.cos(), angle.sin())[:, None]
+    normed = rms_norm(qkv[:, :3], (16,), None, 1e-6) * weights
+    turned = torch.complex(normed[..., :8], normed[..., 8:]) * turns
+    rotation = (angle.cos().repeat(1, 2)[None], angle.sin().repeat(1, 2)[None])
+    pairs = (
+        (native.norm(x, weight, 1e-6), rms_norm(x, (40,), weight, 1e-6)),
+        (native.gate(x), silu(x[:, :20]) * x[:, 20:]),
+        (
+            native.turn(qkv, weights, 1e-6, torch.cat((angle.cos(), angle.sin()), dim=-1)),
+            torch.cat((turned.real, turned.imag), dim=-1),
+        ),
+        (native.spread(qkv, weights, 1e-6, rotation, pools[0], pools[1], slots, 2), _side_by_side(turned[:, :2])),
+        (pools[0, slots], _side_by_side(turned[:, 2:])),
+        (pools[1, slots], qkv[:, 3:]),
+    )
+    return all(torch.allclose(made, expected, rtol=1e-4, atol=1e-5) for made, expected in pairs)
+
+
+def _side_by_side(turned: Tensor) -> Tensor:
+    return torch.view_as_real(turned).flatten(-2)

@@ -1,6 +1,7 @@
 """The compiled kernels for CPUs, where the installation could build them.
 
-They serve one torch thread in fp32: with more, torch's own operations share the work and are used instead.
+They serve one torch thread in fp32: with more, torch's own operations share the work and are used instead. A library
+counts only if it was built from sources with the same interface.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 import torch
 
 P, I32, F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+
+_INTERFACE = 1  # what `dspark_interface` says
 
 _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
     "dspark_attend": ([*[P] * 9, F32], ctypes.c_int),
@@ -35,6 +38,8 @@ def _built() -> ctypes.CDLL | None:
         if path.exists():
             try:
                 found = ctypes.CDLL(str(path))
+                if found.dspark_interface() != _INTERFACE:
+                    return None
                 for name, (arguments, result) in _ARGUMENTS.items():
                     function = getattr(found, name)
                     function.argtypes, function.restype = arguments, result

@@ -4,7 +4,11 @@
 #include <stdint.h>
 
 #if defined(__x86_64__) && defined(__GNUC__) && defined(__gnu_linux__)
-#define WIDEST __attribute__((target_clones("avx512f", "avx2,fma", "default")))
+#if __GNUC__ >= 12 && !defined(__clang__)
+#define WIDEST __attribute__((target_clones("avx512f", "arch=x86-64-v3", "default")))
+#else
+#define WIDEST __attribute__((target_clones("avx512f", "fma", "default")))
+#endif
 #else
 #define WIDEST
 #endif

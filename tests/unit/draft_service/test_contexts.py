@@ -73,7 +73,9 @@ def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
         expected = hidden(0)
         for room in (drafter.room(3), drafter.room(3) + 2):
             torch.testing.assert_close(hidden(room), expected, rtol=1e-5, atol=1e-6)
-    assert drafter.room(3) >= 3
+            size = (len(store._keys), len(counts), 60 + room, *store._keys.shape[2:])
+            written = store._scratch.room("k", store._keys, *size)[:, :, 60:]
+            assert bool(written.any()) == (room == drafter.room(3)), "its own stand there, if the room fits"
 
 
 def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(drafter: BlockDrafter) -> None:

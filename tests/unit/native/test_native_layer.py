@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from dspark.model.rotary import rotate
-from dspark.native import library
+from dspark.native import layer, library
 from dspark.native.layer import NativeLayer
 
 needs_kernels = pytest.mark.skipif(library.library(1) is None, reason="no C compiler has built the kernels")
@@ -21,6 +21,33 @@ def native() -> NativeLayer:
     built = library.library(1)
     assert built is not None
     return NativeLayer(built)
+
+
+@needs_kernels
+def test_it_is_found_for_one_thread_and_fp32_and_only_if_it_computes_rightly(
+    native: NativeLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert NativeLayer.found(LIKE) is not None
+    layer._native.cache_clear()
+    monkeypatch.setattr(NativeLayer, "gate", lambda self, both: 1.01 * silu(both[:, :20]) * both[:, 20:])
+    assert NativeLayer.found(LIKE) is None
+    layer._native.cache_clear()
+
+
+@needs_kernels
+def test_other_formats_are_refused_by_each_function(native: NativeLayer) -> None:
+    x, weight = torch.zeros(2, 8), torch.zeros(8)
+    for call in (
+        lambda: native.norm(x.bfloat16(), weight, 1e-6),
+        lambda: native.norm(x, weight.half(), 1e-6),
+        lambda: native.norm(x, weight[:4], 1e-6),
+        lambda: native.gate(x.half()),
+        lambda: native.turn(torch.zeros(2, 3, 4).half(), torch.zeros(2, 4), 1e-6, torch.zeros(2, 4)),
+        lambda: native.turn(torch.zeros(2, 3, 8), torch.zeros(2, 4), 1e-6, torch.zeros(2, 4)),
+    ):
+        with pytest.raises(NotImplementedError):
+            call()
 
 
 @needs_kernels
@@ -99,6 +126,9 @@ def test_what_it_would_misread_is_refused(native: NativeLayer) -> None:
     ):
         with pytest.raises(NotImplementedError):
             native.spread(qkv, None, 1e-6, rotation, keys, values, slots, 2)
+    for weights, at in ((torch.zeros(1), slots), (None, slots.int()), (None, slots[:1])):
+        with pytest.raises(NotImplementedError):
+            native.spread(qkv, weights, 1e-6, (whole, whole), pool, pool, at, 2)
     for outside in (-1, 4):
         with pytest.raises(IndexError, match="not among the 4"):
             native.spread(qkv, None, 1e-6, (whole, whole), pool, pool, torch.tensor([0, outside]), 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,22 @@ def test_models_whose_scores_are_capped_keep_torch_s_attention(family: str) -> N
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    "wrong",
+    [{"blocks": [[0, 3]]}, {"blocks": [[-1, 0]]}, {"blocks": [[0]]}, {"max_k": 19}, {"max_q": 1}, {"used_k": [1]}],
+)
+def test_tables_that_name_what_is_not_there_are_refused(wrong: dict[str, Any]) -> None:
+    tables = Tables(torch.tensor([0, 2]).int(), torch.tensor([20]).int(), torch.tensor([[0, 2]]).int(), 2, 32)
+    wrong = {key: torch.tensor(value).int() if isinstance(value, list) else value for key, value in wrong.items()}
+    kernel = cpu_kernel.cpu_kernel()
+    assert kernel is not None
+    query, pool = torch.zeros(2, 1, 8), torch.zeros(3, 16, 1, 8)
+    assert kernel(query, pool, pool, tables, None, None).shape == (2, 1, 8)
+    with pytest.raises(IndexError, match="not among the 3"):
+        kernel(query, pool, pool, tables._replace(**wrong), None, None)
+
+
+@needs_kernels
 def test_a_long_prompt_and_a_step_read_what_the_other_wrote() -> None:
     target = loud(transformers.Qwen3Config(**{**SHAPE, "head_dim": 32}))
     found = kernels.find(CPU, torch.float32, 16)
@@ -99,3 +117,11 @@ def test_a_long_prompt_and_a_step_read_what_the_other_wrote() -> None:
 def test_without_the_library_keys_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernel, "library", lambda: None)
     assert kernels.find(CPU, torch.float32, 16) is None
+
+
+@needs_kernels
+@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 256])
+def test_it_is_found_for_every_page_size(page_size: int) -> None:
+    found = kernels.find(CPU, torch.float32, page_size)
+    assert found is not None
+    assert found[0] == "cpu_kernel"
