@@ -23,9 +23,7 @@ from coordinator.prefix_scheduler import Floats, Ints
 from coordinator.step_cost import StepCost
 
 WARM_UP = 8  # drafted rounds before there is an opinion
-# Plain decoding has to be this much better to begin with, and to go on. Drafts have to pay for more than themselves:
-# rows that travel and are taken in slow every round down, and a lane that is plain for long has none.
-ENTER, LEAVE = 1.0, 0.94
+ENTER, LEAVE = 1.04, 0.98  # plain decoding has to be this much better to begin with, and to go on
 FIRST_PROBE = 16  # plain rounds before the first probe; every probe that fails doubles them
 PROBE_WEIGHT = 0.25  # of a probe's round in the evidence
 PROMISING = 0.9  # a probe that betters the ratio to plain decoding by this is followed up at once
@@ -200,17 +198,17 @@ class Planner:
     def _plain_plan(self, cohort: Cohort, free: Bools, everybody: Plan) -> Plan:
         """No draft, unless a probe is due: of everybody now and then, of newcomers once they are many.
 
-        Rows rest until a probe is near, those of newcomers too.
+        Rows of those that were looked at rest until a probe is near.
         """
         newcomers = free & (self._evidence.judged[cohort.row] == 0)
         self._left -= 1
         nobody = np.zeros(len(free), np.bool_)
         if self._left > 1:
-            if 4 * int(newcomers.sum()) < int(free.sum()):
-                return Plan(everybody.slots, cohort.able, cohort.able & ~free, free)
-            probe = 4 * int((newcomers & cohort.fed).sum()) >= int(free.sum())  # the past is that of others
-            drafted = ~free | newcomers if probe else ~free
-            return Plan(everybody.slots, cohort.able, cohort.able & drafted, free & ~newcomers, probe=probe)
+            if 4 * int((newcomers & cohort.fed).sum()) >= int(free.sum()):  # the past is that of others
+                return Plan(
+                    everybody.slots, cohort.able, cohort.able & (~free | newcomers), free & ~newcomers, probe=True
+                )
+            return Plan(everybody.slots, cohort.able, cohort.able & ~free, free & ~newcomers)
         if self._left > 0 or (not (free & cohort.fed).any() and self._left > -PATIENCE):
             return Plan(everybody.slots, cohort.able, cohort.able & ~free, nobody)
         self._interval = min(2 * self._interval, max(self._most_probe, FIRST_PROBE))
