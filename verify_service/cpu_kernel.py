@@ -12,7 +12,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from dspark.native.library import library
+from dspark.native.compiled import kernels
 from verify_service.varlen import Kernel, Tables
 
 QUERIES_UP_TO = 8  # of one sequence
@@ -24,7 +24,7 @@ _NO_MEMORY = 1
 
 def cpu_kernel() -> Kernel | None:
     """None where there is no library for it."""
-    built = library()
+    built = kernels()
     if built is None:
         return None
     call = built.dspark_attend

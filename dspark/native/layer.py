@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from dspark.native.library import library
+from dspark.native.compiled import kernels
 
 log = structlog.get_logger("dspark.native")
 
@@ -33,7 +33,7 @@ class NativeLayer:
     @staticmethod
     def found(like: Tensor) -> NativeLayer | None:
         """For tensors of this device and number format; None where there is no library for it."""
-        built = library() if like.device.type == "cpu" and like.dtype == torch.float32 else None
+        built = kernels() if like.device.type == "cpu" and like.dtype == torch.float32 else None
         return _native(built) if built is not None else None
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

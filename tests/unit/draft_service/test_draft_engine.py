@@ -55,7 +55,7 @@ def test_blocks_are_the_same_with_and_without_compiled_kernels(
 ) -> None:
     items = [item(fill(engine, sequence, count), anchor=9) for sequence, count in enumerate((5, 60, 17))]
     usual = engine.draft(items)
-    monkeypatch.setattr(native_layer, "library", lambda: None)
+    monkeypatch.setattr(native_layer, "kernels", lambda: None)
     for block, plain in zip(usual, engine.draft(items), strict=True):
         assert block.token_ids == plain.token_ids
         np.testing.assert_allclose(block.confidence, plain.confidence, atol=1e-4)

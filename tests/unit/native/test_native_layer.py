@@ -9,16 +9,16 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from dspark.model.rotary import rotate
-from dspark.native import layer, library
+from dspark.native import compiled, layer
 from dspark.native.layer import NativeLayer
 
-needs_kernels = pytest.mark.skipif(library.library(1) is None, reason="no C compiler has built the kernels")
+needs_kernels = pytest.mark.skipif(compiled.kernels(1) is None, reason="no C compiler has built the kernels")
 LIKE = torch.empty(1)
 
 
 @pytest.fixture
 def native() -> NativeLayer:
-    built = library.library(1)
+    built = compiled.kernels(1)
     assert built is not None
     return NativeLayer(built)
 
@@ -135,13 +135,13 @@ def test_what_it_would_misread_is_refused(native: NativeLayer) -> None:
 
 
 def test_it_is_for_one_thread_in_fp32_and_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert library.library(2) is None
+    assert compiled.kernels(2) is None
     assert NativeLayer.found(LIKE.half()) is None
-    library._built.cache_clear()
-    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
-    assert library.library(1) is None, "nothing was built"
-    (tmp_path / f"_kernels{library.EXTENSION_SUFFIXES[0]}").write_bytes(b"of another machine")
-    library._built.cache_clear()
-    assert library.library(1) is None
+    compiled._built.cache_clear()
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    assert compiled.kernels(1) is None, "nothing was built"
+    (tmp_path / f"_kernels{compiled.EXTENSION_SUFFIXES[0]}").write_bytes(b"of another machine")
+    compiled._built.cache_clear()
+    assert compiled.kernels(1) is None
     monkeypatch.undo()
-    library._built.cache_clear()
+    compiled._built.cache_clear()

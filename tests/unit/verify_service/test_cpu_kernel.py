@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from dspark.native import library
+from dspark.native import compiled
 from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
 from verify_service import cpu_kernel, kernels, self_test
 from verify_service.passes import PackedRunner
@@ -17,7 +17,7 @@ from verify_service.plan import Segment
 from verify_service.varlen import Tables
 
 CPU = torch.device("cpu")
-needs_kernels = pytest.mark.skipif(library.library(1) is None, reason="no C compiler has built the kernels")
+needs_kernels = pytest.mark.skipif(compiled.kernels(1) is None, reason="no C compiler has built the kernels")
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def test_a_long_prompt_and_a_step_read_what_the_other_wrote() -> None:
 
 
 def test_without_the_library_keys_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernel, "library", lambda: None)
+    monkeypatch.setattr(cpu_kernel, "kernels", lambda: None)
     assert kernels.find(CPU, torch.float32, 16) is None
 
 

@@ -29,7 +29,7 @@ def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(
     family: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:  # as where no compiler was found
-        monkeypatch.setattr(native_layer, "library", lambda: None)
+        monkeypatch.setattr(native_layer, "kernels", lambda: None)
     target = loud(qwen3() if family == "qwen3" else FAMILIES[family]())
     cases = self_test.expected(target)
     runner = PackedRunner(target.model, None, 512, lean=True)

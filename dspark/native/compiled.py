@@ -26,8 +26,8 @@ _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
 }
 
 
-def library(threads: int | None = None) -> ctypes.CDLL | None:
-    """Its functions by name; None where it was not built, or where several threads share the work."""
+def kernels(threads: int | None = None) -> ctypes.CDLL | None:
+    """Their functions by name; None where they were not built, or where several threads share the work."""
     return _built() if (torch.get_num_threads() if threads is None else threads) == 1 else None
 
 
