@@ -150,7 +150,11 @@ class LocalCell:
         name = f"{role}/{index}"
         start = [sys.executable, "-m", "dspark.cli.main", "serve", role, f"--name={name}", "--ready-json"]
         start.append(f"--parent-pid={os.getpid()}")
-        return self._spawn(name, [*start, "--bind=127.0.0.1:0", *words])
+        return self._spawn(name, [*start, *self._place(name), *words])
+
+    def _place(self, name: str) -> list[str]:
+        """Where a process listens: the flags that say so."""
+        return ["--bind=127.0.0.1:0"]
 
     def _spawn(self, name: str, command: Sequence[str]) -> Child:
         log = self.folder / f"{name.replace('/', '-')}.log"

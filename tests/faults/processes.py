@@ -8,7 +8,7 @@
         cell.plan.rules.append(once("VerifyEvent.verdicts", Action.DROP))   # with between="wire"
 
 Everything that `LocalCell` offers is here too. With `between`, the coordinator and the verifiers know workers by the
-address of a proxy of their own.
+address of a proxy of their own; with "kernel" by their own address in a network of their own (`namespaces`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from deploy.processes import Child, LocalCell
+from faults import namespaces
 from faults.plan import Plan
 from faults.tcp_proxy import TcpProxy
 from faults.wire_proxy import WireProxy
@@ -33,14 +34,15 @@ EXIT_S = 30.0
 
 
 class FaultCell(LocalCell):
-    """A `LocalCell` to be hurt. between: a proxy before every worker, of TCP or of messages, or none."""
+    """A `LocalCell` to be hurt. between: what stands before every worker, a proxy of TCP or of messages, a cable of the
+    kernel (which loses packets, and needs `namespaces.enter`), or nothing."""
 
     def __init__(
         self,
         target: str | Path = TARGET,
         drafter: str | Path = DRAFTER,
         *,
-        between: Literal["tcp", "wire"] | None = None,
+        between: Literal["tcp", "wire", "kernel"] | None = None,
         plan: Plan | None = None,
         **settings: Any,
     ) -> None:
@@ -51,6 +53,8 @@ class FaultCell(LocalCell):
         self.proxies: dict[str, Any] = {}
         self._between = between
         self._own: dict[str, str] = {}  # endpoints behind proxies
+        if between == "kernel":
+            namespaces.bridge()
 
     def freeze(self, name: str) -> None:
         """SIGSTOP: it keeps its connections and does nothing."""
@@ -105,7 +109,7 @@ class FaultCell(LocalCell):
     def _await_ready(self, child: Child) -> None:
         """Others learn the address of the proxy instead of the process's own."""
         super()._await_ready(child)
-        if self._between is None or child.name.startswith("coordinator/"):
+        if self._between in (None, "kernel") or child.name.startswith("coordinator/"):
             return
         if child.name not in self.proxies:
             made = TcpProxy if self._between == "tcp" else WireProxy
@@ -113,6 +117,19 @@ class FaultCell(LocalCell):
             self.proxies[child.name] = made(child.name, child.endpoint, *more)
         self._own[child.name] = child.endpoint
         child.endpoint = self.proxies[child.name].endpoint
+
+    def _place(self, name: str) -> list[str]:
+        """A worker with a network of its own is known by its address there."""
+        if self._between != "kernel" or name.startswith("coordinator/"):
+            return super()._place(name)
+        self.proxies[name] = own = namespaces.Namespace(len(self.proxies) + 1)
+        return [f"--bind={own.address}:0", "--insecure"]
+
+    def _spawn(self, name: str, command: Sequence[str]) -> Child:
+        before = self.proxies[name].enter if self._between == "kernel" and name in self.proxies else ()
+        if tuple(command[: len(before)]) == before:  # started again
+            before = ()
+        return super()._spawn(name, [*before, *command])
 
     def restart(self, name: str) -> Child:
         """Starts a dead process again at its old endpoint, with another incarnation."""

@@ -1,8 +1,10 @@
 """Row 14: routes between processes die for five seconds, both ways or one; whoever comes back late changes nothing.
 
-Real processes behind TCP proxies that keep connections open and pass nothing, which needs no privileges: a worker is
-cut off from the coordinator and its peers, every `EACH_S` seconds another one, in a direction drawn from a seed.
-A frame is a message to a client; each is checked against the offset before it and, in the end, against a calm run.
+Real processes, each worker in a network namespace whose cable is cut, so that packets are lost; where that is not
+allowed (no root) or with `--proxies 1`, behind TCP proxies that keep connections open and pass nothing. A worker is cut
+off from the coordinator and its peers, every 9 seconds another one (every 15 in the long form), in a direction drawn
+from a seed. A frame is a message to a client; each is checked against the offset before it and, in the end, against a
+calm run.
 """
 
 from __future__ import annotations
@@ -16,40 +18,44 @@ from benchmarks.failing import Stream, fresh, same, undisturbed
 from benchmarks.row import Row, note
 from benchmarks.synthetic_cell import FLAT
 from dspark.client import AsyncClient
+from faults import namespaces
 from faults.processes import FaultCell
 from faults.rows.program import arguments
 from faults.tcp_proxy import Way
 
-STREAMS, TOKENS = 16, 600
-CUT_S, EACH_S = 5.0, 9.0
-QUICK_S, LONG_S = 30.0, 3600.0
+STREAMS, LONG_STREAMS, TOKENS = 16, 64, 600
+CUT_S, EACH_S, LONG_EACH_S = 5.0, 9.0, 15.0
+QUICK_MINUTES, LONG_MINUTES = 0.5, 60.0
 LONG_FRAMES = 1_000_000
 
 
 def main() -> int:
-    args = arguments(__doc__)
-    lasts_s = LONG_S if args.long else QUICK_S
+    args = arguments(__doc__, minutes=None, proxies=0)
+    kernel = not args.proxies and namespaces.enter("faults.rows.r14_partitions")
+    lasts_s = 60.0 * (args.minutes or (LONG_MINUTES if args.long else QUICK_MINUTES))
     own = {"engine": "synthetic", "synthetic": FLAT}
     patient = {"max_handovers": 1000, "flap_limit": 0, "verifier_wait_s": 60}
     wave = [
         Stream([n + 2, 3, 5], {"max_tokens": TOKENS, "seed": n, "policy": "fixed:3", "temperature": 0.0})
-        for n in range(STREAMS)
+        for n in range(LONG_STREAMS if args.long else STREAMS)
     ]
     with FaultCell(
         verifiers=2,
         drafters=2,
-        between="tcp",
+        between="kernel" if kernel else "tcp",
         coordinator=patient,
         verify={**own, "kv_tokens": 1 << 20},
         draft={**own, "context_tokens": 1 << 20},
     ) as cell:
         calm = asyncio.run(undisturbed(cell, wave))
-        waves, cuts = asyncio.run(_storm(cell, wave, lasts_s))
+        waves, cuts = asyncio.run(_storm(cell, wave, lasts_s, LONG_EACH_S if args.long else EACH_S))
         settled = cell.settled()
     ended = [stream for each in waves for stream in each]
     good = sum(same(each, calm) for each in waves)
     frames = sum(len(stream.times) for stream in ended)
     value = {
+        "routes": "network namespaces" if kernel else "TCP proxies",
+        "minutes": round(lasts_s / 60, 1),
         "cuts": cuts,
         "streams": len(ended),
         "same_ids": good,
@@ -65,7 +71,9 @@ def main() -> int:
     return Row(14, "routes that die for five seconds", value, bar, holds).show(as_json=args.json)
 
 
-async def _storm(cell: FaultCell, wave: list[Stream], lasts_s: float) -> tuple[list[list[Stream]], dict[str, int]]:
+async def _storm(
+    cell: FaultCell, wave: list[Stream], lasts_s: float, each_s: float
+) -> tuple[list[list[Stream]], dict[str, int]]:
     waves: list[list[Stream]] = []
     cuts: dict[str, int] = {}
     ends = time.monotonic() + lasts_s
@@ -78,8 +86,8 @@ async def _storm(cell: FaultCell, wave: list[Stream], lasts_s: float) -> tuple[l
 
     async with AsyncClient(cell.endpoint) as client:
         asking = asyncio.create_task(keep_asking(client))
-        while time.monotonic() + EACH_S <= ends:
-            await asyncio.sleep(EACH_S - CUT_S)
+        while time.monotonic() + each_s <= ends:
+            await asyncio.sleep(each_s - CUT_S)
             name = draw.choice(sorted(cell.proxies))
             ways = draw.choice([(Way.IN,), (Way.OUT,), tuple(Way)])
             kind = f"{name.partition('/')[0]} {'both ways' if len(ways) > 1 else ways[0].value}"
