@@ -50,9 +50,7 @@ class VerifyEngine:
         pages = config.kv_tokens // config.page_size
         store = None
         if projection is not None:
-            store = FeatureStore(
-                pages * config.page_size, projection.width, projection.fingerprint, config.feature_dtype
-            )
+            store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
         self._holdings = Holdings(
             pages=pages,
             page_size=config.page_size,
@@ -63,7 +61,7 @@ class VerifyEngine:
         )
         mean = config.force_acceptance
         forced = None if mean is None else Forced(mean, config.force_acceptance_slots)
-        self._step = PackedStep(runner, self._holdings, projection, forced)
+        self._step = PackedStep(runner, self._holdings, forced)
         self._rounds = Rounds(self._step, self._holdings, config, target.vocab_size, runner.device)
 
     @staticmethod

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dspark.pages import Held
@@ -136,17 +135,10 @@ class Holdings:
             self.keep_prefix(state)
             self.pool.release(state.sequence)
 
-    def put_rows(self, runs: Sequence[tuple[SequenceState, int, int]], rows: Tensor) -> None:
-        """Keeps feature rows [T, H] of those that want it. runs: (sequence, first position, rows) in their order."""
-        if self.store is None:
-            return
-        kept = [run for run in runs if run[0].keep_features]
-        if len(kept) < len(runs):
-            keeps = torch.tensor([state.keep_features for state, _, count in runs for _ in range(count)])
-            rows = rows[keeps]
-        where = [self.slots(state, start, start + count) for state, start, count in kept]
-        if where:  # in one go: a cohort has a row or two of each
-            self.store.put(where[0] if len(where) == 1 else [slot for slots in where for slot in slots], rows)
+    def where(self, runs: Sequence[tuple[SequenceState, int, int]]) -> Slots | list[int]:
+        """The slots of runs of (sequence, first position, tokens), one after the other."""
+        found = [self.slots(state, start, start + count) for state, start, count in runs]
+        return found[0] if len(found) == 1 else [slot for slots in found for slot in slots]
 
     def rows(self, state: SequenceState, start: int, stop: int) -> FeatureRows:
         """Kept rows of positions start .. stop - 1."""

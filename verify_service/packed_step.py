@@ -15,9 +15,8 @@ from torch import Tensor
 
 from dspark.decoding.acceptance import Case, Watch
 from dspark.decoding.draws import Labels
-from dspark.model.context import Projection
 from dspark.types import Draws, Refusal, Verdict
-from verify_service.feature_store import ROW_DTYPE, FeatureRows
+from verify_service.feature_store import FeatureRows
 from verify_service.forced import Forced
 from verify_service.holdings import Holdings
 from verify_service.judging import judge_each, shaper_of, told
@@ -45,6 +44,7 @@ class _Committed(NamedTuple):
     start: int  # first position
     token_ids: list[int]
     row: int  # first row of the pass
+    awaited: bool  # somebody waits for its feature rows; else they are kept
 
 
 class PassFailed(Exception):
@@ -63,10 +63,8 @@ class Stepped(NamedTuple):
 class PackedStep:
     """How one engine runs passes."""
 
-    def __init__(
-        self, runner: Runner, holdings: Holdings, projection: Projection | None, forced: Forced | None
-    ) -> None:
-        self._runner, self._holdings, self._projection, self._forced = runner, holdings, projection, forced
+    def __init__(self, runner: Runner, holdings: Holdings, forced: Forced | None) -> None:
+        self._runner, self._holdings, self._forced = runner, holdings, forced
         self._near_ties: Counter[int] = Counter()
         # Its noise is a secret of this process. Verdicts that are not the rule's say nothing of draws.
         self._watch = Watch(secrets.randbits(128)) if forced is None else None
@@ -120,15 +118,13 @@ class PackedStep:
             result = self._runner.run(segments, logit_rows if chunks else None)
         except Exception as error:
             raise PassFailed(f"{len(items)} sequences, {len(chunks)} prompts, {row} tokens: {error}") from error
-        outcomes, wanted = self._judge(items, cases, result) if items else ([], [])
-        taken = self._take_in(chunks, result, tokens)
-        committed = [each for each in (*wanted, *taken) if each is not None]
-        rows = iter(self._project(committed, result))
+        outcomes, committed = self._judge(items, cases, result) if items else ([], [])
+        committed += self._take_in(chunks, result, tokens)
+        rows = self._features(committed, result.taps)
         for chunk in chunks:
             if chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
                 holdings.keep_prefix(chunk.state)
-        features, chunk_rows = ([None if each is None else next(rows) for each in part] for part in (wanted, taken))
-        return Stepped(outcomes, features, chunk_rows, tokens)
+        return Stepped(outcomes, rows[: len(items)], rows[len(items) :], tokens)
 
     def _judge(
         self, items: Sequence[VerifyItem], cases: list[Case], result: Pass
@@ -151,13 +147,11 @@ class PackedStep:
             state.token_ids.extend(item.draft_ids[:accepted])
             state.token_ids.append(next_token)
             state.cached += len(kept)
-            through = state.cached if self._projection is not None else 0
+            through = state.cached if self._holdings.store is not None else 0
             logprobs = told(state.law, result.logits[case.first_row :], [*item.draft_ids[:accepted], next_token])
             state.last = Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
             outcomes.append(state.last)
-            # Plain decoding pays for no projection.
-            pays = state.keep_features or item.wants_rows
-            wanted.append(_Committed(state, start, kept, case.first_row) if pays else None)
+            wanted.append(_committed(state, start, kept, case.first_row, item.wants_rows))
         return outcomes, wanted
 
     def _take_in(self, chunks: Sequence[Chunk], result: Pass, row: int) -> list[_Committed | None]:
@@ -171,33 +165,45 @@ class PackedStep:
             if state.cached == state.prompt_len:
                 self._holdings.last_logits[state.sequence] = result.logits[last]
                 last += 1
-            pays = state.keep_features or chunk.wants_rows
-            wanted.append(_Committed(state, start, list(chunk.token_ids), row) if pays else None)
+            wanted.append(_committed(state, start, list(chunk.token_ids), row, chunk.wants_rows))
             row += len(chunk.token_ids)
         return wanted
 
-    @torch.inference_mode()
-    def _project(self, committed: Sequence[_Committed], result: Pass) -> list[FeatureRows | None]:
-        """Projects the rows of committed tokens and keeps them."""
-        if self._projection is None or not committed:
-            return [None] * len(committed)
-        if result.taps is None:  # a drafter that reads token ids: its rows have no width
-            rows = torch.empty(sum(len(each.token_ids) for each in committed), 0, dtype=ROW_DTYPE)
-        else:
-            rows = self._projection.project(_picked(result.taps, committed)).to("cpu", ROW_DTYPE)
-        self._holdings.put_rows([(each.state, each.start, len(each.token_ids)) for each in committed], rows)
-        made: list[FeatureRows | None] = []
-        at = 0
-        for each in committed:
-            mine = rows[at : at + len(each.token_ids)]
-            at += len(each.token_ids)
-            state, form = each.state, self._holdings.row_form
-            made.append(FeatureRows(state.sequence, state.epoch, each.start, each.token_ids, mine, form))
+    def _features(self, committed: Sequence[_Committed | None], taps: Tensor | None) -> list[FeatureRows | None]:
+        """Rows of those that are awaited; those of the others are kept for later."""
+        made: list[FeatureRows | None] = [None] * len(committed)
+        store = self._holdings.store
+        if store is None:
+            return made
+        if later := [each for each in committed if each is not None and not each.awaited]:
+            store.put_later(self._holdings.where([_run(each) for each in later]), _picked(taps, later))
+        now = [(at, each) for at, each in enumerate(committed) if each is not None and each.awaited]
+        if not now:
+            return made
+        counts = [len(each.token_ids) for _, each in now]
+        rows = torch.split(store.project(_picked(taps, [each for _, each in now]), sum(counts)), counts)
+        kept = [(each, own) for (_, each), own in zip(now, rows, strict=True) if each.state.keep_features]
+        if kept:  # in one go: a cohort has a row or two of each
+            store.put(self._holdings.where([_run(each) for each, _ in kept]), torch.cat([own for _, own in kept]))
+        for (at, each), own in zip(now, rows, strict=True):
+            state = each.state
+            made[at] = FeatureRows(state.sequence, state.epoch, each.start, each.token_ids, own, store.form)
         return made
 
 
-def _picked(taps: Tensor, committed: Sequence[_Committed]) -> Tensor:
-    """Their rows of taps [T, m*H], in their order."""
+def _committed(state: SequenceState, start: int, ids: list[int], row: int, awaited: bool) -> _Committed | None:
+    """None where nobody wants rows, now or later: plain decoding pays for no projection."""
+    return _Committed(state, start, ids, row, awaited) if awaited or state.keep_features else None
+
+
+def _run(each: _Committed) -> tuple[SequenceState, int, int]:
+    return each.state, each.start, len(each.token_ids)
+
+
+def _picked(taps: Tensor | None, committed: Sequence[_Committed]) -> Tensor | None:
+    """Their rows of taps [T, m*H], in their order; None without taps."""
+    if taps is None:
+        return None
     if len(committed) == 1:
         first = committed[0].row
         return taps[first : first + len(committed[0].token_ids)]
