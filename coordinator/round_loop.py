@@ -142,8 +142,9 @@ class RoundLoop:
         began, beside = self._clock.time(), self.pipelining.overlaps()
         plan = self._foresight.planned(part, turns)
         drafts = self._drafting.ask(self._ask_whom(turns, plan))
-        await let_orders_leave()
-        self._catch_up()
+        if drafts.orders:  # else the first message is the verifier's, and clients would be served before it
+            await let_orders_leave()
+            self._catch_up()
         cohort = columns_of(turns, self._feeding, self._learning.extra_tokens)
         self._say_uncosted(cohort)
         terms = self._terms(turns, cohort, drafts.orders)
