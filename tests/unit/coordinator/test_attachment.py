@@ -96,7 +96,7 @@ async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() 
     cell = ToyCell()
     attachment = await attached(cell)
     attachment.heard(submit(1, 90))
-    await calm(200)
+    await calm(60)
     attachment.heard(frontend_pb2.FrontendBatch(finishes=[frontend_pb2.Finish(call=1, index=0)]))
     await calm(50)
     assert attachment.requests == cell.admission.running == 0
