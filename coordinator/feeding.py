@@ -19,7 +19,7 @@ from coordinator.monitor import Monitor
 from coordinator.ports import Declined, DrafterPort, Sink, VerifierPort
 from coordinator.track import Feed, Track
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Block, EmptyReason
+from dspark.types import Block, Cursor, EmptyReason
 
 log = structlog.get_logger("dspark.feeding")
 
@@ -52,6 +52,7 @@ class Feeding:
         self._drafters: list[DrafterPort] = []
         self._full_until: dict[DrafterPort, float] = {}
         self._leaving: set[DrafterPort] = set()
+        self._due: list[tuple[Track, Cursor, DrafterPort, int]] = []  # rows to be asked for, from which position
 
     @property
     def drafters(self) -> tuple[DrafterPort, ...]:
@@ -217,6 +218,16 @@ class Feeding:
             self._load[track.drafter] -= 1
             track.drafter, track.feed = None, Feed.NONE
 
+    def order_rows(self) -> None:
+        """Asks for the rows that are due. Call it when a round's orders have left: rows are many, and would be first.
+
+        The verifier sends what it holds by the time; what the round adds travels on its own, to the same sink.
+        """
+        due, self._due = self._due, []
+        for track, cursor, drafter, start in due:
+            if self._awaits(track, cursor, drafter):
+                self._order(track, cursor, drafter, start)
+
     def _resend(self, track: Track, start: int, reason: str) -> None:
         drafter, cursor = track.drafter, track.sequence.cursor
         assert drafter is not None
@@ -226,6 +237,9 @@ class Feeding:
         self._metrics.resends.labels(reason=reason).inc()
         tell = log.debug if reason == "rested" else log.info
         tell("sequence.resend", sequence=cursor.sequence, round=cursor.round, reason=reason, start=start)
+        self._due.append((track, cursor, drafter, start))
+
+    def _order(self, track: Track, cursor: Cursor, drafter: DrafterPort, start: int) -> None:
         future = self._verifier.resend(cursor, drafter.facts.sink, start)
 
         def failed() -> None:
@@ -233,7 +247,7 @@ class Feeding:
             track.feed, track.missing, track.watermark = Feed.FED, MISSING_ROUNDS, start
 
         def overdue() -> None:
-            if track.drafter is drafter and track.feed is Feed.RESENDING and track.sequence.epoch == cursor.epoch:
+            if self._awaits(track, cursor, drafter):
                 self._metrics.dropped.labels(kind="resent", reason="overdue").inc()
                 failed()
 
@@ -251,6 +265,12 @@ class Feeding:
                 failed()
 
         future.add_done_callback(answered)
+
+    @staticmethod
+    def _awaits(track: Track, cursor: Cursor, drafter: DrafterPort) -> bool:
+        """Whether the rows that were due at this cursor still are."""
+        same = track.drafter is drafter and track.sequence.epoch == cursor.epoch
+        return same and track.feed is Feed.RESENDING and not track.sequence.finished
 
 
 def _fine(done: Future[Any]) -> bool:

@@ -29,6 +29,7 @@ PROBE_WEIGHT = 0.25  # of a probe's round in the evidence
 PROMISING = 0.9  # a probe that betters the ratio to plain decoding by this is followed up at once
 LOOK_EVERY = 8  # plain rounds, one of which weighs drafts anew: without new evidence only costs have moved
 PATIENCE = 4  # rounds a probe waits for rows that are resent
+ROWS_TAKE = (1, 2)  # rounds in which rows that rested come to their drafter
 NEAR = 0.995  # blocks within this of the best rate are as good
 
 
@@ -117,7 +118,8 @@ class Planner:
         if self._explores(cohort, 2.0 * self._explore):
             slots = self._evidence.slots
         probed = resting & (keyed(cohort.sequence, cohort.round) < self._explore)
-        soon = resting & (keyed(cohort.sequence, cohort.round + np.uint64(1)) < self._explore)
+        ahead = [keyed(cohort.sequence, cohort.round + np.uint64(rounds)) for rounds in ROWS_TAKE]
+        soon = resting & (np.minimum.reduce(ahead) < self._explore)
         return Plan(slots, cohort.able, cohort.able & ~(resting & ~probed), resting & ~probed & ~soon)
 
     def overlap_pays(self) -> bool:

@@ -272,6 +272,7 @@ class RoundLoop:
         self._in_verification += 1
         try:
             await let_orders_leave()
+            self._feeding.order_rows()
             self._catch_up()
             self._foresight.plan_ahead(part, turns, cohort)
             reply, again = await self._settled(reply, orders)
