@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
 from coordinator.clock import Clock
 from coordinator.monitor import Monitor
+from coordinator.policy import Adaptive
 from coordinator.ports import Declined, DrafterPort, Sink, VerifierPort
 from coordinator.track import Feed, Track
 from dspark.runtime.telemetry import Metrics
@@ -42,9 +44,11 @@ class Feeding:
         monitor: Monitor | None = None,
         *,
         patience_s: float = PATIENCE_S,
+        silent: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`patience_s`: a drafter that neither gives room nor refuses it for so long is let go."""
-        self._verifier, self._patience_s = verifier, patience_s
+        """`patience_s`: a drafter that neither gives room nor refuses it for so long is let go. `silent`: whether
+        the lane goes without drafts, so that nobody who can do without is given a drafter."""
+        self._verifier, self._patience_s, self._silent = verifier, patience_s, silent
         self._monitor = monitor if monitor is not None else Monitor(metrics)
         self._load = load  # sequences per drafter, over all lanes
         self._clock = clock
@@ -78,6 +82,8 @@ class Feeding:
     def open(self, track: Track) -> Future[Declined | None] | None:
         """Asks the least loaded drafter for room; None when there is nobody to ask or nothing to ask for."""
         if not track.speculates or not self._verifier.facts.projection:
+            return None
+        if self._goes_without(track):
             return None
         able = self._able(track)
         if not able:
@@ -170,6 +176,8 @@ class Feeding:
         if not track.speculates:
             return "policy_off"
         if track.drafter is None:
+            if self._goes_without(track):
+                return "bypass"
             distrusted = self._drafters and not any(self._trusts(each, track) for each in self._drafters)
             return "too_long" if track.too_long else "distrusted" if distrusted else "no_drafter"
         if track.feed is not Feed.FED:
@@ -209,6 +217,9 @@ class Feeding:
         fits = track.sequence.cursor.committed_len <= reach and drafter not in self._leaving
         fits = fits and track.request.drafter in ("", drafter.facts.name)
         return self._clock.time() >= self._full_until.get(drafter, 0.0) and fits and self._trusts(drafter, track)
+
+    def _goes_without(self, track: Track) -> bool:
+        return self._silent() and isinstance(track.request.policy, Adaptive)
 
     def _trusts(self, drafter: DrafterPort, track: Track) -> bool:
         return self._monitor.trusts(drafter.facts.fingerprint, track.request.law)

@@ -82,7 +82,7 @@ class Foresight:
         def spread(column: Bools, otherwise: bool) -> Bools:
             return np.where(new, otherwise, column[at]) if count else column
 
-        newcomers = not self._planner.plain or plan.probe
+        newcomers = not self._planner.goes_plain or plan.probe
         return replace(
             plan,
             able=spread(plan.able, True),

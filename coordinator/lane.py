@@ -73,8 +73,10 @@ class Lane:
         self.verifier = verifier
         self._owner, self._waits, self._clock, self._metrics = owner, waits, clock, metrics
         monitor = monitor if monitor is not None else Monitor(metrics)
-        self._feeding = Feeding(verifier, load, clock, metrics, monitor, patience_s=waits.draft.patience_s)
         pipelining = Pipelining(waits.cohorts)
+        self._feeding = Feeding(
+            verifier, load, clock, metrics, monitor, patience_s=waits.draft.patience_s, silent=pipelining.silent
+        )
         self._drafting = drafting = Drafting(self._feeding, waits.draft, clock, metrics, pipelining.overlaps)
         self._settling = Settling(owner, self._orphan, self._make_room, verifier.facts.vocab_size, metrics, write)
         self._tracks: dict[int, Track] = {}

@@ -11,6 +11,7 @@ Invariant 2, no peeking: costs and evidence are older than the draft; probes fol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,7 @@ ENTER, LEAVE = 1.04, 0.98  # plain decoding has to be this much better to begin 
 FIRST_PROBE = 16  # plain rounds before the first probe; every probe that fails doubles them
 PROBE_WEIGHT = 0.25  # of a probe's round in the evidence
 PROMISING = 0.9  # a probe that betters the ratio to plain decoding by this is followed up at once
+CLOSE = 0.85  # ratio of plain decoding from which on a lane is tried without drafts
 LOOK_EVERY = 8  # plain rounds, one of which weighs drafts anew: without new evidence only costs have moved
 PATIENCE = 4  # rounds a probe waits for rows that are resent
 ROWS_TAKE = (1, 2)  # rounds in which rows that rested come to their drafter
@@ -81,9 +83,18 @@ class Plan:
 class Planner:
     """Keeps whether a lane's adaptive sequences go plain now, and when that is tried again."""
 
-    def __init__(self, cost: StepCost, evidence: Evidence, *, explore: float, bypass: bool) -> None:
+    def __init__(
+        self,
+        cost: StepCost,
+        evidence: Evidence,
+        *,
+        explore: float,
+        bypass: bool,
+        silent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """silent: whether the lane goes without drafts for now, see `pipelining`."""
         self._cost, self._evidence = cost, evidence
-        self._explore, self._bypass = explore, bypass
+        self._explore, self._bypass, self._silent = explore, bypass, silent
         self._most_probe = round(4.0 / explore) if explore > 0 else 1 << 30
         self.plain = False
         self.price = 1.0  # survival from which on a slot is worth its place in a step
@@ -96,7 +107,10 @@ class Planner:
     def plan(self, cohort: Cohort, draft_seconds: DraftSeconds) -> Plan:
         everybody = Plan(self._evidence.slots, cohort.able, cohort.able, np.zeros(len(cohort.row), np.bool_))
         free = cohort.able & cohort.policies.adaptive
+        if self._silent():
+            return Plan(everybody.slots, cohort.able, cohort.able & ~free, free)
         if self._cost.verify is None or not free.any() or self._evidence.rounds < WARM_UP:
+            self._ratio = 0.0
             return everybody
         self._looks -= 1
         if self._bypass and self.plain and self._evidence.rounds == self._weighed_at and self._looks > 0:
@@ -122,11 +136,20 @@ class Planner:
         soon = resting & (np.minimum.reduce(ahead) < self._explore)
         return Plan(slots, cohort.able, cohort.able & ~(resting & ~probed), resting & ~probed & ~soon)
 
+    @property
+    def goes_plain(self) -> bool:
+        """Whether sequences that nothing is known of go without a draft."""
+        return self.plain or self._silent()
+
     def overlap_pays(self) -> bool:
         """Whether drafts may beat plain decoding once they pass behind another cohort's step."""
         if self._weighed is None or len(self._weighed[0].row) < 2:
             return False
         return self._best_overlapped(*self._weighed) > self._weighed[-1]
+
+    def plain_could_win(self) -> bool:
+        """Whether a lane without drafts is expected to come near: it saves what no model of rounds knows, too."""
+        return self._bypass and self._ratio > CLOSE
 
     # The whole cohort.
 

@@ -60,7 +60,8 @@ class Async:
         return "async"
 
 
-Policy = Off | Fixed | Threshold | Greedy | Async
+Adaptive = Greedy | Async  # the scheduler chooses how much is verified, and whether anything is drafted
+Policy = Off | Fixed | Threshold | Adaptive
 
 
 class Kind(enum.IntEnum):

@@ -82,7 +82,9 @@ class RoundLoop:
         self._feeding, self._drafting, self._settling = feeding, drafting, settling
         self._pace, self._lose_verifier, self._clock, self._metrics = pace, lose_verifier, clock, metrics
         self._explain = explain if explain is not None else Explain()
-        self._planner = Planner(self.cost, self.evidence, explore=pace.explore, bypass=pace.bypass)
+        self._planner = Planner(
+            self.cost, self.evidence, explore=pace.explore, bypass=pace.bypass, silent=pipelining.silent
+        )
         self._foresight = Foresight(tracks, feeding, drafting, self._planner, self.cost, self._hidden_s)
         self._budget = Budget()
         self._learning = Learning(self.cost, self.evidence, self._budget, monitor)
@@ -165,7 +167,7 @@ class RoundLoop:
         self.committed += committed
         now = self._clock.time()
         if self._explain.watched:
-            told = (turns, cohort, blocks, trust, terms, plan, self._planner.plain, drafts, judged, committed)
+            told = (turns, cohort, blocks, trust, terms, plan, self._planner.goes_plain, drafts, judged, committed)
             self._explain.settled(Settled(self._verifier.facts.name, began, now, drafted_s, verified_s, *told))
         learn = partial(
             self._learning.learn,
@@ -180,7 +182,8 @@ class RoundLoop:
         )
         self._late.append(learn)
         if self.pipelining.judged(now, committed, len(self._tracks)):
-            self.pipelining.may_try(self._foresight.two_could_win(turns, cohort.context, drafts.orders))
+            two = self._foresight.two_could_win(turns, cohort.context, drafts.orders)
+            self.pipelining.may_try(two=two, plain=self._planner.plain_could_win())
 
     def _catch_up(self) -> None:
         """Learns and counts what finished rounds left to do."""

@@ -11,7 +11,7 @@ def drive(depth: Pipelining, rate: Callable[[int], float], cohorts: int, sequenc
     for _ in range(cohorts):
         now += 10 / rate(depth.depth)
         if depth.judged(now, 10, sequences):
-            depth.may_try(True)
+            depth.may_try(two=True, plain=False)
         seen.append(depth.depth)
     drive.now = now
     return seen
@@ -56,7 +56,7 @@ def test_a_trial_that_is_not_promising_is_put_off() -> None:
     depth = Pipelining()
     for step in range(LONG):
         if depth.judged(float(step), 10, 64):
-            depth.may_try(False)
+            depth.may_try(two=False, plain=False)
         assert depth.depth == 1
 
 
@@ -70,7 +70,7 @@ def test_one_cohort_is_tried_again_where_two_are_no_longer_expected_to_win() -> 
         for _ in range(count):
             now += 10 / rate[depth.depth]
             if depth.judged(now, 10, 64):
-                depth.may_try(two_could_win)
+                depth.may_try(two=two_could_win, plain=False)
             seen.append(depth.depth)
         return seen
 
