@@ -10,6 +10,7 @@ numbers.
 from __future__ import annotations
 
 import enum
+import math
 
 LEAST_SEQUENCES = 4  # fewer have nothing to overlap
 WINDOW_ROUNDS = 24  # cohorts judged per measurement
@@ -19,6 +20,7 @@ GLANCE_ROUNDS, HOPELESS = 8, 0.93  # after so many cohorts of a trial it must no
 FIRST_TRIAL, RAREST_TRIAL = 4, 64  # windows between trials
 FIRST_PLAIN = 1  # window before drafts are left out for the first time: it is tried where they hardly pay anyway
 CHANGED = 0.2  # change in the number of sequences after which windows do not compare
+NEWEST = 0.3  # weight of a window in the rate that trials are held against: windows differ by who happens to begin
 
 
 class Mode(enum.Enum):
@@ -42,6 +44,7 @@ class Pipelining:
         self._committed = 0
         self._began = 0.0
         self._sequences = 0.0
+        self._best: dict[int, Mode] = {}  # what was best last time, by load
 
     @property
     def depth(self) -> int:
@@ -66,6 +69,8 @@ class Pipelining:
         self._cohorts += 1
         if self._cohorts <= 0:
             self._began, self._committed, self._sequences = now, 0, float(sequences)
+            if not self._home_rate:
+                self.mode = self._home = self._best.get(_level(sequences), self._home)
             return False
         self._committed += committed
         if now <= self._began or (self._cohorts < WINDOW_ROUNDS * self.depth and not self._hopeless(now)):
@@ -106,8 +111,9 @@ class Pipelining:
             self._pause[self.mode] = min(longer * self._pause[self.mode], RAREST_TRIAL)
             self._until[self.mode] = self._pause[self.mode]
         else:
-            self._home_rate = rate if self._home_rate == 0.0 else 0.5 * (self._home_rate + rate)
+            self._home_rate = rate if self._home_rate == 0.0 else self._home_rate + NEWEST * (rate - self._home_rate)
             self._until = {mode: left - 1 for mode, left in self._until.items()}
+        self._best[_level(self._sequences)] = self._home
         self._restart(self._home, now)
         return not trial and bool(self._due())
 
@@ -118,6 +124,11 @@ class Pipelining:
     def _restart(self, mode: Mode, now: float) -> None:
         self.mode = mode
         self._cohorts, self._committed, self._began = -SETTLE_ROUNDS, 0, now
+
+
+def _level(sequences: float) -> int:
+    """Loads that compare."""
+    return round(math.log2(sequences) / math.log2(1.0 + CHANGED) / 2.0)
 
 
 def _first() -> dict[Mode, int]:

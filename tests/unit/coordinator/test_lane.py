@@ -12,6 +12,7 @@ from coordinator.commit_log import End, Reason
 from coordinator.cost_curve import CostCurve
 from coordinator.drafting import DraftWaits
 from coordinator.lane import Conduct
+from coordinator.pipelining import Mode
 from coordinator.ports import Declined
 from dspark.errors import Cancelled, Overloaded, PeerError, Unavailable
 from dspark.types import Cursor, RefusalReason, Verdict
@@ -551,6 +552,29 @@ async def test_two_cohorts_take_turns_and_are_told_apart_by_number(make_cell: Ma
             there = {name for name in numbers.values() if f"{name}0." in line}
             assert there <= halves[0] or there <= halves[1]
     assert cell.lane.depth == 2
+
+
+async def test_a_lane_without_drafts_leaves_drafters_alone_and_fills_them_when_drafts_come_back(
+    make_cell: MakeCell,
+) -> None:
+    cell = make_cell(outlet=1000)
+    pipelining = cell.lane._loop.pipelining
+    pipelining.mode = pipelining._home = Mode.PLAIN
+    tracks = [cell.ask((seed, 7), max_tokens=60) for seed in range(5)]
+    insists = cell.ask((9, 7), max_tokens=60, policy="fixed:2")
+    while tracks[0].tally.rounds < 12:
+        await calm(1)
+    opened = [line for line in cell.talk.lines if "<- open" in line]
+    assert len(opened) == 1, "whoever names a length has a drafter all the same"
+    assert insists.tally.accepted > 0
+    assert not any(track.tally.drafted for track in tracks)
+    assert cell.metrics.value("empty_blocks_total", reason="no_drafter") == 0
+    pipelining.mode = pipelining._home = Mode.ONE
+    await cell.finish(*tracks, insists)
+    for seed, track in enumerate(tracks):
+        assert await read(track) == answer_of((seed, 7), 60)
+        assert track.tally.accepted > 0
+    assert cell.metrics.value("prefills_total", reason="new") == 6
 
 
 async def test_rows_rest_while_no_draft_is_near_and_are_caught_up_before_one(make_cell: MakeCell) -> None:

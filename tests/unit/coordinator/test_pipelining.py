@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from coordinator.pipelining import FIRST_TRIAL, LEAST_SEQUENCES, WINDOW_ROUNDS, Pipelining
+from coordinator.pipelining import FIRST_TRIAL, LEAST_SEQUENCES, WINDOW_ROUNDS, Mode, Pipelining
 
 
 def drive(depth: Pipelining, rate: Callable[[int], float], cohorts: int, sequences: int = 64) -> list[int]:
@@ -77,3 +77,42 @@ def test_one_cohort_is_tried_again_where_two_are_no_longer_expected_to_win() -> 
     assert rounds(10 * WINDOW_ROUNDS, True)[-1] == 2
     rate[1] = 2.0
     assert rounds(LONG, False)[-1] == 1
+
+
+def in_modes(
+    lane: Pipelining, rate: dict[Mode, float], cohorts: int, *, plain: bool = True, load: int = 16
+) -> list[Mode]:
+    """As `drive`, for all three modes."""
+    seen = []
+    for _ in range(cohorts):
+        drive.now += 10 / rate[lane.mode]
+        if lane.judged(drive.now, 10, load):
+            lane.may_try(two=True, plain=plain)
+        seen.append(lane.mode)
+    return seen
+
+
+PLAIN_WINS = {Mode.ONE: 1.0, Mode.TWO: 0.9, Mode.PLAIN: 1.2}
+
+
+def test_a_lane_goes_without_drafts_where_it_commits_more_that_way() -> None:
+    seen = in_modes(Pipelining(), PLAIN_WINS, LONG)
+    assert seen[0] is Mode.ONE
+    assert seen[-LONG // 2 :].count(Mode.PLAIN) > 0.8 * (LONG // 2)
+
+
+def test_drafts_come_back_when_they_pay_again() -> None:
+    lane = Pipelining()
+    assert in_modes(lane, PLAIN_WINS, LONG)[-1] is Mode.PLAIN
+    assert in_modes(lane, {Mode.ONE: 2.0, Mode.TWO: 1.0, Mode.PLAIN: 1.0}, 4 * LONG)[-1] is Mode.ONE
+
+
+def test_going_without_drafts_is_not_tried_where_it_is_far_from_paying() -> None:
+    assert Mode.PLAIN not in in_modes(Pipelining(), PLAIN_WINS, LONG, plain=False)
+
+
+def test_what_was_best_under_a_load_is_remembered_while_it_is_away() -> None:
+    lane = Pipelining()
+    assert in_modes(lane, PLAIN_WINS, LONG)[-1] is Mode.PLAIN
+    assert set(in_modes(lane, PLAIN_WINS, 10, load=1)) == {Mode.ONE}, "few are always drafted for"
+    assert in_modes(lane, PLAIN_WINS, WINDOW_ROUNDS, plain=False)[-1] is Mode.PLAIN

@@ -112,6 +112,23 @@ def test_policies_that_name_a_length_are_drafted_for_whatever_they_bring() -> No
     assert sum(plan.drafted[0] for plan in plans) < 20
 
 
+def test_in_a_lane_without_drafts_only_those_who_name_a_length_are_drafted_for() -> None:
+    world = World([[0.9] * SLOTS] * 2, token_s=0.0001, slot_s=0.0001, policies=[Greedy(), Fixed(2)])
+    assert world.run(20)[-1].drafted.all()
+    world.planner = Planner(world.cost, world.evidence, explore=1 / 64, bypass=True, silent=lambda: True)
+    (plan,) = world.run(1)
+    assert plan.drafted.tolist() == [False, True]
+    assert plan.resting.tolist() == [True, False]
+
+
+def test_leaving_drafts_out_is_worth_a_trial_only_where_they_hardly_pay() -> None:
+    rich, poor = ([0.9, 0.8, 0.7, 0.6], 0.0001), ([0.1, 0.01, 0.0, 0.0], 0.001)
+    for (survival, slot_s), worth in ((rich, False), (poor, True)):
+        world = World([survival] * 4, token_s=0.001, slot_s=slot_s)
+        world.run(100)
+        assert world.planner.plain_could_win() is worth
+
+
 def test_without_a_curve_everybody_is_drafted_for_in_full() -> None:
     world = World([[0.01, 0.0, 0.0, 0.0]], token_s=0.001, slot_s=0.001)
     world.planner = Planner(StepCost(None), world.evidence, explore=1 / 64, bypass=True)
