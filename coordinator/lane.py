@@ -162,6 +162,7 @@ class Lane:
         track.sequence.apply(Event.PLACED)
         track.row = self._loop.evidence.take()
         self._tracks[track.sequence.number] = track
+        self._loop.pipelining.joined(len(self._tracks))
         intake = asyncio.get_running_loop().create_task(self._take_in(track, track.sequence.epoch))
         self._intakes.add(intake)
         intake.add_done_callback(lambda done: self._taken_in(track, done))

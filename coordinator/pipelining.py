@@ -59,6 +59,11 @@ class Pipelining:
         """Whether sequences that need no drafts go without for now, and newcomers without a drafter."""
         return self.mode is Mode.PLAIN
 
+    def joined(self, sequences: int) -> None:
+        """One more came, so many are there. A load that was known before is met as it was best met."""
+        if not self._fixed and not self._home_rate and sequences >= LEAST_SEQUENCES:
+            self.mode = self._home = self._best.get(_level(sequences), self._home)
+
     def judged(self, now: float, committed: int, sequences: int) -> bool:
         """A cohort was judged; `sequences` take part in rounds. Whether a trial is due: see `may_try`."""
         if self._fixed:
@@ -69,8 +74,7 @@ class Pipelining:
         self._cohorts += 1
         if self._cohorts <= 0:
             self._began, self._committed, self._sequences = now, 0, float(sequences)
-            if not self._home_rate:
-                self.mode = self._home = self._best.get(_level(sequences), self._home)
+            self.joined(sequences)
             return False
         self._committed += committed
         if now <= self._began or (self._cohorts < WINDOW_ROUNDS * self.depth and not self._hopeless(now)):

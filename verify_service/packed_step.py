@@ -204,8 +204,8 @@ def _picked(taps: Tensor | None, committed: Sequence[_Committed]) -> Tensor | No
     """Their rows of taps [T, m*H], in their order; None without taps."""
     if taps is None:
         return None
-    if len(committed) == 1:
-        first = committed[0].row
-        return taps[first : first + len(committed[0].token_ids)]
+    ends = [each.row + len(each.token_ids) for each in committed]
+    if all(each.row == end for each, end in zip(committed[1:], ends[:-1], strict=True)):  # in a plain round they are
+        return taps[committed[0].row : ends[-1]]
     index = [each.row + j for each in committed for j in range(len(each.token_ids))]
     return taps.index_select(0, torch.tensor(index, device=taps.device))

@@ -115,4 +115,8 @@ def test_what_was_best_under_a_load_is_remembered_while_it_is_away() -> None:
     lane = Pipelining()
     assert in_modes(lane, PLAIN_WINS, LONG)[-1] is Mode.PLAIN
     assert set(in_modes(lane, PLAIN_WINS, 10, load=1)) == {Mode.ONE}, "few are always drafted for"
+    lane.joined(5)
+    assert lane.mode is Mode.ONE, "five are another load"
+    lane.joined(16)
+    assert lane.mode is Mode.PLAIN
     assert in_modes(lane, PLAIN_WINS, WINDOW_ROUNDS, plain=False)[-1] is Mode.PLAIN

@@ -91,6 +91,25 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
         assert (one.accepted, one.next_token) == (other.accepted, other.next_token)
 
 
+def test_rows_that_nobody_waited_for_are_there_when_they_are_asked_for(
+    engine: VerifyEngine, golden_target: Path, golden_drafter: Path
+) -> None:
+    anchor = begin(engine, 1, PROMPT)
+    tokens = [*PROMPT, anchor]
+    for number in range(1, 6):
+        quiet = item(1, number, len(tokens), tokens[-1], [9, 11])._replace(wants_rows=number == 3)
+        judged = engine.judge_cohort([quiet])
+        verdict = judged.outcomes[0]
+        assert isinstance(verdict, Verdict)
+        assert (judged.features[0] is not None) == (number == 3)
+        tokens += [*[9, 11][: verdict.accepted], verdict.next_token]
+    kept = engine.features(Cursor(1, 1, 5, len(tokens)), 0)
+    assert isinstance(kept, FeatureRows)
+    assert kept.token_ids == tokens[:-1]
+    expected = direct_rows(golden_target, golden_drafter, tokens[:-1])
+    torch.testing.assert_close(kept.rows.float(), expected, rtol=1e-2, atol=1e-2)  # bf16
+
+
 def test_sequences_that_do_not_keep_features_cannot_be_resent(engine: VerifyEngine) -> None:
     begin(engine, 1, PROMPT, keep=False)
     answer = engine.features(Cursor(1, 1, 1, len(PROMPT) + 1), 0)

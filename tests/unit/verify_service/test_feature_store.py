@@ -1,0 +1,89 @@
+"""Rows that are kept and rows that are owed: whoever asks gets what was written last."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dspark.model.context import Projection
+from verify_service.feature_store import OWED, ROW_DTYPE, FeatureStore
+
+TAPS, WIDTH, SLOTS = 6, 2, 4 * OWED
+
+
+class Sums(Projection):
+    """A row is the sums of two halves of its taps; counts what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(feature_size=TAPS, width=WIDTH, target_layer_ids=(0,))
+        self.asked: list[int] = []
+
+    def project(self, features: Tensor) -> Tensor:
+        self.asked.append(len(features))
+        return features.reshape(len(features), WIDTH, -1).sum(dim=-1)
+
+
+@pytest.fixture
+def projection() -> Sums:
+    return Sums()
+
+
+@pytest.fixture
+def store(projection: Sums) -> FeatureStore:
+    return FeatureStore(SLOTS, projection)
+
+
+def taps(*values: float) -> Tensor:
+    return torch.tensor(values)[:, None].expand(-1, TAPS).clone()
+
+
+def rows(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=ROW_DTYPE)[:, None].expand(-1, WIDTH) * (TAPS // WIDTH)
+
+
+def test_owed_rows_are_projected_together_when_one_of_them_is_asked_for(store: FeatureStore, projection: Sums) -> None:
+    for slot in range(10):
+        store.put_later([slot], taps(float(slot)))
+    assert not projection.asked
+    assert store.get([7, 3]).equal(rows(7.0, 3.0))
+    assert store.get(range(10)).equal(rows(*map(float, range(10))))
+    assert projection.asked == [10]
+
+
+def test_rows_that_are_there_cost_no_projection(store: FeatureStore, projection: Sums) -> None:
+    store.put([5], rows(5.0))
+    store.put_later([6], taps(6.0))
+    assert store.get([5]).equal(rows(5.0))
+    assert not projection.asked
+
+
+def test_what_was_written_last_counts(store: FeatureStore, projection: Sums) -> None:
+    store.put_later([1, 2], taps(1.0, 2.0))
+    store.put([1], rows(9.0))  # another sequence has the slot now
+    store.put_later([2], taps(8.0))
+    assert store.get([1, 2]).equal(rows(9.0, 8.0))
+    assert projection.asked == [1], "what was written over is not projected"
+
+
+def test_what_is_owed_has_a_bound(store: FeatureStore, projection: Sums) -> None:
+    for slot in range(OWED + 1):
+        store.put_later([slot], taps(float(slot % 50)))
+    assert projection.asked == [OWED]
+    store.put_later(range(2 * OWED, 3 * OWED + 1), torch.ones(OWED + 1, TAPS))
+    assert projection.asked == [OWED, OWED + 1], "a long prompt is projected at once"
+    assert store.get([OWED]).equal(rows(float(OWED % 50)))
+    assert store.get(range(50)).equal(rows(*map(float, range(50))))
+
+
+def test_taps_may_be_overwritten_once_they_are_owed(store: FeatureStore) -> None:
+    of_a_pass = taps(3.0, 4.0)
+    store.put_later([0, 1], of_a_pass)
+    of_a_pass.zero_()  # the next pass writes where this one did
+    assert store.get([0, 1]).equal(rows(3.0, 4.0))
+
+
+def test_rows_without_a_width_are_kept_too() -> None:
+    store = FeatureStore(8, Projection(feature_size=0, width=0, target_layer_ids=()))
+    store.put_later([2, 3], None)
+    assert store.get([2, 3]).shape == (2, 0)
