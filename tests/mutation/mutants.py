@@ -16,6 +16,10 @@ BLOCK = (f"{LAW}[greedy-block-logits]", f"{LAW}[async-block-zeros]", f"{LAW}[thr
 COINS_TOKEN = (f"{D}test_forced_coins.py::test_the_rule_induces_its_law_on_every_table",)
 COINS_BLOCK = (f"{D}test_forced_coins.py::test_the_block_rule_decides_as_the_paper_says_on_every_table",)
 REAL = (f"{D}test_real_draws.py",)
+RACE = (
+    f"{D}test_race.py::test_the_first_one_home_follows_the_distribution",
+    f"{D}test_race.py::test_a_time_is_the_logarithm_of_64_bits_of_its_block",
+)
 ONCE = (f"{D}test_reference.py::test_no_draw_of_a_ratio_rule_is_ever_used_twice",)
 PLACE = (f"{D}test_reference.py::test_coupled_noise_is_named_by_seed_choice_and_position_alone",)
 PACKED = (f"{D}test_acceptance.py::test_a_packed_pass_judges_every_sequence_as_if_it_were_alone",)
@@ -23,8 +27,16 @@ NUMBERS = (f"{D}test_acceptance.py::test_the_very_numbers_that_were_sent_are_wei
 FIRST = (f"{D}test_acceptance.py::test_a_coupled_first_token_is_the_one_a_round_would_have_added",)
 LIES = (f"{D}test_acceptance.py::test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept",)
 DRAWN = (f"{D}test_sampling.py::test_a_draft_is_drawn_from_the_very_numbers_that_are_sent",)
-PAPER = ("tests/paper",)
-SCHEDULER = (f"{C}test_prefix_scheduler.py", *PAPER)
+S = f"{C}test_prefix_scheduler.py::test"
+SCHEDULER = (
+    f"{S}_early_stop_does_not_look_past_the_first_slot_in_the_paper_s_counterexample",
+    f"{S}_no_improvement_is_no_reason_to_verify",
+    f"{S}_async_gives_its_budget_to_the_slots_that_rank_first",
+    f"{S}_survival_is_a_running_product_that_is_zero_beyond_each_block",
+    f"{S}_ties_go_to_earlier_slots_and_then_to_the_lower_row",
+    "tests/paper/test_appendix_a.py::test_early_stop_is_lossless_and_the_search_is_not",
+    "tests/paper/test_algorithm_1.py::test_the_scheduler_is_algorithm_1",
+)
 WALK = ("tests/unit/draft_service/test_walk.py",)
 C = "tests/unit/draft_service/test_family_contexts.py"
 CONTEXTS = (f"{C}::test_blocks_are_the_model_s_however_rows_came",)
@@ -203,7 +215,7 @@ MUTANTS = [
             "the temperature is ignored",
             "copy=True).div_(laws.temperature)",
             "copy=True)",
-            (f"{D}test_sampling.py", *REAL),
+            (f"{D}test_sampling.py",),
         ),
         (
             "the draft is drawn at another temperature",
@@ -224,7 +236,7 @@ MUTANTS = [
             "slow tokens win the race",
             "pace = probs.double() / e",
             "pace = probs.double() * e",
-            (f"{D}test_race.py", *REAL),
+            RACE,
         ),
         (
             "noise forgets the choice",
@@ -236,13 +248,13 @@ MUTANTS = [
             "noise forgets the position",
             "(law.seed, law.choice, position)",
             "(law.seed, law.choice, 9)",
-            (*PLACE, *REAL),
+            PLACE,
         ),
         (
             "four neighbours share their noise",
             "wide[lane] + wide[(lane + 1) % _LANES]",
             "wide[0] + wide[1]",
-            (f"{D}test_race.py", *REAL),
+            RACE,
         ),
     ),
     *_in(
