@@ -96,16 +96,16 @@ class FeatureStore:
         return self._rows[_index(slots)].clone()
 
     def _pay(self) -> None:
-        """Projects what is owed, but for slots that were written since."""
+        """Projects what is owed, but for slots that were written since. If that fails, it is owed still."""
         assert self._taps is not None
-        slots = self._slots[: self._owed]
+        slots, taps = self._slots[: self._owed], self._taps[: self._owed]
         due = np.flatnonzero(self._place[slots] == np.arange(self._owed))
-        self._place[slots] = -1
-        taps, self._owed = self._taps[: self._owed], 0
         if len(due) < len(taps):
             slots, taps = slots[due], taps[torch.from_numpy(due).to(taps.device)]
         if len(due):
             self._rows[torch.from_numpy(slots)] = self.project(taps, len(due))
+        self._place[slots] = -1  # the others have been written and say so
+        self._owed = 0
 
 
 def _numbers(slots: Slots | Sequence[int]) -> npt.NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """A network namespace for each process, so that the kernel itself loses packets on the way to it or from it.
 
-    enter()                                  # once, first thing: this program gets a network of its own
+    enter("faults.rows.r14_partitions")      # once, first thing: this program gets a network of its own
     with FaultCell(between="kernel") as cell:
         cell.proxies["draft/0"].blackhole(Way.IN)
 
@@ -28,7 +28,7 @@ LIMIT_S = 10.0
 def enter(module: str) -> bool:
     """Starts the program `python -m module` again in a network of its own; False where that is not allowed.
 
-    Returns True in the new one, whose bridge and loopback are up.
+    Returns True in the new one, where nothing is up yet, see `bridge`.
     """
     if os.environ.get(INSIDE):
         return True
@@ -54,8 +54,20 @@ class Namespace:
         """number: 1 to 250, unlike any other's."""
         self.address = f"{SUBNET}.{number + 1}"
         self._port, self._inner = f"port{number}", f"own{number}"
-        self._holder = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"], stdout=-1)
+        # Keeps the network; its input ends with this program, and so does it.
+        self._holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            self._lay()
+        except BaseException:
+            self.close()
+            raise
+        self._cut: set[Way] = set()
+
+    def _lay(self) -> None:
+        assert self._holder.stdin is not None
         assert self._holder.stdout is not None
+        self._holder.stdin.write(b"\n")
+        self._holder.stdin.flush()
         self._holder.stdout.readline()  # it is in there now
         self.enter: Sequence[str] = ("nsenter", f"--net=/proc/{self._holder.pid}/ns/net", "--")
         _do("ip", "link", "add", self._port, "type", "veth", "peer", "name", self._inner)
@@ -64,7 +76,6 @@ class Namespace:
         _do(*self.enter, "ip", "link", "set", "lo", "up")
         _do(*self.enter, "ip", "addr", "add", f"{self.address}/24", "dev", self._inner)
         _do(*self.enter, "ip", "link", "set", self._inner, "up")
-        self._cut: set[Way] = set()
 
     def blackhole(self, *ways: Way) -> None:
         """Loses every packet in these directions, in both if none is named."""
@@ -80,9 +91,7 @@ class Namespace:
 
     def close(self) -> None:
         self._holder.kill()
-        self._holder.wait(LIMIT_S)
-        assert self._holder.stdout is not None
-        self._holder.stdout.close()
+        self._holder.communicate(timeout=LIMIT_S)
 
     def _queue(self, way: Way, verb: str) -> list[str]:
         """Of the end that sends in this direction."""

@@ -76,6 +76,20 @@ def test_what_is_owed_has_a_bound(store: FeatureStore, projection: Sums) -> None
     assert store.get(range(50)).equal(rows(*map(float, range(50))))
 
 
+def test_a_projection_that_fails_leaves_its_rows_owed(
+    store: FeatureStore, projection: Sums, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(features: Tensor) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    store.put_later([1], taps(1.0))
+    with monkeypatch.context() as broken:
+        broken.setattr(projection, "project", fail)
+        with pytest.raises(RuntimeError):
+            store.get([1])
+    assert store.get([1]).equal(rows(1.0))
+
+
 def test_taps_may_be_overwritten_once_they_are_owed(store: FeatureStore) -> None:
     of_a_pass = taps(3.0, 4.0)
     store.put_later([0, 1], of_a_pass)
