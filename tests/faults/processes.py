@@ -90,12 +90,13 @@ class FaultCell(LocalCell):
 
     def settled(self, within_s: float = 10.0) -> bool:
         """Whether every connected worker frees every sequence and page in time."""
+        return until(lambda: not self.held(), within_s)
 
-        def free() -> bool:
-            with self.client() as client:
-                return not any(each.sequences or each.pages_held for each in client.status().processes)
-
-        return until(free, within_s)
+    def held(self) -> dict[str, tuple[int, int]]:
+        """(sequences, pages) of each connected worker that holds any."""
+        with self.client() as client:
+            found = {each.name: (each.sequences, each.pages_held) for each in client.status().processes}
+        return {name: counts for name, counts in found.items() if any(counts)}
 
     def stop(self) -> None:
         for child in self.children.values():

@@ -26,6 +26,7 @@ from faults.spoiler import Spoiler
 REFUSAL_S = 0.002
 GROWTH = 2.0  # resident bytes, in what was sent, beyond what a process takes to warm up
 WARM_UP_MB = 64.0
+CROWD = 6  # attackers at a time, of a million messages
 
 
 def spoiled_events(seed: int, share: float) -> tuple[Plan, Counter[str]]:
@@ -93,7 +94,7 @@ def main() -> int:
     count = int(args.messages or (1_000_000 if args.long else 10_000))
     with FaultCell() as cell:
         pids = {name: child.pid for name, child in cell.children.items()}
-        value = asyncio.run(attack(cell, count))
+        value = asyncio.run(attack(cell, count, crowd=CROWD if args.long else 1))
         value["same_pids"] = all(os.path.exists(f"/proc/{pid}") for pid in pids.values())
     holds = (
         not value["hung"]
