@@ -12,7 +12,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from dspark.native.compiled import kernels
+from dspark.native.compiled import kernels, parallel
 from verify_service.varlen import Kernel, Tables
 
 QUERIES_UP_TO = 8  # of one sequence
@@ -27,7 +27,8 @@ def cpu_kernel() -> Kernel | None:
     built = kernels()
     if built is None:
         return None
-    call = built.dspark_attend
+    call, threads = built.dspark_attend, torch.get_num_threads()
+    sharing = parallel() if threads > 1 else None
 
     def attend(q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None) -> Tensor:
         if q.dtype != torch.float32 or v.shape != k.shape or v.stride() != k.stride() or k.stride(3) != 1:
@@ -46,6 +47,8 @@ def cpu_kernel() -> Kernel | None:
             _Dims(*at.blocks.shape, k.shape[1], heads, k.shape[2], size, window or 0, at.max_q, at.max_k, len(k)),
             _Strides(q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2)),
             scale if scale is not None else size**-0.5,
+            sharing,
+            threads,
         )
         if failed == _NO_MEMORY:
             raise MemoryError("no memory for the weights of one head")

@@ -1,4 +1,4 @@
-/* Attention over pages in place, on one CPU thread: each query's own keys, read once, in the checkpoint's fp32.
+/* Attention over pages in place, on a CPU: each query's own keys, read once, in the checkpoint's fp32.
 
    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / ratio]) v[j, h / ratio] over the keys j that token t of its
    sequence sees. Strides count floats. Called by address: verify_service/cpu_kernel.py says what the arguments are. */
@@ -97,13 +97,46 @@ INLINE void attend(struct rows out, struct rows q, struct pages at, struct span 
     if (r < rows) weigh(out, at, span, weights, r, 1, size);
 }
 
-/* Returns 0; 1 without memory for the weights of one head; 2 for tables that name
-   what is not there. */
-WIDEST int dspark_attend(float *out, float *q, const float *k, const float *v, const int32_t *cu_q,
-                         const int32_t *used_k, const int32_t *blocks, const int32_t *dims, const int64_t *strides,
-                         float scale) {
-    const int sequences = dims[0], pages = dims[1], page_size = dims[2], heads = dims[3], kv_heads = dims[4];
-    const int size = dims[5], window = dims[6], max_q = dims[7], max_k = dims[8], ratio = heads / kv_heads;
+struct call {
+    float *out, *q;
+    const float *k, *v;
+    const int32_t *cu_q, *used_k, *blocks, *dims;
+    const int64_t *strides;
+    float scale;
+    int next; /* the item whose turn it is: a sequence and a key-value head */
+};
+
+/* Takes one item after the other until none is left; several threads do so at a time. */
+WIDEST static void attend_some(void *arg) {
+    struct call *c = arg;
+    const int sequences = c->dims[0], pages = c->dims[1], page_size = c->dims[2], heads = c->dims[3];
+    const int kv_heads = c->dims[4], size = c->dims[5], window = c->dims[6], ratio = heads / kv_heads;
+    const int64_t *strides = c->strides;
+    float *weights = malloc(sizeof(float) * (size_t)(c->dims[7] * ratio) * (size_t)c->dims[8]);
+    if (!weights) return;
+    for (int item; (item = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < sequences * kv_heads;) {
+        int n = item / kv_heads, h = item % kv_heads;
+        int queries = c->cu_q[n + 1] - c->cu_q[n], last = c->used_k[n];
+        int first = window > 0 && last - queries + 1 > window ? last - queries + 1 - window : 0;
+        struct span span = {first, last, queries, ratio, window};
+        int64_t begin = (int64_t)c->cu_q[n] * heads * size + h * ratio * size;
+        struct rows to = {c->out + begin, (int64_t)heads * size, size};
+        struct rows from = {c->q + c->cu_q[n] * strides[0] + h * ratio * strides[1], strides[0], strides[1]};
+        struct pages at = {c->k + h * strides[4], c->v + h * strides[4], strides[2], strides[3],
+                           c->blocks + (int64_t)n * pages, page_size};
+        if (size == 64) attend(to, from, at, span, c->scale, weights, 64);
+        else if (size == 128) attend(to, from, at, span, c->scale, weights, 128);
+        else attend(to, from, at, span, c->scale, weights, size);
+    }
+    free(weights);
+}
+
+/* Returns 0; 1 without memory for the weights of one head; 2 for tables that name what is not there. `parallel`, of
+   the OpenMP runtime that torch uses, has so many threads do the work; without it, or for little work, one does. */
+int dspark_attend(float *out, float *q, const float *k, const float *v, const int32_t *cu_q, const int32_t *used_k,
+                  const int32_t *blocks, const int32_t *dims, const int64_t *strides, float scale,
+                  void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int threads) {
+    const int sequences = dims[0], pages = dims[1], page_size = dims[2], max_q = dims[7], max_k = dims[8];
     for (int n = 0; n < sequences; n++) {
         int queries = cu_q[n + 1] - cu_q[n];
         if (queries < 0 || queries > max_q || queries > used_k[n]) return 2;
@@ -111,22 +144,8 @@ WIDEST int dspark_attend(float *out, float *q, const float *k, const float *v, c
         for (int p = 0; p * page_size < used_k[n]; p++)
             if (blocks[(int64_t)n * pages + p] < 0 || blocks[(int64_t)n * pages + p] >= dims[9]) return 2;
     }
-    float *weights = malloc(sizeof(float) * (size_t)(max_q * ratio) * (size_t)max_k);
-    if (!weights) return 1;
-    for (int n = 0; n < sequences; n++) {
-        int queries = cu_q[n + 1] - cu_q[n], last = used_k[n];
-        int first = window > 0 && last - queries + 1 > window ? last - queries + 1 - window : 0;
-        struct span span = {first, last, queries, ratio, window};
-        for (int h = 0; h < kv_heads; h++) {
-            struct rows to = {out + (int64_t)cu_q[n] * heads * size + h * ratio * size, (int64_t)heads * size, size};
-            struct rows from = {q + cu_q[n] * strides[0] + h * ratio * strides[1], strides[0], strides[1]};
-            struct pages at = {k + h * strides[4], v + h * strides[4], strides[2], strides[3],
-                               blocks + (int64_t)n * pages, page_size};
-            if (size == 64) attend(to, from, at, span, scale, weights, 64);
-            else if (size == 128) attend(to, from, at, span, scale, weights, 128);
-            else attend(to, from, at, span, scale, weights, size);
-        }
-    }
-    free(weights);
-    return 0;
+    struct call call = {out, q, k, v, cu_q, used_k, blocks, dims, strides, scale, 0};
+    if (parallel && threads > 1 && sequences * dims[4] > 1) parallel(attend_some, &call, (unsigned)threads, 0);
+    else attend_some(&call);
+    return call.next < sequences * dims[4]; /* whoever found memory did the work of those who did not */
 }

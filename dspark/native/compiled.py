@@ -1,24 +1,22 @@
 """The compiled kernels for CPUs, where the installation could build them.
 
-They serve one torch thread in fp32: with more, torch's own operations share the work and are used instead. A library
-counts only if it was built from sources with the same interface.
+They take fp32. A library counts only if it was built from sources with the same interface.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-import torch
-
 P, I32, F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 
-_INTERFACE = 1  # what `dspark_interface` says
+_INTERFACE = 2  # what `dspark_interface` says
 
 _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
-    "dspark_attend": ([*[P] * 9, F32], ctypes.c_int),
+    "dspark_attend": ([*[P] * 9, F32, P, ctypes.c_int], ctypes.c_int),
     "dspark_norm": ([P, P, P, I32, I32, F32], None),
     "dspark_gate": ([P, P, I32, I32], None),
     "dspark_turn": ([P, P, P, P, I32, I32, I32, ctypes.c_int64, F32], None),
@@ -26,13 +24,9 @@ _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
 }
 
 
-def kernels(threads: int | None = None) -> ctypes.CDLL | None:
-    """Their functions by name; None where they were not built, or where several threads share the work."""
-    return _built() if (torch.get_num_threads() if threads is None else threads) == 1 else None
-
-
 @functools.cache
-def _built() -> ctypes.CDLL | None:
+def kernels() -> ctypes.CDLL | None:
+    """Their functions by name; None where they were not built."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_kernels{suffix}")
         if path.exists():
@@ -47,3 +41,14 @@ def _built() -> ctypes.CDLL | None:
                 return None
             return found
     return None
+
+
+@functools.cache
+def parallel() -> int | None:
+    """Address of what has torch's own threads run a function: `GOMP_parallel` of the runtime that torch has loaded.
+    None where torch uses another one."""
+    try:
+        runtime = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return ctypes.cast(runtime.GOMP_parallel, P).value
+    except (OSError, AttributeError):
+        return None

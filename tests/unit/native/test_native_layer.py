@@ -12,13 +12,13 @@ from dspark.model.rotary import rotate
 from dspark.native import compiled, layer
 from dspark.native.layer import NativeLayer
 
-needs_kernels = pytest.mark.skipif(compiled.kernels(1) is None, reason="no C compiler has built the kernels")
+needs_kernels = pytest.mark.skipif(compiled.kernels() is None, reason="no C compiler has built the kernels")
 LIKE = torch.empty(1)
 
 
 @pytest.fixture
 def native() -> NativeLayer:
-    built = compiled.kernels(1)
+    built = compiled.kernels()
     assert built is not None
     return NativeLayer(built)
 
@@ -134,14 +134,13 @@ def test_what_it_would_misread_is_refused(native: NativeLayer) -> None:
             native.spread(qkv, None, 1e-6, (whole, whole), pool, pool, torch.tensor([0, outside]), 2)
 
 
-def test_it_is_for_one_thread_in_fp32_and_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert compiled.kernels(2) is None
+def test_it_is_for_fp32_and_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert NativeLayer.found(LIKE.half()) is None
-    compiled._built.cache_clear()
+    compiled.kernels.cache_clear()
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    assert compiled.kernels(1) is None, "nothing was built"
+    assert compiled.kernels() is None, "nothing was built"
     (tmp_path / f"_kernels{compiled.EXTENSION_SUFFIXES[0]}").write_bytes(b"of another machine")
-    compiled._built.cache_clear()
-    assert compiled.kernels(1) is None
+    compiled.kernels.cache_clear()
+    assert compiled.kernels() is None
     monkeypatch.undo()
-    compiled._built.cache_clear()
+    compiled.kernels.cache_clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,15 +19,15 @@ from verify_service.plan import Segment
 from verify_service.varlen import Tables
 
 CPU = torch.device("cpu")
-needs_kernels = pytest.mark.skipif(compiled.kernels(1) is None, reason="no C compiler has built the kernels")
+needs_kernels = pytest.mark.skipif(compiled.kernels() is None, reason="no C compiler has built the kernels")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> object:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(before)
 
 
 @needs_kernels
@@ -50,6 +52,24 @@ def test_any_shape_comes_out_as_by_formula(seed: int) -> None:
     assert kernel is not None
     made = kernel(query, keys, values, at, None, window)
     torch.testing.assert_close(made, kernels.reference(query, keys, values, at, None, window), rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_how_many_threads_share_the_work_changes_no_bit() -> None:
+    draw = torch.Generator().manual_seed(1)
+    at = Tables(
+        torch.tensor([0, 3, 4, 9]).int(), torch.tensor([30, 7, 16]).int(), torch.arange(6).view(3, 2).int(), 5, 32
+    )
+    query = torch.randn(9, 4, 64, generator=draw)
+    keys, values = (torch.randn(6, 16, 2, 64, generator=draw) for _ in "kv")
+    made = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        kernel = cpu_kernel.cpu_kernel()
+        assert kernel is not None
+        made.append(kernel(query, keys, values, at, None, None))
+    assert compiled.parallel() is not None or sys.platform != "linux"
+    assert all(torch.equal(made[0], other) for other in made[1:])
 
 
 @needs_kernels
