@@ -153,7 +153,7 @@ class CostCurve:
 def _extended(x: Floats, values: Floats, tokens: Floats) -> Floats:
     """Interpolation that goes on with the last slope."""
     inside = np.interp(tokens, x, values)
-    if len(x) < 2:
+    if len(x) < 2 or not len(tokens) or tokens.max() <= x[-1]:
         return inside
     slope = max(float(values[-1] - values[-2]), 0.0) / float(x[-1] - x[-2])
     beyond: Floats = inside + slope * np.maximum(tokens - x[-1], 0.0)

@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 StepSeconds = Callable[[Floats], Floats]  # tokens in the step -> seconds, element by element
 
 GREEDY, ASYNC = int(Kind.GREEDY), int(Kind.ASYNC)  # arrays are compared with plain numbers four times as fast
-STRETCH = 2048  # candidates whose rates are computed together
+STRETCH = 512  # candidates whose rates are computed together; twice as many each time
 
 
 def survival(confidence: Floats, lengths: Ints) -> Floats:
@@ -121,12 +121,15 @@ def _early_stop(ranks: Floats, step_seconds: StepSeconds, tokens: float, expecte
     committed = np.empty(len(ranks) + 1)
     committed[0] = 0.0
     np.cumsum(ranks, out=committed[1:])
-    for start in range(0, len(ranks), STRETCH):  # most walks end in the first stretch
-        stop = min(start + STRETCH, len(ranks)) + 1
+    start, stretch = 0, STRETCH
+    while start < len(ranks):  # most walks end early
+        stop = min(start + stretch, len(ranks)) + 1
         rate = (expected + committed[start:stop]) / step_seconds(tokens + np.arange(start, stop, dtype=np.float64))
         worse = rate[1:] <= rate[:-1]
-        if worse.any():
-            return start + int(worse.argmax())
+        first = int(worse.argmax())
+        if worse[first]:
+            return start + first
+        start, stretch = stop - 1, 2 * stretch
     return len(ranks)
 
 
@@ -136,8 +139,11 @@ def _leading(gain: Floats, count: int, least: float) -> Ints:
     Along a row gains never increase, and no candidate gains 0.
     """
     by_slot = gain.T
-    above = by_slot > max(least, 0.0)
-    lengths: Ints = above.sum(axis=0, dtype=np.int64)
+    if least > 0.0:
+        reached: Ints = np.add.reduce(by_slot >= least, axis=0, dtype=np.int64)
+        if int(reached.sum()) == count:  # nobody ties with the last
+            return reached
+    lengths: Ints = np.add.reduce(by_slot > max(least, 0.0), axis=0, dtype=np.int64)
     missing = count - int(lengths.sum())
     if missing <= 0 or least <= 0.0:
         return lengths

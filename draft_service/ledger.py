@@ -2,7 +2,8 @@
 
 Rows may come in any order and more than once; what counts is the watermark, the length of the run without a gap from
 position 0. Rows belong to an epoch: a higher one starts the context over, a lower one is refused. A sequence that
-nobody opened has no room and gets none.
+nobody opened has no room and gets none. Room belongs to the epoch under which it was opened, whatever rows came: who
+opened it can release it, or open it again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Context:
     epoch: int
     owner: int  # the session that opened it
     capacity: int
+    opened: int  # the epoch under which it was
     watermark: int = 0
     ahead: list[tuple[int, int]] = field(default_factory=list)  # runs past a gap, ascending, apart
 
@@ -79,11 +81,11 @@ class Ledger(Generic[C]):
         """Reserves rows for the sequence's whole life. Opening it again keeps its rows; a higher epoch does not."""
         context = self._contexts.get(cursor.sequence)
         if context is not None:
-            if cursor.epoch < context.epoch:
-                return Refusal(RefusalReason.STALE_CURSOR, f"epoch {cursor.epoch} was followed by {context.epoch}")
+            if cursor.epoch < context.opened:
+                return Refusal(RefusalReason.STALE_CURSOR, f"epoch {cursor.epoch} was followed by {context.opened}")
             if reserve_tokens <= context.capacity:
-                context.owner = owner
-                if cursor.epoch > context.epoch:
+                context.owner, context.opened = owner, cursor.epoch
+                if cursor.epoch != context.epoch:
                     context.start_over(cursor.epoch)
                 return None
             self._drop(context)
@@ -98,7 +100,7 @@ class Ledger(Generic[C]):
             )
         self.pages.reserve(cursor.sequence, reserve_tokens)
         capacity = self.pages.capacity(cursor.sequence)
-        self._contexts[cursor.sequence] = self._kind(cursor.sequence, cursor.epoch, owner, capacity)
+        self._contexts[cursor.sequence] = self._kind(cursor.sequence, cursor.epoch, owner, capacity, cursor.epoch)
         return None
 
     def admit(self, chunk: Rows) -> C | Refusal:
@@ -116,9 +118,9 @@ class Ledger(Generic[C]):
         return context
 
     def release(self, sequence: int, epoch: int) -> bool:
-        """Frees a context of this epoch or a lower one; an unknown one is fine."""
+        """Frees a context that was opened under this epoch or a lower one; an unknown one is fine."""
         context = self._contexts.get(sequence)
-        if context is None or context.epoch > epoch:
+        if context is None or context.opened > epoch:
             return False
         self._drop(context)
         return True

@@ -54,6 +54,7 @@ class Victim:
         self.verify, self.draft = verify, draft
         self._incarnation, self._projection = drafter_incarnation, projection
         self.number = number << 32  # of its sequence
+        self.turned_away = 0  # honest prompts and contexts that were refused
 
     async def renew(self) -> None:
         """A sequence that is held, with its first anchor, and a context for it; the one before it is released."""
@@ -62,7 +63,8 @@ class Victim:
         self.cursor = Cursor(self.number, 1, 0, len(PROMPT))
         prefilled = await self.verify.prefill(self.cursor, PROMPT)
         self.anchor, self.at = prefilled.anchor, Cursor(self.number, 1, 1, len(PROMPT) + 1)
-        await self.draft.open(self.cursor)
+        opened = await self.draft.open(self.cursor)
+        self.turned_away += prefilled.HasField("refusal") + opened.HasField("refusal")
 
     async def release(self, sequence: int, epoch: int) -> None:
         """At both workers."""
@@ -126,7 +128,7 @@ class Attacker:
     """One peer that sends malformed messages, each after the answer to the one before it."""
 
     def __init__(self, victim: Victim, push: Any, seed: str) -> None:
-        self._victim, self._push = victim, push
+        self.victim, self._push = victim, push
         self._spoiler = Spoiler(seed, spare=("tag",))
         self._acks = asyncio.create_task(_count_acks(push))
         self._number = self._chunks = 0
@@ -135,7 +137,7 @@ class Attacker:
         """So many messages, the neighbour doing a round for every hundred."""
         for _ in range(count):
             if self._number % 20 == 0:
-                await self._victim.renew()
+                await self.victim.renew()
             if neighbour is not None and self._number % 100 == 0:
                 await neighbour.step()
             if self._number % 10 == 9:
@@ -144,16 +146,19 @@ class Attacker:
                 await self._command(self._number % len(KINDS), tally)
             self._number += 1
 
-    async def end(self) -> int:
-        """Every chunk of rows is answered; how many were not."""
+    async def settle(self) -> int:
+        """Every chunk of rows is answered, the last sequence released; how many chunks were not answered."""
         await self._push.done_writing()
         answered = await asyncio.wait_for(self._acks, DEADLINE_S)
-        await self._victim.verify.end()
-        await self._victim.draft.end()
+        await self.victim.release(self.victim.number, 1)
         return self._chunks - answered
 
+    async def end(self) -> None:
+        await self.victim.verify.end()
+        await self.victim.draft.end()
+
     async def _rows(self, tally: Tally) -> None:
-        chunk = self._victim.chunk()
+        chunk = self.victim.chunk()
         self._spoiler.spoil(chunk)
         tally.sent += chunk.ByteSize()
         self._chunks += 1
@@ -161,10 +166,10 @@ class Attacker:
 
     async def _command(self, number: int, tally: Tally) -> None:
         where, kind = KINDS[number]
-        honest = self._victim.command(number)
+        honest = self.victim.command(number)
         self._spoiler.spoil(honest)
         tally.sent += honest.ByteSize()
-        stream = self._victim.verify if where == "verify" else self._victim.draft
+        stream = self.victim.verify if where == "verify" else self.victim.draft
         began = time.monotonic()
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -176,7 +181,7 @@ class Attacker:
             (tally.beside if _also_worked(event) else tally.took).append(time.monotonic() - began)
             tally.kinds[kind] += 1
         elif kind in ("prefill", "open"):  # it was meant after all
-            await self._victim.release(honest.cursor.sequence, honest.cursor.epoch)
+            await self.victim.release(honest.cursor.sequence, honest.cursor.epoch)
 
 
 class Neighbour:
@@ -186,11 +191,14 @@ class Neighbour:
         self.stream, self.said = stream, list[int]()
         self._number, self._held = first, (Cursor(first, 1, 0, LONGEST), 0)
 
+    async def leave(self) -> None:
+        await self.stream.release(self._number)
+
     async def step(self) -> None:
         """One round; of a new sequence where the one before has its length."""
         cursor, anchor = self._held
         if cursor.committed_len >= LONGEST:
-            await self.stream.release(self._number)
+            await self.leave()
             self._number += 1
             cursor = Cursor(self._number, 1, 0, len(PROMPT))
             anchor = (await self.stream.prefill(cursor, PROMPT, reserve=LONGEST + 50)).anchor
@@ -233,7 +241,12 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
     await attackers[0].send(alone, timed, neighbour)
 
     grown = max((cell.resources(name)["rss"] - before) / 2**20 for name, before in warm.items())
-    unanswered = sum([await attacker.end() for attacker in attackers])
+    unanswered = sum([await attacker.settle() for attacker in attackers])
+    for each in (calm, neighbour):
+        await each.leave()
+    held = await asyncio.to_thread(cell.held)  # while every stream lives: their ends would free what was lost
+    for attacker in attackers:
+        await attacker.end()
     await honest.end()
     tallies = (early, crowded, timed)
     took = timed.took + early.took
@@ -246,6 +259,8 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         "refused_by_kind": dict(sum((tally.kinds for tally in tallies), Counter[str]())),
         "hung": sum(tally.hung for tally in tallies) + unanswered,
         "deaths": sum(not cell.alive(name) for name in ("verify/0", "draft/0", "coordinator/0")),
+        "honest_refused": sum(attacker.victim.turned_away for attacker in attackers),
+        "held_at_the_end": held,
         "neighbour_rounds": len(neighbour.said),
         "neighbour_unchanged": bool(period)
         and all(token == period[at % len(period)] for at, token in enumerate(neighbour.said)),

@@ -352,8 +352,8 @@ MUTANTS = [
         "coordinator/prefix_scheduler.py",
         (
             "the scheduler searches all lengths",
-            "if worse.any():\n            return start + int(worse.argmax())",
-            "if worse.any():\n            return start + int(rate.argmax())",
+            "if worse[first]:\n            return start + first",
+            "if worse[first]:\n            return start + int(rate.argmax())",
             SCHEDULER,
         ),
         ("an equal rate is an improvement", "worse = rate[1:] <= rate[:-1]", "worse = rate[1:] < rate[:-1]", SCHEDULER),

@@ -24,8 +24,7 @@ from faults.simulated import Answer, SimulatedCell, simulate
 from faults.spoiler import Spoiler
 
 REFUSAL_S = 0.002
-GROWTH = 2.0  # resident bytes, in what was sent, beyond what a process takes to warm up
-WARM_UP_MB = 64.0
+GROWTH_MB = 64.0  # resident, after a warm-up, whatever was sent since
 CROWD = 6  # attackers at a time, of a million messages
 
 
@@ -101,9 +100,12 @@ def main() -> int:
         and not value["deaths"]
         and value["neighbour_unchanged"]
         and value["p99_refusal_ms"] < 1e3 * REFUSAL_S
-        and value["rss_growth_mb"] <= GROWTH * value["sent_mb"] + WARM_UP_MB
+        and not value["honest_refused"]
+        and not value["held_at_the_end"]
+        and value["rss_growth_mb"] <= GROWTH_MB
     )
-    bar = f"0 deaths, 0 hangs, neighbour's ids unchanged, p99 refusal < 2 ms, resident + 2 x sent (+ {WARM_UP_MB:g} MB)"
+    bar = "0 deaths, 0 hangs, nothing honest refused, nothing held afterwards, neighbour's ids unchanged, "
+    bar += f"p99 refusal < 2 ms, resident + {GROWTH_MB:g} MB"
     code = Row("4", "malformed commands and rows at workers", value, bar, holds).show(as_json=args.json)
     note("events at the coordinator")
     heard = hear(2000 if args.long else 30)

@@ -105,11 +105,24 @@ def test_a_higher_epoch_starts_over_and_a_lower_one_is_refused(drafter: BlockDra
     late = store.ingest([rows(20, 5, epoch=2)])[0]
     assert isinstance(late, Refusal)
     assert late.reason is RefusalReason.STALE_CURSOR
+    assert store.open(Cursor(1, 3, 0, 10), 50, owner=0) is None, "opening after its rows is fine and keeps them"
+    assert store.ingest([rows(4, 1, epoch=3)]) == [5]
     refused = store.open(Cursor(1, 2, 0, 10), 50, owner=0)
     assert refused is not None
     assert refused.reason is RefusalReason.STALE_CURSOR
-    assert store.open(Cursor(1, 3, 0, 10), 50, owner=0) is None, "opening again is fine and keeps the rows"
-    assert store.ingest([rows(4, 1, epoch=3)]) == [5]
+    assert not store.release(1, 2)
+
+
+def test_rows_of_an_epoch_that_never_comes_keep_nobody_from_releasing_or_opening(drafter: BlockDrafter) -> None:
+    store = store_of(drafter)
+    store.open(Cursor(1, 1, 0, 10), 50, owner=0)
+    store.ingest([rows(0, 4, epoch=9)])
+    assert store.open(Cursor(1, 1, 0, 10), 50, owner=0) is None
+    assert store.watermark(1) == 0, "those rows were of another epoch"
+    assert store.ingest([rows(0, 4, epoch=1)]) == [4]
+    store.ingest([rows(0, 4, epoch=9)])
+    assert store.release(1, 1)
+    assert not store.pages.held
 
 
 def test_rows_nobody_made_room_for_get_none(drafter: BlockDrafter) -> None:
