@@ -2,8 +2,8 @@
 
 A drafter holds soft state only: losing one costs speed, never an answer. A sequence without one goes on with empty
 blocks; a drafter that is there (again) is given room, then the rows the verifier kept, and speculation resumes
-without a second prefill. Rows are ordered between rounds only, together with the sink of the rows that follow, so
-that what is resent and what is pushed meet without a gap.
+without a second prefill. Which rows are needed is settled between rounds only, together with the sink of the rows that
+follow, so that what is resent and what is pushed meet without a gap; they are asked for behind the round's orders.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Feeding:
         self._drafters: list[DrafterPort] = []
         self._full_until: dict[DrafterPort, float] = {}
         self._leaving: set[DrafterPort] = set()
-        self._due: list[tuple[Track, Cursor, DrafterPort, int]] = []  # rows to be asked for, from which position
+        self._due: list[tuple[Track, Cursor, DrafterPort, int, str]] = []  # rows to be asked for, from where, why
 
     @property
     def drafters(self) -> tuple[DrafterPort, ...]:
@@ -139,7 +139,7 @@ class Feeding:
         return self.sink(track)
 
     def between_rounds(self, track: Track) -> None:
-        """The one moment at which rows may be ordered."""
+        """The one moment at which rows are found to be needed."""
         if track.drafter is not None and not self._trusts(track.drafter, track):
             self.drop(track)
         if track.drafter in self._leaving and self._able(track):
@@ -148,6 +148,8 @@ class Feeding:
         if track.feed is Feed.NONE:
             if self._clock.time() >= track.attach_at:
                 self.open(track)
+        elif self._goes_without(track):
+            return  # its rows stay with the verifier, whatever is missing
         elif track.feed is Feed.OPENED:
             self._resend(track, 0, "attached")
         elif track.feed is Feed.FED and track.missing >= MISSING_ROUNDS and self._clock.time() >= track.resend_at:
@@ -235,8 +237,9 @@ class Feeding:
         The verifier sends what it holds by the time; what the round adds travels on its own, to the same sink.
         """
         due, self._due = self._due, []
-        for track, cursor, drafter, start in due:
+        for track, cursor, drafter, start, reason in due:
             if self._awaits(track, cursor, drafter):
+                self._metrics.resends.labels(reason=reason).inc()
                 self._order(track, cursor, drafter, start)
 
     def _resend(self, track: Track, start: int, reason: str) -> None:
@@ -245,10 +248,9 @@ class Feeding:
         track.feed, track.missing = Feed.RESENDING, 0
         track.resend_at = self._clock.time() + track.resend_wait
         track.resend_wait = min(2 * track.resend_wait, RETRY_MOST_S)
-        self._metrics.resends.labels(reason=reason).inc()
         tell = log.debug if reason == "rested" else log.info
         tell("sequence.resend", sequence=cursor.sequence, round=cursor.round, reason=reason, start=start)
-        self._due.append((track, cursor, drafter, start))
+        self._due.append((track, cursor, drafter, start, reason))
 
     def _order(self, track: Track, cursor: Cursor, drafter: DrafterPort, start: int) -> None:
         future = self._verifier.resend(cursor, drafter.facts.sink, start)

@@ -120,7 +120,7 @@ class Foresight:
         Where drafts do not pay because a round waits for them, nobody is asked for any; halves would not wait.
         """
         if not asked:
-            return self._planner.plain and self._planner.overlap_pays()
+            return self._planner.goes_plain and self._planner.overlap_pays()
         if self._cost.verify is None:
             return True
         tokens = float(len(turns) + sum(turn.prefix for turn in turns))

@@ -177,6 +177,7 @@ class Lane:
 
     def drafter_joined(self, drafter: DrafterPort) -> None:
         self._feeding.joined(drafter)
+        self._loop.pipelining.drafters_changed()
         self._loop.evidence.widen(drafter.facts.block_size)
 
     def drafter_left(self, drafter: DrafterPort) -> None:

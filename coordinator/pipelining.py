@@ -15,6 +15,7 @@ import math
 LEAST_SEQUENCES = 4  # fewer have nothing to overlap
 WINDOW_ROUNDS = 24  # cohorts judged per measurement
 SETTLE_ROUNDS = 4  # cohorts after a change that are not measured
+FILL_ROUNDS = 12  # and after a plain time, in which contexts of drafters are filled first
 MARGIN = 1.03  # by which a trial has to win
 GLANCE_ROUNDS, HOPELESS = 8, 0.93  # after so many cohorts of a trial it must not be worse than this
 FIRST_TRIAL, RAREST_TRIAL = 4, 64  # windows between trials
@@ -59,10 +60,24 @@ class Pipelining:
         """Whether sequences that need no drafts go without for now, and newcomers without a drafter."""
         return self.mode is Mode.PLAIN
 
+    @property
+    def home(self) -> Mode:
+        """What trials are held against."""
+        return self._home
+
     def joined(self, sequences: int) -> None:
         """One more came, so many are there. A load that was known before is met as it was best met."""
-        if not self._fixed and not self._home_rate and sequences >= LEAST_SEQUENCES:
-            self.mode = self._home = self._best.get(_level(sequences), self._home)
+        if self._fixed or self._home_rate or sequences < LEAST_SEQUENCES:
+            return
+        best = self._best.get(_level(sequences), self._home)
+        if best is not self._home:  # what was counted so far was another mode's
+            self._home = best
+            self._restart(best, self._began)
+
+    def drafters_changed(self) -> None:
+        """Another drafter: what was measured of drafts says little now."""
+        self._best.clear()
+        self._pause, self._until = _first(), _first()
 
     def judged(self, now: float, committed: int, sequences: int) -> bool:
         """A cohort was judged; `sequences` take part in rounds. Whether a trial is due: see `may_try`."""
@@ -86,11 +101,13 @@ class Pipelining:
 
     def may_try(self, *, two: bool, plain: bool) -> None:
         """A trial is due: begins one of those that could win, in turns, or puts it off. One is always worth a trial."""
-        could = {Mode.ONE: True, Mode.TWO: two and self._home is Mode.ONE, Mode.PLAIN: plain}
+        could = {Mode.ONE: True, Mode.TWO: two, Mode.PLAIN: plain}
         for mode in self._due():
             self._until[mode] = self._pause[mode]
             if could[mode]:
                 self.mode = mode
+                if self._home is Mode.PLAIN:
+                    self._cohorts = -FILL_ROUNDS
                 return
 
     def _due(self) -> list[Mode]:

@@ -30,7 +30,7 @@ from coordinator.feeding import Feeding
 from coordinator.foresight import Foresight, columns_of
 from coordinator.learning import Learning
 from coordinator.monitor import Monitor
-from coordinator.pipelining import Pipelining
+from coordinator.pipelining import Mode, Pipelining
 from coordinator.planning import Cohort, Plan, Planner
 from coordinator.policy import Kind
 from coordinator.ports import DrafterPort, Judged, VerifierPort, VerifyOrder
@@ -93,6 +93,7 @@ class RoundLoop:
         self._in_verification = 0
         self._closed = False
         self._said_uncosted = False
+        self._said_mode: Mode | None = None
         self._judged_at: float | None = None  # when the last verdicts came, while there is work
         self._late: list[Callable[[], None]] = []  # what finished rounds left to learn
 
@@ -114,6 +115,8 @@ class RoundLoop:
 
     def close(self) -> None:
         self._closed = True
+        if self._said_mode is not None:
+            self._metrics.lane_mode.labels(lane=self._verifier.facts.name, mode=self._said_mode.value).set(0)
         self.kick()
 
     def kick(self) -> None:
@@ -184,6 +187,17 @@ class RoundLoop:
         if self.pipelining.judged(now, committed, len(self._tracks)):
             two = self._foresight.two_could_win(turns, cohort.context, drafts.orders)
             self.pipelining.may_try(two=two, plain=self._planner.plain_could_win())
+        self._say_mode()
+
+    def _say_mode(self) -> None:
+        """What operators see of how the lane goes about its rounds; trials are not told."""
+        mode = self.pipelining.home
+        if mode is self._said_mode:
+            return
+        self._said_mode, lane = mode, self._verifier.facts.name
+        for each in Mode:
+            self._metrics.lane_mode.labels(lane=lane, mode=each.value).set(float(each is mode))
+        log.info("lane.mode", lane=lane, mode=mode.value, sequences=len(self._tracks))
 
     def _catch_up(self) -> None:
         """Learns and counts what finished rounds left to do."""

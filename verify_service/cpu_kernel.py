@@ -29,6 +29,8 @@ def cpu_kernel() -> Kernel | None:
         return None
     call, threads = built.dspark_attend, torch.get_num_threads()
     sharing = parallel() if threads > 1 else None
+    if threads > 1 and sharing is None:
+        return None  # torch's own attention has them all
 
     def attend(q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None) -> Tensor:
         if q.dtype != torch.float32 or v.shape != k.shape or v.stride() != k.stride() or k.stride(3) != 1:

@@ -77,10 +77,15 @@ class Holdings:
         opened = self._make_free(wanted + len(self.states)) and self.pool.open(
             cursor.sequence, cursor.committed_len, longest, () if own else shared
         )
-        if own and opened:
-            self._take_copy(cursor.sequence, shared)
-        for page in shared:
-            self.pool.let_go(page)
+        try:
+            if own and opened:
+                self._take_copy(cursor.sequence, shared)
+        except BaseException:
+            self.pool.release(cursor.sequence)  # no state would
+            raise
+        finally:
+            for page in shared:
+                self.pool.let_go(page)
         if not opened:
             free = self.pool.free + self.prefixes.idle
             return Refusal(

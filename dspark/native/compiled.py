@@ -11,6 +11,8 @@ import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import torch
+
 P, I32, F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 
 _INTERFACE = 2  # what `dspark_interface` says
@@ -45,10 +47,11 @@ def kernels() -> ctypes.CDLL | None:
 
 @functools.cache
 def parallel() -> int | None:
-    """Address of what has torch's own threads run a function: `GOMP_parallel` of the runtime that torch has loaded.
-    None where torch uses another one."""
+    """Address of what has torch's own threads run a function: `GOMP_parallel` of the runtime that torch is linked with,
+    which is not that of a process as a whole. None where torch uses another one."""
+    library = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
     try:
-        runtime = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        runtime = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         return ctypes.cast(runtime.GOMP_parallel, P).value
     except (OSError, AttributeError):
         return None

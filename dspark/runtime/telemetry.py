@@ -134,6 +134,12 @@ class Metrics:
             "scheduled_verify_length", "Drafted tokens sent to verification per sequence and round.", _LENGTHS
         )
         self.policy_info = self._gauge("policy_info", "1 for the policy in force.", "policy")
+        self.lane_mode = self._gauge(
+            "lane_mode",
+            "1 for how a lane goes about its rounds: one cohort, two cohorts that take turns, or no drafts.",
+            "lane",
+            "mode",
+        )
         self.cost_curve_in_force = self._gauge(
             "cost_curve_in_force",
             "1 when greedy decides by a measured cost curve, 0 when it verifies everything.",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from coordinator.pipelining import FIRST_TRIAL, LEAST_SEQUENCES, WINDOW_ROUNDS, Mode, Pipelining
+from coordinator.pipelining import FIRST_TRIAL, LEAST_SEQUENCES, SETTLE_ROUNDS, WINDOW_ROUNDS, Mode, Pipelining
 
 
 def drive(depth: Pipelining, rate: Callable[[int], float], cohorts: int, sequences: int = 64) -> list[int]:
@@ -99,6 +99,32 @@ def test_a_lane_goes_without_drafts_where_it_commits_more_that_way() -> None:
     seen = in_modes(Pipelining(), PLAIN_WINS, LONG)
     assert seen[0] is Mode.ONE
     assert seen[-LONG // 2 :].count(Mode.PLAIN) > 0.8 * (LONG // 2)
+
+
+def test_two_cohorts_are_found_where_one_is_worse_than_no_drafts() -> None:
+    lane = Pipelining()
+    rates = {Mode.ONE: 1.0, Mode.PLAIN: 1.2, Mode.TWO: 1.4}
+    assert in_modes(lane, rates, LONG)[-LONG // 2 :].count(Mode.TWO) > 0.8 * (LONG // 2)
+
+
+def test_a_load_that_changes_the_mode_begins_its_window_anew() -> None:
+    lane = Pipelining()
+    assert in_modes(lane, PLAIN_WINS, LONG)[-1] is Mode.PLAIN
+    in_modes(lane, PLAIN_WINS, 1, load=1)
+    few = in_modes(lane, PLAIN_WINS, WINDOW_ROUNDS // 2, load=12)
+    lane.joined(16)
+    assert few[-1] is not lane.mode is Mode.PLAIN
+    after = in_modes(lane, PLAIN_WINS, WINDOW_ROUNDS + SETTLE_ROUNDS, plain=False)
+    assert set(after[:-1]) == {Mode.PLAIN}
+    assert lane._home_rate > 0.99 * PLAIN_WINS[Mode.PLAIN], "of plain rounds alone"
+
+
+def test_another_drafter_is_tried_soon() -> None:
+    lane = Pipelining()
+    assert in_modes(lane, PLAIN_WINS, 4 * LONG)[-1] is Mode.PLAIN
+    lane.drafters_changed()
+    soon = 2 * (FIRST_TRIAL + 1) * (WINDOW_ROUNDS + SETTLE_ROUNDS)
+    assert Mode.ONE in in_modes(lane, PLAIN_WINS, soon)
 
 
 def test_drafts_come_back_when_they_pay_again() -> None:

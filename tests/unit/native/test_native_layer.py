@@ -24,10 +24,9 @@ def native() -> NativeLayer:
 
 
 @needs_kernels
-def test_it_is_found_for_one_thread_and_fp32_and_only_if_it_computes_rightly(
+def test_it_is_found_for_fp32_and_only_if_it_computes_rightly(
     native: NativeLayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert NativeLayer.found(LIKE) is not None
     layer._native.cache_clear()
     monkeypatch.setattr(NativeLayer, "gate", lambda self, both: 1.01 * silu(both[:, :20]) * both[:, 20:])

@@ -179,6 +179,25 @@ def test_a_kept_prefix_brings_its_feature_rows_and_the_same_answer(pair: PAIR) -
     assert engine.spared(4, 1, rows=True) == (0, None)
 
 
+def test_a_copy_of_a_prefix_that_fails_leaves_no_pages_behind(pair: PAIR, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = VerifyConfig(**pair, page_size=8, kv_tokens=512, threads=1, attention_kernel=False)
+    engine = VerifyEngine.load(config)
+    say(engine, {1: [*PROMPT, take_in(engine, 1, PROMPT)]})
+    holdings, held = engine._holdings, engine.held
+
+    def fails(source: object, target: object) -> None:
+        raise RuntimeError("no memory")
+
+    copy = holdings._copy
+    monkeypatch.setattr(holdings, "_copy", fails)
+    cursor = Cursor(2, 1, 0, len(PROMPT))
+    with pytest.raises(RuntimeError, match="no memory"):
+        engine.open(cursor, GREEDY, 60, True, token_ids=PROMPT)
+    assert engine.held == held
+    monkeypatch.setattr(holdings, "_copy", copy)
+    assert engine.open(cursor, GREEDY, 60, True, token_ids=PROMPT) is None
+
+
 @pytest.mark.parametrize(("kv_tokens", "kernel"), [(512, False), (48, False), (512, True)])
 def test_a_kept_prefix_is_copied_where_a_row_is_of_use_and_memory_plentiful_and_else_shared(
     pair: PAIR, kv_tokens: int, kernel: bool
