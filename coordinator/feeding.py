@@ -149,7 +149,8 @@ class Feeding:
             if self._clock.time() >= track.attach_at:
                 self.open(track)
         elif self._goes_without(track):
-            return  # its rows stay with the verifier, whatever is missing
+            if track.feed is Feed.FED and track.missing:  # what is missing is not asked for, what is new stays
+                track.feed, track.rested_from, track.missing = Feed.RESTING, track.watermark, 0
         elif track.feed is Feed.OPENED:
             self._resend(track, 0, "attached")
         elif track.feed is Feed.FED and track.missing >= MISSING_ROUNDS and self._clock.time() >= track.resend_at:

@@ -15,7 +15,7 @@ import math
 LEAST_SEQUENCES = 4  # fewer have nothing to overlap
 WINDOW_ROUNDS = 24  # cohorts judged per measurement
 SETTLE_ROUNDS = 4  # cohorts after a change that are not measured
-FILL_ROUNDS = 12  # and after a plain time, in which contexts of drafters are filled first
+FILL_ROUNDS = 12  # of every cohort after a plain time: contexts of drafters are filled first
 MARGIN = 1.03  # by which a trial has to win
 GLANCE_ROUNDS, HOPELESS = 8, 0.93  # after so many cohorts of a trial it must not be worse than this
 FIRST_TRIAL, RAREST_TRIAL = 4, 64  # windows between trials
@@ -67,15 +67,12 @@ class Pipelining:
 
     def joined(self, sequences: int) -> None:
         """One more came, so many are there. A load that was known before is met as it was best met."""
-        if self._fixed or self._home_rate or sequences < LEAST_SEQUENCES:
-            return
-        best = self._best.get(_level(sequences), self._home)
-        if best is not self._home:  # what was counted so far was another mode's
-            self._home = best
-            self._restart(best, self._began)
+        settling = not self._fixed and not self._home_rate and self._cohorts <= 0
+        if settling and sequences >= LEAST_SEQUENCES:  # a window that counts already is of one mode to its end
+            self.mode = self._home = self._best.get(_level(sequences), self._home)
 
     def drafters_changed(self) -> None:
-        """Another drafter: what was measured of drafts says little now."""
+        """Another drafter: trials that were lost, and what was best under other loads, say little now."""
         self._best.clear()
         self._pause, self._until = _first(), _first()
 
@@ -107,7 +104,7 @@ class Pipelining:
             if could[mode]:
                 self.mode = mode
                 if self._home is Mode.PLAIN:
-                    self._cohorts = -FILL_ROUNDS
+                    self._cohorts = -FILL_ROUNDS * self.depth
                 return
 
     def _due(self) -> list[Mode]:

@@ -108,7 +108,7 @@ class Planner:
         everybody = Plan(self._evidence.slots, cohort.able, cohort.able, np.zeros(len(cohort.row), np.bool_))
         free = cohort.able & cohort.policies.adaptive
         if self._silent():
-            self._left, self._looks = 1, 0  # who listens again begins with a probe, not with what was thought before
+            self.plain, self._left, self._looks = True, 1, 0  # drafts begin with a probe, not with what was thought
             return Plan(everybody.slots, cohort.able, cohort.able & ~free, free)
         if self._cost.verify is None or not free.any() or self._evidence.rounds < WARM_UP:
             self._ratio = 0.0

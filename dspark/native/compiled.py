@@ -47,11 +47,13 @@ def kernels() -> ctypes.CDLL | None:
 
 @functools.cache
 def parallel() -> int | None:
-    """Address of what has torch's own threads run a function: `GOMP_parallel` of the runtime that torch is linked with,
-    which is not that of a process as a whole. None where torch uses another one."""
+    """Address of what has torch's own threads run a function: `GOMP_parallel` as torch itself finds it, in what the
+    process has preloaded or in the runtime that torch is linked with. None where torch uses another one."""
     library = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
-    try:
-        runtime = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        return ctypes.cast(runtime.GOMP_parallel, P).value
-    except (OSError, AttributeError):
-        return None
+    for name in (None, str(library)):
+        try:
+            found = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            return ctypes.cast(found.GOMP_parallel, P).value
+        except (OSError, AttributeError):
+            continue
+    return None

@@ -92,11 +92,16 @@ class FaultCell(LocalCell):
         """Whether every connected worker frees every sequence and page in time."""
         return until(lambda: not self.held(), within_s)
 
-    def held(self) -> dict[str, tuple[int, int]]:
-        """(sequences, pages) of each connected worker that holds any."""
+    def held(self, *, everybody: bool = False) -> dict[str, str]:
+        """What each connected worker holds, if anything; with `everybody` also why others do not say."""
+        found = {}
         with self.client() as client:
-            found = {each.name: (each.sequences, each.pages_held) for each in client.status().processes}
-        return {name: counts for name, counts in found.items() if any(counts)}
+            for each in client.status().processes:
+                if each.sequences or each.pages_held:
+                    found[each.name] = f"{each.sequences} sequences, {each.pages_held} pages"
+                elif everybody and (each.state != "serving" or each.detail):
+                    found[each.name] = f"{each.state}: {each.detail}"
+        return found
 
     def stop(self) -> None:
         for child in self.children.values():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from coordinator.pipelining import FIRST_TRIAL, LEAST_SEQUENCES, SETTLE_ROUNDS, WINDOW_ROUNDS, Mode, Pipelining
+from coordinator.pipelining import FIRST_TRIAL, LEAST_SEQUENCES, SETTLE_ROUNDS, WINDOW_ROUNDS, Mode, Pipelining, _level
 
 
 def drive(depth: Pipelining, rate: Callable[[int], float], cohorts: int, sequences: int = 64) -> list[int]:
@@ -107,16 +107,32 @@ def test_two_cohorts_are_found_where_one_is_worse_than_no_drafts() -> None:
     assert in_modes(lane, rates, LONG)[-LONG // 2 :].count(Mode.TWO) > 0.8 * (LONG // 2)
 
 
-def test_a_load_that_changes_the_mode_begins_its_window_anew() -> None:
+def test_arrivals_do_not_change_the_mode_of_a_window_that_counts() -> None:
     lane = Pipelining()
     assert in_modes(lane, PLAIN_WINS, LONG)[-1] is Mode.PLAIN
     in_modes(lane, PLAIN_WINS, 1, load=1)
-    few = in_modes(lane, PLAIN_WINS, WINDOW_ROUNDS // 2, load=12)
+    assert in_modes(lane, PLAIN_WINS, WINDOW_ROUNDS // 2, load=12)[-1] is Mode.ONE
     lane.joined(16)
-    assert few[-1] is not lane.mode is Mode.PLAIN
-    after = in_modes(lane, PLAIN_WINS, WINDOW_ROUNDS + SETTLE_ROUNDS, plain=False)
-    assert set(after[:-1]) == {Mode.PLAIN}
+    assert lane.mode is Mode.ONE
+    assert in_modes(lane, PLAIN_WINS, WINDOW_ROUNDS + SETTLE_ROUNDS, plain=False)[-1] is Mode.PLAIN, "another load"
+    in_modes(lane, PLAIN_WINS, WINDOW_ROUNDS, plain=False)
     assert lane._home_rate > 0.99 * PLAIN_WINS[Mode.PLAIN], "of plain rounds alone"
+
+
+def test_a_load_at_the_edge_of_two_known_ones_is_measured_all_the_same() -> None:
+    lane = Pipelining()
+    one_wins = {Mode.ONE: 1.2, Mode.TWO: 0.9, Mode.PLAIN: 1.0}
+    in_modes(lane, PLAIN_WINS, LONG, load=16)
+    in_modes(lane, PLAIN_WINS, 1, load=1)
+    in_modes(lane, one_wins, LONG, load=15)
+    assert lane._best[_level(16)] is not lane._best[_level(15)]
+    in_modes(lane, PLAIN_WINS, 1, load=1)
+    for _ in range(20):
+        in_modes(lane, one_wins, 20)
+        for arrived in (15, 16):
+            lane.joined(arrived)
+    assert lane._home_rate > 0.0
+    assert lane.home is Mode.ONE
 
 
 def test_another_drafter_is_tried_soon() -> None:
