@@ -249,7 +249,7 @@ def test_a_cluster_of_others_is_joined_and_left_as_it_was(
         assert came_up.returncode == 0, came_up.stderr
         front = _processes()["frontend/0"]
         assert came_up.stdout.strip() == find_cell().for_clients == front["endpoint"] != find_cell().endpoint
-        assert len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4").stdout.split()) == 4
+        assert len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").stdout.split()) == 4
         ours = {process["pid"] for process in _processes().values()}
         dspark("down")
         assert not any(is_alive(pid) for pid in ours)

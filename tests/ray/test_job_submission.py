@@ -82,7 +82,7 @@ def test_a_job_brings_a_cell_up_that_outlives_it(
         capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(_dspark("generate", "--token-ids", "5,9", "--max-tokens", "4").split()) == 4
+    assert len(_dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4
     assert _dspark("scale", "draft=0") == "1 verifiers, 0 drafters\n"
-    assert len(_dspark("generate", "--token-ids", "5,9", "--max-tokens", "4").split()) == 4
+    assert len(_dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4
     _dspark("down")
