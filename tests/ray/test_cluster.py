@@ -118,7 +118,7 @@ def test_a_second_up_is_refused_and_the_first_unharmed(cluster: Client, golden_t
     second = dspark("up", "--target", str(golden_target), "--drafter", str(golden_target), check=False)
     assert second.returncode == 1
     assert second.stderr == f"dspark: a cluster is already up at {cluster.endpoint}; `dspark down` ends it\n"
-    assert cluster.complete(PROMPT, max_tokens=2).end.finish_reason == "length"
+    assert cluster.complete(PROMPT, max_tokens=2, ignore_eos=True).end.finish_reason == "length"
 
 
 def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> None:
