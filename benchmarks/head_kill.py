@@ -28,7 +28,10 @@ from dspark.client import AsyncClient
 from dspark.runtime.identity import write_token
 
 STREAMS = 8
-AWAY_S = 5.0
+AWAY_S = 5.0  # until a drafter is killed too
+AWAY_MOST_S = (
+    30.0  # the head is back by then, also where streams take longer: after 60 s without one Ray ends its nodes
+)
 BAR_S = 60.0
 
 
@@ -101,10 +104,12 @@ class Site:
                 await asyncio.sleep(AWAY_S)
                 victim = next(p for p in (await client.status()).processes if p.name.startswith("draft/"))
                 os.kill(victim.pid, signal.SIGKILL)
-                await running
-                note(f"{same(mine, calm)} of {len(mine)} streams ended with the same ids while the head was away")
+                ended, _ = await asyncio.wait({running}, timeout=AWAY_MOST_S - AWAY_S)
                 self._begin(command)
                 back = time.monotonic()
+                await running
+                away = "while the head was away" if ended else "soon after the head came back"
+                note(f"{same(mine, calm)} of {len(mine)} streams ended with the same ids {away}")
                 healed.append(round(await self._whole(client, back), 1))
                 streams += mine
                 good += same(mine, calm)
