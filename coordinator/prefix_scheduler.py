@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 StepSeconds = Callable[[Floats], Floats]  # tokens in the step -> seconds, element by element
 
 GREEDY, ASYNC = int(Kind.GREEDY), int(Kind.ASYNC)  # arrays are compared with plain numbers four times as fast
-STRETCH = 512  # candidates whose rates are computed together; twice as many each time
+STRETCH = 1024  # candidates whose rates are computed together; twice as many each time
 
 
 def survival(confidence: Floats, lengths: Ints) -> Floats:
