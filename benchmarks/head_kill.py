@@ -29,9 +29,7 @@ from dspark.runtime.identity import write_token
 
 STREAMS = 8
 AWAY_S = 5.0  # until a drafter is killed too
-AWAY_MOST_S = (
-    30.0  # the head is back by then, also where streams take longer: after 60 s without one Ray ends its nodes
-)
+AWAY_MOST_S = 30.0  # the head is back by then, even under longer streams: Ray ends nodes after 60 s without one
 BAR_S = 60.0
 
 
