@@ -1,9 +1,9 @@
 """A lane in the measuring process, before synthetic workers: requests enter and pieces leave as through a front end.
 
 Admission, lane, scheduler and the gRPC sessions are the deployed ones. Requests come in by an attached front end's
-message and commits leave in its batches, packed to bytes (`coordinator.attachment`), as a coordinator with front ends
-in processes of their own does it; only the writing of those few messages to a socket is left out. Temperature 1, 64
-entries of q per drafted slot. Nobody joins or leaves while it is measured.
+message and commits leave in its batches, packed to bytes (`coordinator.cells.attachment`), as a coordinator with front
+ends in processes of their own does it; only the writing of those few messages to a socket is left out. Temperature 1,
+64 entries of q per drafted slot. Nobody joins or leaves while it is measured.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from contextlib import asynccontextmanager
 import structlog
 
 from benchmarks.synthetic_cell import SyntheticWorkers
-from coordinator.admission import Admission, Bounds
-from coordinator.attachment import Attachment
-from coordinator.lane import Conduct, Lane
-from coordinator.local_cell import LocalCell, Offer
-from coordinator.membership import Membership
-from coordinator.policy import parse_policy
-from coordinator.worker import Address, Role
+from coordinator.cells.attachment import Attachment
+from coordinator.cells.local_cell import LocalCell, Offer
+from coordinator.lanes.lane import Conduct, Lane
+from coordinator.queue.admission import Admission, Bounds
+from coordinator.requests.policy import parse_policy
+from coordinator.workers.membership import Membership
+from coordinator.workers.worker import Address, Role
 from dspark.client.request import Sampling, write_request
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.row import Row, note
-from coordinator.monitor import FALSE_ALARM, Monitor
+from coordinator.lanes.monitor import FALSE_ALARM, Monitor
 from dspark.decoding.acceptance import Case, Watch, judge
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Cursor, Law, Rule, SparseQ

@@ -1,9 +1,10 @@
 """Row 3: the best adaptive policy against the best of plain decoding and fixed lengths, at every load.
 
 First on real services around synthetic engines, mixed domains, concurrency 1 to 256; then on the demo pair at 1, 8 and
-64. At each load all policies take turns with the same requests (same seeds, same lengths), see `tournament`; a failed
-request ends the run. `--save FILE` keeps every measurement and goes on from what stands there. `--simulate` explores
-the first part in simulated time instead, which claims nothing.
+64. At each load all policies take turns with the same requests (same seeds, same lengths), see `tournament`: at few
+streams with a number of answers, at many with what arrives in a window. A failed request ends the run. `--save FILE`
+keeps every measurement and goes on from what stands there. `--simulate` explores the first part in simulated time
+instead, which claims nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.load import prompts
 from benchmarks.load import run as loop
 from benchmarks.load.prompts import Question
 from benchmarks.pair import ROOT, leave_in_order
-from benchmarks.real_cell import FILES, cell, measure, windowed
+from benchmarks.real_cell import FILES, cell, measure, questions, sampling, windowed, worked
 from benchmarks.row import Row
 from benchmarks.tournament import Book, Rate, Tournament, draw
 from coordinator.simulation.run import simulate
@@ -38,6 +39,9 @@ PAIR_LOADS, PAIR_QUICK_LOADS = (1, 8, 64), (1, 8)
 LEAST, SOMEWHERE, PAIR_LEAST = 0.97, 1.05, 0.93
 ANSWERS = (24, 72)  # tokens of a synthetic answer: a window sees many of them begin and end
 TURNS, QUICK_TURNS = 5, 2
+FEW = 8  # streams up to which answers are counted, not seconds
+EACH, EACH_QUICK = 8, 4  # synthetic answers a user
+PAIR_WORK, PAIR_WORK_QUICK = {1: 6, 8: 24}, {1: 3, 8: 12}  # answers of the demo pair: of every domain as many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Window:
 
 
 SYNTHETIC, SYNTHETIC_QUICK = Window(0.6, 0.012, 2.0), Window(0.3, 0.008, 1.0)
-PAIR, PAIR_QUICK = Window(1.0, 0.02, 5.5), Window(0.4, 0.02, 1.2)
+PAIR, PAIR_QUICK = Window(1.0, 0.05, 10.0), Window(0.4, 0.02, 1.2)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,8 +82,8 @@ def main(argv: list[str] | None = None) -> int:
         check(args.plot)
     # A line per request is a service's log; the simulated coordinator writes none.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    settings = {"quick": args.quick, "file": args.file.name, "simulated": args.simulate, "answers": ANSWERS}
-    book = Book(args.save, settings | {"answers": list(ANSWERS)})
+    settings = {"quick": args.quick, "file": args.file.name, "simulated": args.simulate}
+    book = Book(args.save, settings | {"answers": ANSWERS, "work": _how(args.quick)})
     code, parts = 0, dict[str, Any]()
     if args.only != "pair":
         row = asyncio.run(_synthetic(args, book))
@@ -92,6 +96,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.plot is not None:
         draw(parts, args.plot)
     return code
+
+
+def _how(quick: bool) -> list[Any]:
+    """How a measurement is made: those of another way are not gone on from."""
+    windows = (SYNTHETIC_QUICK, PAIR_QUICK) if quick else (SYNTHETIC, PAIR)
+    pair = PAIR_WORK_QUICK if quick else PAIR_WORK
+    return [FEW, EACH_QUICK if quick else EACH, pair, *map(dataclasses.astuple, windows)]
 
 
 def _plan(args: argparse.Namespace, full: tuple[int, ...], quick: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
@@ -125,7 +136,12 @@ async def _synthetic(args: argparse.Namespace, book: Book) -> Row:
     with cell(args.file) as running:
 
         async def measured(policy: str, concurrency: int) -> float:
-            return (await measure(running.endpoint, wanted(policy, concurrency))).tok_s
+            scenario = wanted(policy, concurrency)
+            if concurrency > FEW:
+                return (await measure(running.endpoint, scenario)).tok_s
+            answers = (EACH_QUICK if args.quick else EACH) * concurrency
+            options, asked = sampling(scenario), questions(scenario)
+            return (await worked(running.endpoint, options, asked, concurrency, answers)).tok_s
 
         value = await compare(measured, turns)
     ratios = [float(str(point["ratio"])) for point in value.values()]
@@ -139,11 +155,13 @@ async def _synthetic(args: argparse.Namespace, book: Book) -> Row:
 async def _pair(args: argparse.Namespace, book: Book) -> Row:
     window = PAIR_QUICK if args.quick else PAIR
     bar = f"at least {PAIR_LEAST}x"
-    models = ROOT / "models"
+    models, work = ROOT / "models", PAIR_WORK_QUICK if args.quick else PAIR_WORK
     with LocalCell(models / "demo-target", models / "demo-dspark") as running:
 
         async def measured(policy: str, concurrency: int) -> float:
             options = Sampling(policy=policy, temperature=0.0, ignore_eos=True)
+            if answers := work.get(concurrency):
+                return (await worked(running.endpoint, options, _mixed(), concurrency, answers)).tok_s
             settle_s = window.settle(concurrency)
             plan = loop.Plan(concurrency=concurrency, duration_s=settle_s + window.window_s)
             point = await windowed(running.endpoint, options, _mixed(), plan, settle_s, window.window_s)

@@ -56,7 +56,7 @@ def slower(file: Path, pace: float, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Point:
-    """What clients got inside the window."""
+    """What clients got inside the window, or for the work that was given."""
 
     tok_s: float
     tau: float
@@ -66,7 +66,6 @@ class Point:
 
 async def measure(endpoint: str, scenario: Scenario) -> Point:
     """The load of a scenario, for as many real seconds, on real services. Raises when a request failed."""
-    options = Sampling(policy=scenario.policy, temperature=scenario.temperature, seed=scenario.seed, rule="block")
     longest_s = scenario.warmup_s + scenario.window_s
     plan = loop.Plan(
         concurrency=scenario.concurrency,
@@ -78,13 +77,36 @@ async def measure(endpoint: str, scenario: Scenario) -> Point:
     settle_s = scenario.warmup_s
     if scenario.rate:  # it counts from the first arrival, the scenario from when the first gap began
         settle_s -= random.Random(f"arrivals/{scenario.seed}").expovariate(scenario.rate)
-    return await windowed(endpoint, options, questions(scenario), plan, settle_s, scenario.window_s)
+    return await windowed(endpoint, sampling(scenario), questions(scenario), plan, settle_s, scenario.window_s)
+
+
+def sampling(scenario: Scenario) -> Sampling:
+    return Sampling(policy=scenario.policy, temperature=scenario.temperature, seed=scenario.seed, rule="block")
 
 
 async def windowed(
     endpoint: str, options: Sampling, asked: Iterator[Question], plan: loop.Plan, settle_s: float, window_s: float
 ) -> Point:
     """A load, and what arrived in the `window_s` seconds from `settle_s` on. Raises when a request failed."""
+    outcome = await _asked(endpoint, options, asked, plan)
+    opens = outcome.opened + settle_s
+    return _point(_tokens(outcome, opens, opens + window_s), window_s, outcome)
+
+
+async def worked(endpoint: str, options: Sampling, asked: Iterator[Question], concurrency: int, answers: int) -> Point:
+    """So many answers, until the first user finds nothing left to ask, after one answer a user to warm up.
+
+    At few streams a window holds few answers, and which ones they are differs with the speed that is measured; here
+    everybody who is compared does the same work, with all users busy. Raises when a request failed.
+    """
+    plan = loop.Plan(concurrency=concurrency, requests=answers, warmup=concurrency)
+    outcome = await _asked(endpoint, options, asked, plan)
+    last = max(answer.sent for answer in outcome.measured)
+    closes = min(answer.ended for answer in outcome.measured if answer.ended > last)
+    return _point(_tokens(outcome, outcome.opened, closes), closes - outcome.opened, outcome)
+
+
+async def _asked(endpoint: str, options: Sampling, asked: Iterator[Question], plan: loop.Plan) -> loop.Outcome:
     server = GrpcEndpoint(endpoint, options)
     try:
         outcome = await loop.run(server, asked, plan, lambda *_: None)
@@ -93,19 +115,26 @@ async def windowed(
     failed = [answer.error for answer in outcome.answers if answer.error not in ("", loop.CUT)]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
-    opens = outcome.opened + settle_s
-    tokens = sum(
+    return outcome
+
+
+def _tokens(outcome: loop.Outcome, opens: float, closes: float) -> int:
+    """Those that arrived from `opens` to `closes`."""
+    return sum(
         count
         for answer in outcome.answers
         for when, count in zip(answer.times, answer.counts, strict=True)
-        if opens <= when < opens + window_s
+        if opens <= when <= closes
     )
+
+
+def _point(tokens: int, seconds: float, outcome: loop.Outcome) -> Point:
     told = [answer.speculation for answer in outcome.answers if answer.speculation is not None]
-    rounds = sum(one.rounds for one in told)
+    rounds = max(sum(one.rounds for one in told), 1)
     return Point(
-        tokens / window_s,
-        sum(one.committed_by_rounds for one in told) / max(rounds, 1),
-        sum(one.verified for one in told) / max(rounds, 1),
+        tokens / seconds,
+        sum(one.committed_by_rounds for one in told) / rounds,
+        sum(one.verified for one in told) / rounds,
         len(told),
     )
 

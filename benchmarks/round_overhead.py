@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from benchmarks.bare_lane import quiet, running_lane
 from benchmarks.row import Row, note
 from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
-from coordinator.lane import Conduct
+from coordinator.lanes.lane import Conduct
 
 VERIFY_S, DRAFT_S = 0.015, 0.002  # of FLAT
 MOST_ONE, MOST_MANY, LEAST_BUSY = 0.06, 0.12, 0.93

@@ -35,7 +35,7 @@ class Book:
         self._rates: dict[tuple[str, int, str], list[float]] = {}
         if path is None:
             return
-        head = {"settings": dict(settings)}
+        head = json.loads(json.dumps({"settings": dict(settings)}))  # as it is read back: tuples are lists there
         if not path.exists():
             self._write(head)
             return

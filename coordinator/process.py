@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from coordinator.admission import Admission, Bounds
-from coordinator.breaker import Doubts
-from coordinator.cell_service import CELL, CellService
+from coordinator.cells.cell_service import CELL, CellService
+from coordinator.cells.control import ControlService
+from coordinator.cells.journal import Journal
+from coordinator.cells.journal_file import SYNCS, JournalFile
+from coordinator.cells.local_cell import LocalCell, Offer
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
-from coordinator.control import ControlService
-from coordinator.drafting import DraftWaits
-from coordinator.frontdesk import FrontDesk, prompt_bytes
 from coordinator.http.front import HttpFront, open_front
-from coordinator.journal import Journal
-from coordinator.journal_file import SYNCS, JournalFile
-from coordinator.lane import Conduct
-from coordinator.local_cell import LocalCell, Offer
-from coordinator.membership import Membership
-from coordinator.pacing import read_pace
-from coordinator.policy import Policy, parse_policy
-from coordinator.rule import parse_rule
-from coordinator.service import GENERATION, GenerationService
-from coordinator.tokenizer import find_tokenizer
-from coordinator.tracing import Tracing, open_tracer
-from coordinator.worker import Address, Role
+from coordinator.lanes.drafting import DraftWaits
+from coordinator.lanes.lane import Conduct
+from coordinator.queue.admission import Admission, Bounds
+from coordinator.reception.frontdesk import FrontDesk, prompt_bytes
+from coordinator.reception.pacing import read_pace
+from coordinator.reception.service import GENERATION, GenerationService
+from coordinator.reception.tokenizer import find_tokenizer
+from coordinator.requests.policy import Policy, parse_policy
+from coordinator.requests.rule import parse_rule
+from coordinator.watching.tracing import Tracing, open_tracer
+from coordinator.workers.breaker import Doubts
+from coordinator.workers.membership import Membership
+from coordinator.workers.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.runtime.identity import new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from coordinator.pipelining import LEAST_SEQUENCES
+from coordinator.scheduling.pipelining import LEAST_SEQUENCES
 from deploy.readings import DRAFT_RPC, Window
 from dspark.wire.v1 import control_pb2, types_pb2
 

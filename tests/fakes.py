@@ -15,15 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coordinator.admission import Admission, Bounds
-from coordinator.answer import Answer
-from coordinator.commit_log import CommitLog
-from coordinator.cost_curve import CostCurve
-from coordinator.explain import Explain
-from coordinator.lane import Conduct, Lane
-from coordinator.outlet import Outlet
-from coordinator.policy import parse_policy
-from coordinator.ports import (
+from coordinator.answers.answer import Answer
+from coordinator.answers.commit_log import CommitLog
+from coordinator.answers.outlet import Outlet
+from coordinator.answers.tally import Tally
+from coordinator.lanes.explain import Explain
+from coordinator.lanes.lane import Conduct, Lane
+from coordinator.lanes.ports import (
     Declined,
     Drafted,
     DrafterFacts,
@@ -37,10 +35,12 @@ from coordinator.ports import (
     VerifierFacts,
     VerifyOrder,
 )
-from coordinator.request import Request
-from coordinator.sequence import Sequence as Sequence_
-from coordinator.tally import Tally
-from coordinator.track import Track
+from coordinator.lanes.sequence import Sequence as Sequence_
+from coordinator.lanes.track import Track
+from coordinator.queue.admission import Admission, Bounds
+from coordinator.requests.policy import parse_policy
+from coordinator.requests.request import Request
+from coordinator.scheduling.cost_curve import CostCurve
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block, Cursor, EmptyReason, Law, RefusalReason, SparseQ, Verdict
 

@@ -14,10 +14,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = {"draft_service", "verify_service", "coordinator", "training", "deploy", "benchmarks"}
 SERVICES = {"draft_service", "verify_service", "coordinator"}
+BELOW_ALL = ("clock", "bell", "config")  # files of the coordinator that any of its packages may import
 
 
 def _imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(top-level or dotted module, whether the import runs when the file is imported)."""
+    """(dotted module, or what is taken from one; whether the import runs when the file is imported)."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     top = set(map(id, _module_level(tree.body)))
     for node in ast.walk(tree):
@@ -26,6 +27,7 @@ def _imports(path: Path) -> Iterator[tuple[str, bool]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield node.module or "", id(node) in top
+            yield from ((f"{node.module}.{alias.name}", id(node) in top) for alias in node.names)
 
 
 def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -109,8 +111,32 @@ def test_the_client_needs_grpc_and_protobuf_alone() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_the_map_of_the_coordinator_names_every_file() -> None:
+def _packages() -> dict[str, set[str]]:
+    """Files that the map names, by package of the coordinator, from the doors down."""
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    named = page.split("## Inside the coordinator")[1].split("\n## ")[0]
-    here = {path.stem for path in (ROOT / "coordinator").glob("*.py")} - {"__init__"}
-    assert set(re.findall(r"`([a-z_]+)`", named)) == here
+    table = page.split("## Inside the coordinator")[1].split("\n## ")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    return {row[1].strip(" `/"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
+
+
+def test_the_map_of_the_coordinator_names_every_file() -> None:
+    here = {path.name: path for path in (ROOT / "coordinator").iterdir() if (path / "__init__.py").exists()}
+    packages = _packages()
+    assert set(packages) == set(here)
+    for name, named in packages.items():
+        files = {path.stem for path in here[name].glob("*.py")} - {"__init__"}
+        assert named <= files if name in {"http", "simulation"} else named == files, name  # of two, the main ones
+    assert {path.stem for path in (ROOT / "coordinator").glob("*.py")} == {"__init__", "process", *BELOW_ALL}
+
+
+def test_packages_of_the_coordinator_import_only_from_those_below() -> None:
+    packages = list(_packages())
+    wrong = []
+    for name in [*packages, *BELOW_ALL]:
+        above = {*packages, "process"} if name in BELOW_ALL else {*packages[: packages.index(name)], "process"}
+        for path in [ROOT / f"coordinator/{name}.py"] if name in BELOW_ALL else _sources(f"coordinator/{name}"):
+            for module, _ in _imports(path):
+                _, _, inside = module.partition("coordinator.")
+                if module.startswith("coordinator.") and inside.split(".")[0] in above and "config" not in inside:
+                    wrong.append(f"{path.relative_to(ROOT)}: {module}")
+    assert not wrong, "\n".join(wrong)

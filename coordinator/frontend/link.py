@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from coordinator import cell_wire
-from coordinator.answer import Piece
+from coordinator.answers.answer import Piece
+from coordinator.answers.outlet import Overfull, Sink
 from coordinator.bell import Bell
-from coordinator.cell import Order
+from coordinator.cells import cell_wire
+from coordinator.cells.cell import Order
 from coordinator.clock import Clock
-from coordinator.outlet import Overfull, Sink
 from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, generate_pb2

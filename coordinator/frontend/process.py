@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from coordinator.frontdesk import FrontDesk, prompt_bytes
 from coordinator.frontend.config import FrontendConfig
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.http.front import HttpFront, open_front
-from coordinator.pacing import read_pace
-from coordinator.service import GENERATION, GenerationService
-from coordinator.tokenizer import find_tokenizer
+from coordinator.reception.frontdesk import FrontDesk, prompt_bytes
+from coordinator.reception.pacing import read_pace
+from coordinator.reception.service import GENERATION, GenerationService
+from coordinator.reception.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.identity import new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import grpc
 import structlog
 
-from coordinator import cell_wire
-from coordinator.cell import Order, Terms
+from coordinator.answers.outlet import Sink
+from coordinator.cells import cell_wire
+from coordinator.cells.cell import Order, Terms
 from coordinator.clock import Clock
 from coordinator.frontend.link import Link, RemoteCall
-from coordinator.outlet import Sink
 from dspark.errors import DsparkError, Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import FRONT_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics

@@ -6,11 +6,11 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 
-from coordinator.answer import Piece
-from coordinator.answering import Answering
+from coordinator.answers.answer import Piece
 from coordinator.http.door import Door
 from coordinator.http.schema import Body
-from coordinator.reading import Shown
+from coordinator.reception.answering import Answering
+from coordinator.reception.reading import Shown
 from dspark.client.request import Sampling, write_request
 from dspark.errors import Cancelled, InvalidRequest
 

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from coordinator.frontdesk import LONG_TEXT, encoded, prompt_bytes
 from coordinator.http.answer import answered
 from coordinator.http.asking import sampling
 from coordinator.http.body import read_body
@@ -19,7 +18,8 @@ from coordinator.http.reply import Object
 from coordinator.http.schema import ChatBody
 from coordinator.http.template import ChatTemplate
 from coordinator.http.tokens import TokenTexts, chat_logprobs
-from coordinator.reading import Shown
+from coordinator.reception.frontdesk import LONG_TEXT, encoded, prompt_bytes
+from coordinator.reception.reading import Shown
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.runtime.security import current_caller
 

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from coordinator.frontdesk import prompt_bytes
 from coordinator.http.answer import answered
 from coordinator.http.asking import Prompt, sampling
 from coordinator.http.body import read_body
@@ -16,7 +15,8 @@ from coordinator.http.door import Door
 from coordinator.http.reply import Object
 from coordinator.http.schema import CompletionBody
 from coordinator.http.tokens import TokenTexts, completion_logprobs
-from coordinator.reading import Shown
+from coordinator.reception.frontdesk import prompt_bytes
+from coordinator.reception.reading import Shown
 from dspark.errors import InvalidRequest, Unsupported
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this kind of request

@@ -10,12 +10,12 @@ from pathlib import Path
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from coordinator.cell import Terms
+from coordinator.cells.cell import Terms
 from coordinator.clock import Clock
-from coordinator.frontdesk import FrontDesk
 from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate
-from coordinator.pacing import Pace
+from coordinator.reception.frontdesk import FrontDesk
+from coordinator.reception.pacing import Pace
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 

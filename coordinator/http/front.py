@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from coordinator.clock import Clock
-from coordinator.frontdesk import FrontDesk
+from coordinator.reception.frontdesk import FrontDesk
 from dspark.errors import ConfigError
 from dspark.runtime.telemetry import Metrics
 

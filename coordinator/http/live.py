@@ -12,8 +12,6 @@ from fastapi import APIRouter, Depends, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from coordinator.admission import Admission
-from coordinator.frontdesk import prompt_bytes
 from coordinator.http import live_answer
 from coordinator.http.body import read_body
 from coordinator.http.door import Door
@@ -22,8 +20,10 @@ from coordinator.http.live_cell import CellFeed
 from coordinator.http.live_load import Load
 from coordinator.http.live_page import INDEX, Page
 from coordinator.http.sse import EventStream
-from coordinator.membership import Membership
-from coordinator.policy import parse_policy
+from coordinator.queue.admission import Admission
+from coordinator.reception.frontdesk import prompt_bytes
+from coordinator.requests.policy import parse_policy
+from coordinator.workers.membership import Membership
 
 LOAD_BYTES = 4096
 

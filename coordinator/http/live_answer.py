@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator
 
-from coordinator import replies
-from coordinator.answering import Answering
-from coordinator.explain import Explain
 from coordinator.http.door import Door
 from coordinator.http.live_body import AnswerWish
 from coordinator.http.live_words import Speaker
 from coordinator.http.sse import EventStream, event
-from coordinator.tenancy import inside
+from coordinator.lanes.explain import Explain
+from coordinator.reception import replies
+from coordinator.reception.answering import Answering
+from coordinator.requests.tenancy import inside
 from dspark.client.request import Sampling, write_request
 from dspark.errors import Cancelled
 

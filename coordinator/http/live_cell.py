@@ -9,15 +9,15 @@ from typing import Any
 
 import structlog
 
-from coordinator.admission import Admission
 from coordinator.clock import Clock
-from coordinator.explain import Settled
-from coordinator.explaining import Sums, curve, sums_of
 from coordinator.http.live_load import Load
 from coordinator.http.sse import EventStream, event
-from coordinator.lane import Lane
-from coordinator.membership import Membership
-from coordinator.worker import Role, Worker
+from coordinator.lanes.explain import Settled
+from coordinator.lanes.lane import Lane
+from coordinator.queue.admission import Admission
+from coordinator.watching.explaining import Sums, curve, sums_of
+from coordinator.workers.membership import Membership
+from coordinator.workers.worker import Role, Worker
 from dspark.errors import Overloaded
 
 log = structlog.get_logger("dspark.live")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import structlog
 
-from coordinator.answering import Answering
 from coordinator.http.door import Door
+from coordinator.reception.answering import Answering
 from dspark.client.request import Sampling, write_request
 from dspark.errors import DsparkError, Overloaded
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.answer import Piece
-from coordinator.explain import Part
-from coordinator.explaining import Origin, Sums, curve, origins, told
-from coordinator.tokenizer import TextStream, Tokenizer
+from coordinator.answers.answer import Piece
+from coordinator.lanes.explain import Part
+from coordinator.reception.tokenizer import TextStream, Tokenizer
+from coordinator.watching.explaining import Origin, Sums, curve, origins, told
 
 DIGITS = 4  # of shares and tokens; microseconds of spans
 

@@ -8,12 +8,12 @@ from fastapi import Request
 
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
-from coordinator.frontdesk import FrontDesk
 from coordinator.frontend.config import FrontendConfig
 from coordinator.http.connection import names_of
 from coordinator.http.door import Door, Guard
 from coordinator.http.template import find_template
-from coordinator.pacing import read_pace
+from coordinator.reception.frontdesk import FrontDesk
+from coordinator.reception.pacing import read_pace
 from dspark.errors import Denied, Forbidden
 from dspark.runtime.roles import METRICS, Role, Roles
 from dspark.runtime.security import Security, is_loopback, set_caller, split_endpoint

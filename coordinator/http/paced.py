@@ -1,4 +1,4 @@
-"""Answers over HTTP under a pace: as `coordinator/pacing.py` does it over gRPC, in the words of HTTP.
+"""Answers over HTTP under a pace: as `coordinator/reception/pacing.py` does it over gRPC, in the words of HTTP.
 
 A stream is filled up with comments, which every reader of events skips, and its last event comes at the end of a term.
 A whole answer comes at the end of a term too, filled up with spaces to as many bytes as a stream would have.
@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable
 
 from starlette.responses import Response
 
-from coordinator.pacing import Pace
+from coordinator.reception.pacing import Pace
 
 _COMMENT = (b": ", b"\n\n")
 _LEAST = sum(map(len, _COMMENT))

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from coordinator.commit_log import End
+from coordinator.answers.commit_log import End
 from coordinator.http.asking import Asking
 from coordinator.http.schema import Body
 from coordinator.http.spec_metrics import Detail, metrics_of
 from coordinator.http.sse import DONE, event
-from coordinator.reading import Reading, Shown
+from coordinator.reception.reading import Reading, Shown
 
 Object = dict[str, Any]
 

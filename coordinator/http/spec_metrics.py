@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from coordinator.answer import Piece
+from coordinator.answers.answer import Piece
+from coordinator.answers.tally import Tally
 from coordinator.http.asking import Asking
-from coordinator.reading import Reading
-from coordinator.tally import Tally
+from coordinator.reception.reading import Reading
 
 Detail = Literal["none", "summary", "detailed"]
 

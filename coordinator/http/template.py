@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from coordinator.tokenizer import find_file
+from coordinator.reception.tokenizer import find_file
 from dspark.errors import ConfigError, InvalidRequest
 
 FILE = "chat_template.jinja"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.reading import Shown
-from coordinator.tokenizer import Tokenizer
+from coordinator.reception.reading import Shown
+from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import TokenLogprobs
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

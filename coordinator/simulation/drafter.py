@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from coordinator.ports import Declined, Drafted, DrafterFacts, DraftOrder
+from coordinator.lanes.ports import Declined, Drafted, DrafterFacts, DraftOrder
 from coordinator.simulation.world import SimulatedWorker, World, curve_of
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Law
 

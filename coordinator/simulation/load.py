@@ -10,16 +10,16 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from coordinator.admission import Admission
-from coordinator.answer import Answer
-from coordinator.commit_log import CommitLog
-from coordinator.policy import parse_policy
-from coordinator.request import Request
-from coordinator.sequence import Sequence
+from coordinator.answers.answer import Answer
+from coordinator.answers.commit_log import CommitLog
+from coordinator.answers.tally import Tally
+from coordinator.lanes.sequence import Sequence
+from coordinator.lanes.track import Track
+from coordinator.queue.admission import Admission
+from coordinator.requests.policy import parse_policy
+from coordinator.requests.request import Request
 from coordinator.simulation.recorder import Recorder, Tap
 from coordinator.simulation.scenario import Scenario, Span
-from coordinator.tally import Tally
-from coordinator.track import Track
 from dspark.errors import DsparkError
 from dspark.synthetic.law import mix_one
 from dspark.types import Law

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.answer import Piece
-from coordinator.outlet import Outlet
+from coordinator.answers.answer import Piece
+from coordinator.answers.outlet import Outlet
 
 LEAST_S, MOST_S, STEPS = 1e-6, 1e5, 2200  # logarithmic bins: neighbouring edges differ by 1.2 %
 

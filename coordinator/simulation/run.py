@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.admission import Admission, Bounds
-from coordinator.lane import Lane
-from coordinator.ports import DrafterPort
+from coordinator.lanes.lane import Lane
+from coordinator.lanes.ports import DrafterPort
+from coordinator.queue.admission import Admission, Bounds
 from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.load import Load

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.lane import Conduct
-from coordinator.policy import parse_policy
+from coordinator.lanes.lane import Conduct
+from coordinator.requests.policy import parse_policy
 from coordinator.simulation.world import Hops
 from dspark.errors import InvalidRequest
 from dspark.synthetic.spec import SyntheticSpec

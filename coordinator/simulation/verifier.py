@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from coordinator.ports import Declined, Judged, Prefilled, PrefillOrder, Sink, VerifierFacts, VerifyOrder
+from coordinator.lanes.ports import Declined, Judged, Prefilled, PrefillOrder, Sink, VerifierFacts, VerifyOrder
 from coordinator.simulation.device import Device
 from coordinator.simulation.world import Held, SimulatedWorker, World, curve_of
 from dspark.types import Cursor, RefusalReason, Verdict

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from coordinator.cost_curve import CostCurve
-from coordinator.ports import Lost, Sink
+from coordinator.lanes.ports import Lost, Sink
+from coordinator.scheduling.cost_curve import CostCurve
 from coordinator.simulation.device import Cores, Device
 from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.steps import StepTable

@@ -73,7 +73,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
     import structlog
 
-    from coordinator.lane import Conduct
+    from coordinator.lanes.lane import Conduct
     from coordinator.simulation import plot, sweep
     from coordinator.simulation.scenario import Scenario
     from coordinator.simulation.world import Hops

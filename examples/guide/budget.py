@@ -41,8 +41,8 @@ used. Cut a block before the first slot whose confidence is below a threshold, a
 tau of whole blocks and, in brackets, at a threshold of {THRESHOLDS[SHOWN]:g} with what that saves of the tokens
 verified per token that came out: {"; ".join(told)}. On text that is hard to guess most of a block can go unverified
 for nothing. A scheduler does better than a threshold: it gives every request what its survival is worth at the
-present load (`coordinator/prefix_scheduler.py`). Cutting is lossless as long as whether a slot is verified does not
-depend on the token in it."""
+present load (`coordinator/scheduling/prefix_scheduler.py`). Cutting is lossless as long as whether a slot is verified
+does not depend on the token in it."""
 
 
 def _points(tour: Tour, path: Path) -> list[dict[str, Any]]:

@@ -36,10 +36,11 @@ def synthetic_cell(*, sequences: int, coordinator: Mapping[str, Any] | None = No
 
 
 def counter(cell: FaultCell, name: str) -> int:
-    """A counter of the coordinator, without labels."""
+    """A counter of the coordinator, summed over its labels."""
     with cell.client() as client:
         port = next(each.metrics_port for each in client.status().processes if each.name == "coordinator/0")
-    return int(prometheus.fetch(f"http://127.0.0.1:{port}/metrics").get(name, 0.0))
+    samples = prometheus.fetch(f"http://127.0.0.1:{port}/metrics")
+    return int(sum(value for each, value in samples.items() if each.partition("{")[0] == name))
 
 
 def small_channel(endpoint: str, number: int = 0) -> grpc.aio.Channel:

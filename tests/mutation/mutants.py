@@ -349,7 +349,7 @@ MUTANTS = [
         ),
     ),
     *_in(
-        "coordinator/prefix_scheduler.py",
+        "coordinator/scheduling/prefix_scheduler.py",
         (
             "the scheduler searches all lengths",
             "if worse[first]:\n            return start + first",

@@ -6,6 +6,8 @@ not end are no catch. The tests are first run once on the real source, where the
 
 from __future__ import annotations
 
+import gc
+import importlib
 import importlib.abc
 import importlib.machinery
 import multiprocessing
@@ -134,19 +136,30 @@ def _in_children(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int)
 
 
 def _import_the_slow() -> None:
-    """What every child needs and no mutant changes."""
-    import grpc.aio
-    import numpy
-    import pytest
+    """What every child needs and no mutant changes: together most of a child's processor time."""
+    slow = (
+        "grpc.aio",
+        "google.protobuf.descriptor_pb2",
+        "numpy.testing",
+        "structlog",
+        "safetensors.torch",
+        "transformers.modeling_utils",
+        "torch.distributed.tensor",  # torch loads it, and sympy, when some functions are called first
+        "anyio.pytest_plugin",
+        "pytest_asyncio",
+        "pytest_timeout",
+        "xdist.plugin",
+    )
+    for name in slow:
+        importlib.import_module(name)
     import torch
-    import transformers
 
-    for module in (grpc.aio, numpy, pytest, transformers):
-        assert module
     torch.set_num_threads(1)
-    touched = [name for name in sys.modules if name.startswith(("dspark.decoding", "coordinator", "draft_service"))]
+    files = {mutant.file.removesuffix(".py").replace("/", ".") for mutant in MUTANTS}
+    touched = sorted(files & set(sys.modules))
     if touched:
         raise RuntimeError(f"{touched[0]} is imported already, so a bug in it could not be put in")
+    gc.freeze()  # else every child's collections walk through all of that, and copy its pages
 
 
 def _child(mutant: Mutant | None, tests: Sequence[str], output: str) -> None:

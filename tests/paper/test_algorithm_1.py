@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from coordinator.policy import Greedy
-from coordinator.prefix_scheduler import schedule, survival
+from coordinator.requests.policy import Greedy
+from coordinator.scheduling.prefix_scheduler import schedule, survival
 
 Lengths = tuple[int, ...]
 Sps = Callable[[int], float]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.policy import Async, Fixed, Greedy, Off, Policy, Threshold
-from coordinator.prefix_scheduler import schedule
+from coordinator.requests.policy import Async, Fixed, Greedy, Off, Policy, Threshold
+from coordinator.scheduling.prefix_scheduler import schedule
 from dspark.decoding.acceptance import accept_probability, residual, token_rule
 
 A, B = 0, 1

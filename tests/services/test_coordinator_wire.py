@@ -15,9 +15,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from coordinator import process as coordinator_process
-from coordinator.clients import MALFORMED_COHORTS, DrafterClient, drafter_facts
 from coordinator.config import CoordinatorConfig
-from coordinator.ports import DraftOrder, Lost
+from coordinator.lanes.ports import DraftOrder, Lost
+from coordinator.workers.clients import MALFORMED_COHORTS, DrafterClient, drafter_facts
 from dspark.runtime.channel import open_channel
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics

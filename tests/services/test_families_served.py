@@ -23,7 +23,7 @@ from worker_stream import drafter, until, verifier
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
-from coordinator.worker import Address, Role
+from coordinator.workers.worker import Address, Role
 from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_target, save_drafter

@@ -20,14 +20,14 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator import process as coordinator_process
-from coordinator.cell import Order
+from coordinator.answers.outlet import Outlet
+from coordinator.cells.cell import Order
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend import process as frontend_process
 from coordinator.frontend.config import FrontendConfig
 from coordinator.frontend.process import FrontendProcess
-from coordinator.outlet import Outlet
-from coordinator.policy import Off
-from coordinator.request import Request
+from coordinator.requests.policy import Off
+from coordinator.requests.request import Request
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk, Completion

@@ -133,7 +133,7 @@ def test_a_conversation_that_cannot_be_read_is_named(cell: HttpCell, body: dict[
 
 
 def test_a_conversation_is_bounded_as_any_text_is(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.frontdesk.MAX_TEXT", 5000)
+    monkeypatch.setattr("coordinator.reception.frontdesk.MAX_TEXT", 5000)
     long = post(cell, chat({"role": "user", "content": "x" * 6000}, max_tokens=1), "chat/completions")
     assert (long.status_code, long.json()["error"]["param"]) == (400, "messages")
     assert "at most 5000" in long.json()["error"]["message"]

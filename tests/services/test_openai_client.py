@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from coordinator.tokenizer import Tokenizer
+from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import Client
 from tests.services.http_cell import TARGET, HttpCell
 

@@ -14,8 +14,8 @@ import yaml
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
 from coordinator.http.paced import framed
-from coordinator.pacing import padded, read_pace
 from coordinator.process import CoordinatorProcess
+from coordinator.reception.pacing import padded, read_pace
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient

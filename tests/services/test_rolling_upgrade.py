@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
-from coordinator.membership import Membership
-from coordinator.worker import Address, Role
+from coordinator.workers.membership import Membership
+from coordinator.workers.worker import Address, Role
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from coordinator.config import CoordinatorConfig
 from coordinator.process import check
-from coordinator.tracing import open_tracer
+from coordinator.watching.tracing import open_tracer
 from dspark.errors import ConfigError
 
 pytestmark = pytest.mark.services

@@ -1,7 +1,8 @@
 """Row 9: one peer opens and cancels calls as fast as it can; others are answered as ever.
 
 The peer opens 50 calls at a time on one connection and cancels them a millisecond later, from a process of its own. An
-honest client on another connection asks one question after the other meanwhile.
+honest client on another connection asks one question after the other meanwhile. `--streams`: what a connection may
+have open, by default as a listener beyond loopback has it.
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ def main() -> int:
     if sys.argv[1:2] == [STORM]:  # be the peer
         print(json.dumps(_storm(sys.argv[2])))
         return 0
-    args = arguments(__doc__)
-    # As a listener beyond loopback has it.
-    with FaultCell(coordinator={"max_streams_per_connection": PUBLIC_STREAMS}) as cell:
+    args = arguments(__doc__, streams=PUBLIC_STREAMS)
+    with FaultCell(coordinator={"max_streams_per_connection": int(args.streams)}) as cell:
         calm = _honest(cell.endpoint)
         note(f"calm: {calm}")
         command = [sys.executable, "-m", "faults.rows.r09_cancel_storm", STORM, cell.endpoint]
@@ -47,7 +47,13 @@ def main() -> int:
         with cell.client() as client:
             answer = client.complete([1, 2, 3], max_tokens=8, timeout=30)
         served = len(answer.token_ids) == 8
-    value = {"cancels_per_s": rate, **hurt, "calm": calm, "generates_after": served}
+    value = {
+        "streams_per_connection": int(args.streams),
+        "cancels_per_s": rate,
+        **hurt,
+        "calm": calm,
+        "generates_after": served,
+    }
     holds = served and not hurt["failed"] and hurt["p99_ms"] <= MOST_P99_MS and rate >= LEAST_RATE
     bar = f"0 failures, p99 <= {MOST_P99_MS:g} ms at >= {LEAST_RATE} cancels/s"
     return Row(9, "a storm of cancels by one peer harms nobody else", value, bar, holds).show(as_json=args.json)

@@ -21,6 +21,7 @@ from dspark.client import AsyncClient
 from faults import namespaces
 from faults.processes import FaultCell, until
 from faults.rows.program import arguments
+from faults.synthetic_cell import counter
 from faults.tcp_proxy import Way
 
 STREAMS, LONG_STREAMS, TOKENS = 16, 64, 600
@@ -54,6 +55,7 @@ def main() -> int:
         ended_at = time.monotonic()
         settled = until(lambda: not cell.held(everybody=True), FREED_S)
         freed_s, held = time.monotonic() - ended_at, cell.held(everybody=True)
+        dropped = counter(cell, "dspark_dropped_total")
     ended = [stream for each in waves for stream in each]
     good = sum(same(each, calm) for each in waves)
     frames = sum(len(stream.times) for stream in ended)
@@ -65,6 +67,7 @@ def main() -> int:
         "same_ids": good,
         "frames": frames,
         "errors": sorted({stream.error for stream in ended if stream.error}),
+        "dropped_at_the_coordinator": dropped,  # stale: what came by connections that were not given up
         "longest_pause_s": round(max(gap for stream in ended for gap in stream.gaps), 2),
         "held": held,
         "everything_freed": settled,

@@ -46,7 +46,7 @@ def test_the_far_behind_leave_after_a_turn_and_adaptive_ones_stay() -> None:
 
 
 def test_a_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
-    file, settings = tmp_path / "book.jsonl", {"quick": True}
+    file, settings = tmp_path / "book.jsonl", {"quick": True, "answers": (24, 72), "work": {1: 6}}
     with pytest.raises(RuntimeError):
         _run(Bench(fails_after=11), Book(file, settings))
     assert len(file.read_text().splitlines()) == 12  # and the settings

@@ -1,7 +1,7 @@
 """What of a verdict is committed, as far as tokens tell."""
 
-from coordinator.answer import Answer, Piece, Round
-from coordinator.commit_log import CommitLog, End, Reason
+from coordinator.answers.answer import Answer, Piece, Round
+from coordinator.answers.commit_log import CommitLog, End, Reason
 from dspark.types import TokenLogprobs
 
 

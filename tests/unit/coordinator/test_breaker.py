@@ -1,6 +1,6 @@
 """A worker that is lost too often is held off, longer each time, and forgiven once it has held."""
 
-from coordinator.breaker import Breaker, Doubts
+from coordinator.workers.breaker import Breaker, Doubts
 
 DOUBTS = Doubts(losses=3, window_s=60.0, pause_s=5.0, longest_s=15.0)
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from coordinator.budget import Budget
-from coordinator.prefix_scheduler import Floats, StepSeconds
+from coordinator.scheduling.budget import Budget
+from coordinator.scheduling.prefix_scheduler import Floats, StepSeconds
 
 
 def affine(fixed: float, per_token: float) -> StepSeconds:

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import cell_wire
-from coordinator.answer import Piece, Round, Started
-from coordinator.cell import Terms
-from coordinator.commit_log import End, Reason
-from coordinator.policy import parse_policy
-from coordinator.validation import Limits
+from coordinator.answers.answer import Piece, Round, Started
+from coordinator.answers.commit_log import End, Reason
+from coordinator.cells import cell_wire
+from coordinator.cells.cell import Terms
+from coordinator.requests.policy import parse_policy
+from coordinator.requests.validation import Limits
 from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
 from dspark.types import Rule, TokenLogprobs
 from dspark.wire.v1 import frontend_pb2

@@ -5,12 +5,12 @@ import random
 import pytest
 from fakes import FakeDrafter, FakeVerifier, ToyCell, answer_of, calm, read
 
-from coordinator.admission import Bounds, Cancelled
-from coordinator.cost_curve import CostCurve
-from coordinator.drafting import DraftWaits
-from coordinator.lane import Conduct
-from coordinator.ports import Declined
-from coordinator.track import Track
+from coordinator.lanes.drafting import DraftWaits
+from coordinator.lanes.lane import Conduct
+from coordinator.lanes.ports import Declined
+from coordinator.lanes.track import Track
+from coordinator.queue.admission import Bounds, Cancelled
+from coordinator.scheduling.cost_curve import CostCurve
 from dspark.errors import Overloaded
 from dspark.types import Cursor, RefusalReason
 

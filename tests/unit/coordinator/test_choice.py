@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from coordinator.choice import Drafts, Field, best_rows
-from coordinator.prefix_scheduler import Floats
+from coordinator.scheduling.choice import Drafts, Field, best_rows
+from coordinator.scheduling.prefix_scheduler import Floats
 
 
 def field(gain: list[list[float]], *, worth: float | None = None, own: int = 0) -> Field:

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from fakes import ToyCell, answer_of, calm
 
-from coordinator.admission import Bounds
-from coordinator.answer import Answer
-from coordinator.commit_log import CommitLog, Reason
-from coordinator.lane import Conduct
-from coordinator.outlet import Outlet
-from coordinator.policy import Fixed
-from coordinator.request import Request
-from coordinator.sequence import Sequence, State
-from coordinator.tally import Tally
-from coordinator.track import Track
+from coordinator.answers.answer import Answer
+from coordinator.answers.commit_log import CommitLog, Reason
+from coordinator.answers.outlet import Outlet
+from coordinator.answers.tally import Tally
+from coordinator.lanes.lane import Conduct
+from coordinator.lanes.sequence import Sequence, State
+from coordinator.lanes.track import Track
+from coordinator.queue.admission import Bounds
+from coordinator.requests.policy import Fixed
+from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, Overloaded, PeerError
 from dspark.types import Law
 

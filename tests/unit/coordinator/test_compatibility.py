@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from fakes import FakeDrafter, FakeVerifier, Talk
 
-from coordinator.compatibility import drafter_mismatch, verifier_mismatch
+from coordinator.workers.compatibility import drafter_mismatch, verifier_mismatch
 
 VERIFIER = FakeVerifier(Talk()).facts
 DRAFTER = FakeDrafter(Talk()).facts

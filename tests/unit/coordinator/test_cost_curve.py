@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.cost_curve import CostCurve, convex_fit
-from coordinator.running_fit import Line, Running
-from coordinator.step_cost import DraftCost, StepCost
+from coordinator.scheduling.cost_curve import CostCurve, convex_fit
+from coordinator.scheduling.running_fit import Line, Running
+from coordinator.scheduling.step_cost import DraftCost, StepCost
 
 
 @settings(deadline=None)

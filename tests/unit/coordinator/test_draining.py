@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest_asyncio
 from fakes import FakeDrafter, FakeVerifier, ToyCell, answer_of, calm, read
 
-from coordinator.admission import Bounds
-from coordinator.lane import Conduct
+from coordinator.lanes.lane import Conduct
+from coordinator.queue.admission import Bounds
 
 MakeCell = Callable[..., ToyCell]
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from coordinator.evidence import Evidence, keyed
+from coordinator.scheduling.evidence import Evidence, keyed
 
 
 def round_of(evidence: Evidence, rows: list[int], alive: list[list[float]], prefix: int, accepted: int) -> None:

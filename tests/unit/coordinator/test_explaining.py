@@ -6,12 +6,12 @@ import pytest
 import pytest_asyncio
 from fakes import VOCAB, FakeDrafter, ToyCell, calm, read
 
-from coordinator.cost_curve import CostCurve
-from coordinator.drafting import DraftWaits
-from coordinator.explain import LANE_ROUNDS, MAX_WATCHES, Explain, Watch
-from coordinator.explaining import Fate, Origin, Told, Why, curve, origins, price, sums_of, told
-from coordinator.lane import Conduct
-from coordinator.ports import DraftOrder
+from coordinator.lanes.drafting import DraftWaits
+from coordinator.lanes.explain import LANE_ROUNDS, MAX_WATCHES, Explain, Watch
+from coordinator.lanes.lane import Conduct
+from coordinator.lanes.ports import DraftOrder
+from coordinator.scheduling.cost_curve import CostCurve
+from coordinator.watching.explaining import Fate, Origin, Told, Why, curve, origins, price, sums_of, told
 from dspark.errors import Overloaded
 from dspark.types import Block
 

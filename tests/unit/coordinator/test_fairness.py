@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from coordinator.admission import Bounds
-from coordinator.shares import ANSWER, MOST_TENANTS, PROMPT, Shares
-from coordinator.track import Track
+from coordinator.lanes.track import Track
+from coordinator.queue.admission import Bounds
+from coordinator.queue.shares import ANSWER, MOST_TENANTS, PROMPT, Shares
 from dspark.errors import Overloaded
 from tests.fakes import ToyCell, answer_of, calm, read
 

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reading import END, PROMPT, TOKENIZER
 
-from coordinator.answer import Piece
-from coordinator.commit_log import End, Reason
-from coordinator.policy import Off
-from coordinator.reading import Reader, Shown
-from coordinator.request import Request
+from coordinator.answers.answer import Piece
+from coordinator.answers.commit_log import End, Reason
+from coordinator.reception.reading import Reader, Shown
+from coordinator.requests.policy import Off
+from coordinator.requests.request import Request
 from dspark.types import Law, TokenLogprobs
 
 TEXTS = st.text(alphabet="aéb€\U0001f600 .", max_size=12)

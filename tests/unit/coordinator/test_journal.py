@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.answer import Piece
-from coordinator.commit_log import End, Reason
-from coordinator.journal import MAX_KEPT, Journal, digest
-from coordinator.journal_file import JournalFile
-from coordinator.policy import parse_policy
-from coordinator.request import Request
+from coordinator.answers.answer import Piece
+from coordinator.answers.commit_log import End, Reason
+from coordinator.cells.journal import MAX_KEPT, Journal, digest
+from coordinator.cells.journal_file import JournalFile
+from coordinator.requests.policy import parse_policy
+from coordinator.requests.request import Request
 from dspark.errors import ConfigError
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Law, TokenLogprobs
@@ -206,8 +206,8 @@ def test_what_nobody_runs_takes_half_a_segment_at_most(tmp_path: Path) -> None:
 
 
 def test_what_is_too_long_for_a_record_is_written_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.journal.RECORD_TOKENS", 64)
-    monkeypatch.setattr("coordinator.journal_file.MAX_RECORD", 1024)
+    monkeypatch.setattr("coordinator.cells.journal.RECORD_TOKENS", 64)
+    monkeypatch.setattr("coordinator.cells.journal_file.MAX_RECORD", 1024)
     first = on_disk(tmp_path, segment=4096)
     entry = first.open(request(choices=2))
     told = tuple(TokenLogprobs(-float(number)) for number in range(500))

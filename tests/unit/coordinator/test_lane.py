@@ -7,13 +7,13 @@ import pytest
 import pytest_asyncio
 from fakes import VOCAB, FakeVerifier, ToyCell, answer_of, calm, read
 
-from coordinator.admission import Bounds
-from coordinator.commit_log import End, Reason
-from coordinator.cost_curve import CostCurve
-from coordinator.drafting import DraftWaits
-from coordinator.lane import Conduct
-from coordinator.pipelining import Mode
-from coordinator.ports import Declined
+from coordinator.answers.commit_log import End, Reason
+from coordinator.lanes.drafting import DraftWaits
+from coordinator.lanes.lane import Conduct
+from coordinator.lanes.ports import Declined
+from coordinator.queue.admission import Bounds
+from coordinator.scheduling.cost_curve import CostCurve
+from coordinator.scheduling.pipelining import Mode
 from dspark.errors import Cancelled, Overloaded, PeerError, Unavailable
 from dspark.types import Cursor, RefusalReason, Verdict
 
@@ -575,6 +575,36 @@ async def test_a_lane_without_drafts_leaves_drafters_alone_and_fills_them_when_d
         assert await read(track) == answer_of((seed, 7), 60)
         assert track.tally.accepted > 0
     assert cell.metrics.value("prefills_total", reason="new") == 6
+
+
+async def test_rows_found_missing_just_before_a_lane_goes_without_drafts_are_asked_for_only_after_it(
+    make_cell: MakeCell,
+) -> None:
+    cell = make_cell(outlet=1000)
+    pipelining = cell.lane._loop.pipelining
+    cell.verifier.holding.add("verify")
+    track, *others = [cell.ask((seed, 7), max_tokens=60) for seed in range(5)]
+    await calm()
+    del cell.drafters[0].rows[track.sequence.number][1]
+    await cell.clock.advance(1.0)
+    cell.verifier.let_go("verify")
+    cell.verifier.holding.add("verify")
+    await calm()
+    assert track.missing == 1
+    pipelining.mode = pipelining._home = Mode.PLAIN
+    cell.verifier.let_go("verify")
+    rounds = track.tally.rounds
+    while track.tally.rounds < rounds + 10:
+        await calm(1)
+    assert pipelining.mode is Mode.PLAIN
+    assert not [line for line in cell.talk.lines if "resend" in line]
+    pipelining.mode = pipelining._home = Mode.ONE
+    await cell.finish(track, *others)
+    assert await read(track) == answer_of((0, 7), 60)
+    asked = [line for line in cell.talk.lines if f"<- resend s{track.sequence.number}." in line]
+    assert "from=1 " in asked[0]
+    assert cell.metrics.value("resends_total", reason="features_missing") == 0
+    assert track.tally.accepted > 10
 
 
 async def test_rows_rest_while_no_draft_is_near_and_are_caught_up_before_one(make_cell: MakeCell) -> None:

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.answer import Answer
-from coordinator.budget import Budget
-from coordinator.commit_log import CommitLog
-from coordinator.evidence import Evidence
-from coordinator.learning import REFIT_EVERY, Learning
-from coordinator.planning import Cohort, Plan
-from coordinator.policy import Columns, Fixed
-from coordinator.ports import Declined, Judged
-from coordinator.refit import ENOUGH, Refit, key_of
-from coordinator.rounds import Blocks, Turn
-from coordinator.step_cost import StepCost
+from coordinator.answers.answer import Answer
+from coordinator.answers.commit_log import CommitLog
+from coordinator.lanes.learning import REFIT_EVERY, Learning
+from coordinator.lanes.ports import Declined, Judged
+from coordinator.lanes.refit import ENOUGH, Refit, key_of
+from coordinator.lanes.rounds import Blocks, Turn
+from coordinator.requests.policy import Columns, Fixed
+from coordinator.scheduling.budget import Budget
+from coordinator.scheduling.evidence import Evidence
+from coordinator.scheduling.planning import Cohort, Plan
+from coordinator.scheduling.step_cost import StepCost
 from dspark.types import Block, Cursor, Law, RefusalReason, Rule, Verdict
 
 SLOTS, COHORT, ANSWER = 5, 256, 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.monitor import LOOK_EVERY, VERSIONS, WINDOW, Monitor
+from coordinator.lanes.monitor import LOOK_EVERY, VERSIONS, WINDOW, Monitor
 from dspark.runtime.telemetry import Metrics
 from dspark.types import PLACES, Draws, Law, Rule
 

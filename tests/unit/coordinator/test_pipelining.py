@@ -2,7 +2,15 @@
 
 from collections.abc import Callable
 
-from coordinator.pipelining import FIRST_TRIAL, LEAST_SEQUENCES, SETTLE_ROUNDS, WINDOW_ROUNDS, Mode, Pipelining, _level
+from coordinator.scheduling.pipelining import (
+    FIRST_TRIAL,
+    LEAST_SEQUENCES,
+    SETTLE_ROUNDS,
+    WINDOW_ROUNDS,
+    Mode,
+    Pipelining,
+    _level,
+)
 
 
 def drive(depth: Pipelining, rate: Callable[[int], float], cohorts: int, sequences: int = 64) -> list[int]:

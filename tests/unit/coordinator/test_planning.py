@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from coordinator.choice import DraftSeconds
-from coordinator.cost_curve import CostCurve
-from coordinator.evidence import Evidence
-from coordinator.planning import FIRST_PROBE, LOOK_EVERY, Cohort, Plan, Planner
-from coordinator.policy import Columns, Fixed, Greedy, Off, Policy
-from coordinator.step_cost import StepCost
+from coordinator.requests.policy import Columns, Fixed, Greedy, Off, Policy
+from coordinator.scheduling.choice import DraftSeconds
+from coordinator.scheduling.cost_curve import CostCurve
+from coordinator.scheduling.evidence import Evidence
+from coordinator.scheduling.planning import FIRST_PROBE, LOOK_EVERY, Cohort, Plan, Planner
+from coordinator.scheduling.step_cost import StepCost
 
 SLOTS = 4
 TOKENS = [1, 2, 4, 8, 16, 32, 64, 128]
@@ -119,6 +119,21 @@ def test_in_a_lane_without_drafts_only_those_who_name_a_length_are_drafted_for()
     (plan,) = world.run(1)
     assert plan.drafted.tolist() == [False, True]
     assert plan.resting.tolist() == [True, False]
+
+
+def test_a_lane_whose_drafts_come_back_looks_at_once_whether_they_pay_by_now() -> None:
+    silent = [False]
+    world = World([[0.05, 0.0, 0.0, 0.0]] * 2, token_s=0.0005, slot_s=0.0005)
+    world.planner = Planner(world.cost, world.evidence, explore=1 / 64, bypass=True, silent=lambda: silent[0])
+    world.run(300)
+    silent[0] = True
+    assert not any(plan.drafted.any() or plan.probe for plan in world.run(100))
+    silent[0] = False
+    world.survivals[:] = [0.95, 0.95, 0.9, 0.9]
+    first, *rest = world.run(60)
+    assert first.probe
+    assert first.drafted.all()
+    assert all(plan.drafted.all() for plan in rest[-30:])
 
 
 def test_leaving_drafts_out_is_worth_a_trial_only_where_they_hardly_pay() -> None:

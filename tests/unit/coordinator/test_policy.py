@@ -1,6 +1,6 @@
 import pytest
 
-from coordinator.policy import Async, Fixed, Greedy, Off, Policy, Threshold, parse_policy
+from coordinator.requests.policy import Async, Fixed, Greedy, Off, Policy, Threshold, parse_policy
 from dspark.errors import InvalidRequest
 
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest_asyncio
 from fakes import ToyCell, answer_of, calm, read
 
-from coordinator import paging
-from coordinator.ports import Declined
+from coordinator.lanes import paging
+from coordinator.lanes.ports import Declined
 from dspark.types import Cursor, RefusalReason
 
 MakeCell = Callable[..., ToyCell]

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import CoordinatorConfig
-from coordinator.policy import Fixed
 from coordinator.process import check, start
-from coordinator.tokenizer import Tokenizer, find_tokenizer
+from coordinator.reception.tokenizer import Tokenizer, find_tokenizer
+from coordinator.requests.policy import Fixed
 from dspark.errors import ConfigError
 from dspark.types import Rule
 

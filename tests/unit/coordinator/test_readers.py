@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.readers import Readers, Reading
+from coordinator.reception.readers import Readers, Reading
 from dspark.errors import Overloaded
 from dspark.runtime.telemetry import Metrics
 from tests.fakes import ManualClock, calm

@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from coordinator.answer import Piece, Round, Started
-from coordinator.commit_log import End, Reason, cut
-from coordinator.policy import Off
-from coordinator.reading import Reader, Shown
-from coordinator.request import Request
-from coordinator.stop_strings import StopStrings
-from coordinator.tokenizer import Tokenizer
+from coordinator.answers.answer import Piece, Round, Started
+from coordinator.answers.commit_log import End, Reason, cut
+from coordinator.answers.stop_strings import StopStrings
+from coordinator.reception.reading import Reader, Shown
+from coordinator.reception.tokenizer import Tokenizer
+from coordinator.requests.policy import Off
+from coordinator.requests.request import Request
 from dspark.types import Law, TokenLogprobs
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.refit import ENOUGH, Outcomes, Refit, key_of
-from coordinator.rounds import Blocks
+from coordinator.lanes.refit import ENOUGH, Outcomes, Refit, key_of
+from coordinator.lanes.rounds import Blocks
 from dspark.types import Law, Rule
 
 SLOTS = 5

@@ -6,13 +6,13 @@ import pytest
 import pytest_asyncio
 from fakes import ToyCell, answer_of, calm
 
-from coordinator.cell import Order
-from coordinator.journal import Journal
-from coordinator.local_cell import LocalCall, LocalCell
-from coordinator.outlet import Outlet
-from coordinator.policy import parse_policy
-from coordinator.reading import Reader
-from coordinator.request import Request
+from coordinator.answers.outlet import Outlet
+from coordinator.cells.cell import Order
+from coordinator.cells.journal import Journal
+from coordinator.cells.local_cell import LocalCall, LocalCell
+from coordinator.reception.reading import Reader
+from coordinator.requests.policy import parse_policy
+from coordinator.requests.request import Request
 from dspark.errors import Cancelled, InvalidRequest
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Law, Rule

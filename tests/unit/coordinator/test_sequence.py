@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.commit_log import CommitLog, End, Reason, cut
-from coordinator.sequence import NEXT, Event, Sequence, State, UnlistedEvent
+from coordinator.answers.commit_log import CommitLog, End, Reason, cut
+from coordinator.lanes.sequence import NEXT, Event, Sequence, State, UnlistedEvent
 
 
 def a_sequence() -> Sequence:

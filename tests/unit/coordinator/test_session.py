@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.ports import Lost
-from coordinator.session import Session
+from coordinator.lanes.ports import Lost
+from coordinator.workers.session import Session
 from dspark.errors import PeerError
 from dspark.runtime.telemetry import Metrics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.tenancy import inside, outside
+from coordinator.requests.tenancy import inside, outside
 
 TENANTS = st.from_regex(r"[A-Za-z0-9._-]{0,64}", fullmatch=True)
 NAMES = st.one_of(st.text(max_size=20), st.builds("/".join, st.lists(st.sampled_from(["", "a", "b"]), max_size=4)))

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from coordinator.tokenizer import Tokenizer
+from coordinator.reception.tokenizer import Tokenizer
 
 WORDS = ["▁a", "▁b", "a", "b"]
 EURO = [0xE2, 0x82, 0xAC]

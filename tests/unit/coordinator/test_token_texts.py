@@ -10,8 +10,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.http.completions import CompletionShape
 from coordinator.http.tokens import TokenTexts, completion_logprobs
-from coordinator.reading import Shown
-from coordinator.tokenizer import Tokenizer
+from coordinator.reception.reading import Shown
+from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import TokenLogprobs
 
 TARGET = Path(__file__).parents[3] / "models" / "demo-target"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from fakes import FakeVerifier, ToyCell, answer_of, calm, read
 
-from coordinator.admission import Cancelled
-from coordinator.drafting import DraftWaits
-from coordinator.lane import Conduct
+from coordinator.lanes.drafting import DraftWaits
+from coordinator.lanes.lane import Conduct
+from coordinator.queue.admission import Cancelled
 
 FOLDER = Path(__file__).parents[2] / "traces"
 

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from coordinator.lane import Conduct
-from coordinator.tracing import MOST_TRACED, Tracing, read_traceparent
+from coordinator.lanes.lane import Conduct
+from coordinator.watching.tracing import MOST_TRACED, Tracing, read_traceparent
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = CALLER[:-1] + "0"

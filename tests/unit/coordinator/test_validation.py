@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.policy import Fixed, Greedy
-from coordinator.request import Request
-from coordinator.rule import parse_rule
-from coordinator.validation import Limits, read_request
+from coordinator.requests.policy import Fixed, Greedy
+from coordinator.requests.request import Request
+from coordinator.requests.rule import parse_rule
+from coordinator.requests.validation import Limits, read_request
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.types import Law, Rule
 from dspark.wire.v1 import generate_pb2 as g

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coordinator.cost_curve import CostCurve
-from coordinator.policy import Policy
-from coordinator.prefix_scheduler import StepSeconds, schedule
+from coordinator.requests.policy import Policy
+from coordinator.scheduling.cost_curve import CostCurve
+from coordinator.scheduling.prefix_scheduler import StepSeconds, schedule
 from dspark.decoding import block_rule
 from dspark.decoding.acceptance import accept_probability, residual
 from dspark.decoding.race import winners

@@ -20,7 +20,7 @@ from enumeration import (
     variation,
 )
 
-from coordinator.policy import Fixed, Greedy
+from coordinator.requests.policy import Fixed, Greedy
 from dspark.decoding.acceptance import validate_q
 from dspark.decoding.sampling import LawColumns, draft_distribution
 from dspark.model.formats.vocabulary import DraftVocabulary

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coordinator.policy import Greedy, Policy, Threshold
-from coordinator.prefix_scheduler import schedule
+from coordinator.requests.policy import Greedy, Policy, Threshold
+from coordinator.scheduling.prefix_scheduler import schedule
 from dspark.decoding.acceptance import Case, first_token, judge
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose, Words, record

@@ -8,9 +8,9 @@ import inspect
 import pytest
 
 SERVICES = {
-    "control": ("Control", "coordinator.control"),
-    "generate": ("Generation", "coordinator.service"),
-    "frontend": ("Cell", "coordinator.cell_service"),
+    "control": ("Control", "coordinator.cells.control"),
+    "generate": ("Generation", "coordinator.reception.service"),
+    "frontend": ("Cell", "coordinator.cells.cell_service"),
     "verify": ("Verify", "verify_service.service"),
     "draft": ("Draft", "draft_service.service"),
     "features": ("Features", "draft_service.feature_sink"),

@@ -1,0 +1,1 @@
+"""What was committed, and its way to whoever reads it."""

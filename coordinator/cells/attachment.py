@@ -1,0 +1,248 @@
+"""One attached front end, as the coordinator holds it: its requests, and what it still has to be told.
+
+Everything it asked for goes when it goes. A lane never waits for a front end: what is committed piles up until the
+stream takes it, in one message; one that lets too much pile up is let go. A request of many that fails, by whatever
+bug, leaves its neighbours alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from coordinator.answers.answer import Piece
+from coordinator.bell import Bell
+from coordinator.cells import cell_wire
+from coordinator.cells.cell import Call, Order
+from coordinator.cells.local_cell import LocalCell
+from coordinator.clock import Clock, Timer, let_orders_leave
+from coordinator.requests.tenancy import MAX_TENANT
+from coordinator.requests.validation import read_request
+from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, PeerError, Unavailable
+from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1 import frontend_pb2
+
+log = structlog.get_logger("dspark.attachment")
+
+MAX_UNSENT = 65_536  # parts of messages that wait for one front end to read: seconds of all a coordinator can commit
+MAX_ID = 128
+MAX_ABORTS = 1024
+TERMS_S = 0.25  # how old the terms that a front end knows may be
+BACKSTOP_S = 1.0  # how much later than the front end the coordinator ends a request whose time is up
+
+
+@dataclass(slots=True, eq=False)
+class _Relay:
+    """The sink of one request."""
+
+    number: int
+    to: Attachment
+    open: int = 1  # answers that have not ended
+    answers: int = 1
+    call: Call | None = None
+    timer: Timer | None = None
+
+    def push(self, piece: Piece) -> None:
+        if self.open:
+            self.to.said(self.number, piece)
+
+    def close(self, error: Exception | None = None) -> None:
+        if not self.open:
+            return
+        self.open = 0 if error is not None else self.open - 1
+        if not self.open:
+            self.to.over(self, error)
+
+
+@dataclass(slots=True)
+class _Unsent:
+    """The next message."""
+
+    commits: list[tuple[int, Piece]] = field(default_factory=list)
+    failed: list[frontend_pb2.Failed] = field(default_factory=list)
+    aborted: list[frontend_pb2.Aborted] = field(default_factory=list)
+    terms: frontend_pb2.Terms | None = None
+
+
+class Attachment:
+    """`hello` says who it is."""
+
+    def __init__(self, cell: LocalCell, hello: frontend_pb2.FrontendHello, clock: Clock, metrics: Metrics) -> None:
+        self.hello = hello
+        self._cell, self._clock, self._metrics = cell, clock, metrics
+        self._calls: dict[int, _Relay] = {}
+        self._unsent = _Unsent()
+        self._bell = Bell()
+        self._messages, self._in_order = 0, cell_wire.InOrder(heard=1)  # the hello was the first
+        self._terms: frontend_pb2.Terms | None = None
+        self._ended = self._overran = False
+        self._refresh: Timer | None = None
+        self._tell_terms()
+
+    @property
+    def requests(self) -> int:
+        return len(self._calls)
+
+    async def next(self) -> frontend_pb2.CellBatch | None:
+        """One message for all that happened since the last one was taken; None at the end."""
+        await self._bell.heard()
+        await let_orders_leave()  # the next round's, before front ends are told of the last one
+        if self._overran:
+            raise Overloaded("the front end does not read", retry_after_s=1.0)
+        return None if self._ended else self._collect()
+
+    def heard(self, batch: frontend_pb2.FrontendBatch) -> None:
+        """Carries out one message. Raises when the front end broke the protocol."""
+        if self._ended or self._overran:
+            return
+        if not self._in_order.takes(batch.number):
+            self._metrics.dropped.labels(kind="batch", reason="repeated").inc()
+            return
+        for submit in batch.submits:
+            self._submit(submit)
+        for finish in batch.finishes:
+            self._finish(finish)
+        for drop in batch.drops:
+            relay = self._forget(drop.call, "drop")
+            if relay is not None:
+                self._cut(relay, cell_wire.read_why(drop.why))
+        for abort in batch.aborts:
+            names = abort.request_ids[:MAX_ABORTS]
+            running = [name for name in names if self._cell.admission.abort(name)]
+            self._unsent.aborted.append(frontend_pb2.Aborted(call=abort.call, request_ids=running))
+            self._told()
+
+    def end(self) -> None:
+        """The front end has said its last word."""
+        self._ended = True
+        self._bell.ring()
+
+    def close(self) -> None:
+        """Frees everything it asked for. Idempotent."""
+        self.end()
+        if self._refresh is not None:
+            self._refresh.cancel()
+        relays, self._calls = list(self._calls.values()), {}
+        for relay in relays:
+            self._cut(relay, Cancelled("its front end is gone"))
+
+    # What relays report.
+
+    def said(self, number: int, piece: Piece) -> None:
+        self._unsent.commits.append((number, piece))
+        self._told()
+
+    def over(self, relay: _Relay, error: Exception | None) -> None:
+        """A request has ended."""
+        if relay.timer is not None:
+            relay.timer.cancel()
+        if self._calls.pop(relay.number, None) is not None and error is not None:
+            self._fail(relay.number, error)
+
+    # What front ends ask for.
+
+    def _submit(self, submit: frontend_pb2.Submit) -> None:
+        number = submit.call
+        if number in self._calls:
+            raise PeerError(f"call {number} is running already")
+        relay = _Relay(number, self)
+        try:
+            order = self._order(submit)
+            relay.open = relay.answers = order.request.choices
+            self._calls[number] = relay
+            relay.call = self._cell.submit(order, relay)
+        except DsparkError as error:
+            self._calls.pop(number, None)
+            self._fail(number, error)
+            return
+        except Exception as error:  # a bug
+            log.error("frontend.submit_failed", name=self.hello.name, exc_info=error)
+            self._calls.pop(number, None)
+            self._fail(number, PeerError("the request could not be taken in; see the coordinator's log"))
+            return
+        late = Expired(f"no answer within {order.lasts_s:.3g} s")
+        relay.timer = self._clock.call_later(order.lasts_s + BACKSTOP_S, relay.call.cut, late)
+
+    def _order(self, submit: frontend_pb2.Submit) -> Order:
+        """Checked like any other request: nothing is taken in on a front end's word."""
+        message = submit.request
+        if not message.request_id:
+            raise InvalidRequest("request_id", "a front end has to give one")
+        self._cell.check_capacity(submit.tenant)
+        limits = self._cell.terms().limits
+        request = read_request(
+            message,
+            tuple(message.tokenized.input_ids),
+            limits,
+            make_id=lambda: message.request_id,
+            draw_seed=lambda: secrets.randbits(64),
+        )
+        if len(submit.tenant) > MAX_TENANT or "/" in submit.tenant:
+            raise InvalidRequest("tenant", "not a tenant's name")
+        request = replace(request, tenant=submit.tenant)
+        arrived = self._clock.time() - submit.waited_us / 1e6
+        return Order(message, request, arrived, submit.deadline_us / 1e6)
+
+    def _finish(self, finish: frontend_pb2.Finish) -> None:
+        relay = self._calls.get(finish.call)
+        if relay is None or relay.call is None:
+            self._metrics.dropped.labels(kind="finish", reason="late").inc()
+        elif finish.index >= relay.answers:
+            raise PeerError(f"answer {finish.index} of a request for {relay.answers}")
+        else:
+            relay.call.finish(finish.index)
+
+    def _forget(self, number: int, kind: str) -> _Relay | None:
+        relay = self._calls.pop(number, None)
+        if relay is None:
+            self._metrics.dropped.labels(kind=kind, reason="late").inc()
+        return relay
+
+    def _cut(self, relay: _Relay, error: Exception) -> None:
+        relay.open = 0
+        if relay.timer is not None:
+            relay.timer.cancel()
+        if relay.call is not None:
+            relay.call.cut(error)
+
+    # What front ends are told.
+
+    def _fail(self, number: int, error: Exception) -> None:
+        self._unsent.failed.append(cell_wire.write_failure(number, error))
+        self._told()
+
+    def _told(self) -> None:
+        """Something more waits; whoever does not read it is let go."""
+        self._bell.ring()
+        unsent = self._unsent
+        if len(unsent.commits) + len(unsent.failed) + len(unsent.aborted) > MAX_UNSENT and not self._overran:
+            log.warning("frontend.not_read", name=self.hello.name, commits=len(unsent.commits))
+            self._metrics.dropped.labels(kind="commit", reason="not_read").inc(len(unsent.commits))
+            self._overran = True
+            self._unsent = _Unsent()
+            self._clock.call_later(0.0, self.close)  # not now: a lane is in the middle of a verdict
+
+    def _tell_terms(self) -> None:
+        """Now, and whenever they have changed."""
+        try:
+            if self._cell.admission.draining:
+                raise Unavailable("the coordinator is draining; try another one")
+            terms = cell_wire.write_terms(self._cell.terms())
+        except Unavailable as error:
+            terms = frontend_pb2.Terms(closed=str(error))
+        if terms != self._terms:
+            self._terms = self._unsent.terms = terms
+            self._bell.ring()
+        self._refresh = self._clock.call_later(TERMS_S, self._tell_terms)
+
+    def _collect(self) -> frontend_pb2.CellBatch:
+        unsent, self._unsent = self._unsent, _Unsent()
+        self._messages += 1
+        batch = frontend_pb2.CellBatch(
+            terms=unsent.terms, failed=unsent.failed, aborted=unsent.aborted, number=self._messages
+        )
+        cell_wire.write_commits(batch, unsent.commits)
+        self._metrics.cell_batches.labels(direction="out").inc()
+        return batch

@@ -1,0 +1,60 @@
+"""What a front end needs of a coordinator, in the same process or across a wire: tokens, never text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.answers.outlet import Sink
+from coordinator.requests.request import Request
+from coordinator.requests.validation import Limits
+from dspark.wire.v1 import generate_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is served, under which limits."""
+
+    model: str
+    drafter: str  # empty without one
+    block_size: int  # 0 without a drafter
+    limits: Limits  # as if there were no text
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A request that passed every check."""
+
+    message: generate_pb2.GenerateRequest  # as the client wrote it
+    request: Request
+    arrived: float  # clock time
+    lasts_s: float  # how long it may take from now on
+
+
+class Call(Protocol):
+    """A request that was taken in. Both may come too late, and do nothing then."""
+
+    def finish(self, index: int) -> None:
+        """Its text ended an answer; what is committed from now on was never said."""
+
+    def cut(self, error: Exception) -> None:
+        """Nobody waits for what has not ended yet; frees it at once."""
+
+
+class Cell(Protocol):
+    """A coordinator and its workers. Errors say whose fault it is, and mean that nothing was taken in."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes nobody new because it is about to end."""
+
+    def terms(self) -> Terms: ...
+
+    def check_capacity(self, tenant: str = "") -> None:
+        """Raises when a request of this tenant would surely be refused. Cheap, so it comes before parsing."""
+
+    def submit(self, order: Order, sink: Sink) -> Call: ...
+
+    async def abort(self, request_ids: Sequence[str]) -> list[str]:
+        """Ends running requests in good order, whoever asked for them; returns those that were running."""

@@ -1,0 +1,204 @@
+"""Commits, errors and terms between a coordinator and a front end, there and back. Pure.
+
+Commits travel as columns: building and reading them costs half a microsecond a commit, a message each would cost ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from coordinator.answers.answer import Piece, Round, Started
+from coordinator.answers.commit_log import End, Reason
+from coordinator.cells.cell import Terms
+from coordinator.requests.policy import parse_policy
+from coordinator.requests.validation import Limits
+from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
+from dspark.types import Rule
+from dspark.wire import codec
+from dspark.wire.v1 import frontend_pb2, generate_pb2, types_pb2
+
+_REASONS = {
+    Reason.STOP: generate_pb2.FINISH_REASON_STOP,
+    Reason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
+    Reason.ABORT: generate_pb2.FINISH_REASON_ABORT,
+}
+_ENDS = {number: reason for reason, number in _REASONS.items()}
+_MOST_MS = 2**32 - 1
+
+
+class InOrder:
+    """Numbers of the messages of one stream: none is heard twice, and none is missing."""
+
+    def __init__(self, heard: int = 0) -> None:
+        self._heard = heard
+
+    def takes(self, number: int) -> bool:
+        """Whether this message is news; 0 is not counted. Raises PeerError when one before it never came."""
+        if number == 0:
+            return True
+        if number > self._heard + 1:
+            raise PeerError(f"number: {number} after {self._heard}: a message was lost")
+        news = number == self._heard + 1
+        self._heard = max(number, self._heard)
+        return news
+
+
+def write_commits(batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, Piece]]) -> None:
+    """Adds (call, piece) in order."""
+    commits = [(call, piece) for call, piece in said if piece.tokens]
+    rounds = [piece.round or _NO_ROUND for _, piece in commits]
+    batch.calls.extend([call for call, _ in commits])
+    if any(piece.index for _, piece in commits):
+        batch.indices.extend([piece.index for _, piece in commits])
+    batch.lengths.extend([len(piece.tokens) for _, piece in commits])
+    batch.rounds.extend([int(piece.round is not None) for _, piece in commits])
+    batch.drafted.extend([one.drafted for one in rounds])
+    batch.verified.extend([one.verified for one in rounds])
+    batch.accepted.extend([one.accepted for one in rounds])
+    batch.token_ids.extend([token for _, piece in commits for token in piece.tokens])
+    for place, (call, piece) in enumerate(commits):
+        if piece.logprobs:
+            batch.logprobs.add(commit=place, tokens=codec.write_logprobs(piece.logprobs))
+        if piece.started is not None:
+            batch.started.add(
+                call=call,
+                index=piece.index,
+                queue_us=max(int(piece.started.queue_s * 1e6), 0),
+                cached_tokens=piece.started.cached_tokens,
+            )
+    for call, piece in said:
+        if piece.end is not None:
+            batch.ended.add(
+                call=call, index=piece.index, reason=_REASONS[piece.end.reason], matched_token_id=piece.end.token_id
+            )
+
+
+_NO_ROUND = Round(0, 0, 0)
+
+
+def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
+    """(call, piece) in order of commit."""
+    calls, lengths, tokens = list(batch.calls), list(batch.lengths), list(batch.token_ids)
+    count = len(calls)
+    indices = list(batch.indices) or [0] * count
+    columns = (indices, lengths, batch.rounds, batch.drafted, batch.verified, batch.accepted)
+    if any(len(column) != count for column in columns) or sum(lengths) != len(tokens):
+        raise PeerError("columns of unequal length")
+    started = {(one.call, one.index): Started(one.queue_us / 1e6, one.cached_tokens) for one in batch.started}
+    logprobs = {one.commit: tuple(codec.read_logprobs(one.tokens)) for one in batch.logprobs}
+    ends = {(one.call, one.index): _read_end(one) for one in batch.ended}
+    last = {(calls[at], indices[at]): at for at in range(count)} if ends else {}
+    start = 0
+    for at, (call, index, length, judged, drafted, verified, accepted) in enumerate(
+        zip(calls, indices, lengths, batch.rounds, batch.drafted, batch.verified, batch.accepted, strict=True)
+    ):
+        stop = start + length
+        yield (
+            call,
+            Piece(
+                tuple(tokens[start:stop]),
+                ends.pop((call, index), None) if last.get((call, index)) == at else None,
+                index,
+                logprobs.get(at, ()),
+                Round(drafted, verified, accepted) if judged else None,
+                started.pop((call, index), None) if started else None,
+            ),
+        )
+        start = stop
+    for (call, index), end in ends.items():  # by something else than a commit
+        yield call, Piece((), end, index)
+
+
+def _read_end(ended: frontend_pb2.Ended) -> End:
+    reason = _ENDS.get(ended.reason)
+    if reason is None:
+        raise PeerError(f"an answer ended for no known reason: {ended.reason}")
+    return End(reason, token_id=ended.matched_token_id if ended.HasField("matched_token_id") else None)
+
+
+def write_failure(call: int, error: Exception) -> frontend_pb2.Failed:
+    """What a front end needs to give its client the status that the coordinator would have given."""
+    failed = frontend_pb2.Failed(call=call, kind=frontend_pb2.Failed.KIND_INTERNAL, message=str(error))
+    match error:
+        case InvalidRequest():
+            unsupported = isinstance(error, Unsupported)
+            failed.kind = frontend_pb2.Failed.KIND_UNSUPPORTED if unsupported else frontend_pb2.Failed.KIND_INVALID
+            failed.field, failed.message = error.field, str(error)[len(error.field) + 2 :]
+        case Overloaded():
+            failed.kind = frontend_pb2.Failed.KIND_OVERLOADED
+            failed.retry_after_ms = min(max(int(error.retry_after_s * 1000), 0), _MOST_MS)
+        case Unavailable():
+            failed.kind = frontend_pb2.Failed.KIND_UNAVAILABLE
+        case Expired():
+            failed.kind = frontend_pb2.Failed.KIND_EXPIRED
+    return failed
+
+
+def read_failure(failed: frontend_pb2.Failed) -> Exception:
+    match failed.kind:
+        case frontend_pb2.Failed.KIND_INVALID:
+            return InvalidRequest(failed.field, failed.message)
+        case frontend_pb2.Failed.KIND_UNSUPPORTED:
+            return Unsupported(failed.field, failed.message)
+        case frontend_pb2.Failed.KIND_OVERLOADED:
+            return Overloaded(failed.message, failed.retry_after_ms / 1000)
+        case frontend_pb2.Failed.KIND_UNAVAILABLE:
+            return Unavailable(failed.message)
+        case frontend_pb2.Failed.KIND_EXPIRED:
+            return Expired(failed.message)
+    return PeerError(failed.message)
+
+
+def write_why(error: Exception) -> frontend_pb2.Drop.Why:
+    match error:
+        case Cancelled():
+            return frontend_pb2.Drop.WHY_CANCELLED
+        case Expired():
+            return frontend_pb2.Drop.WHY_EXPIRED
+        case Overloaded():
+            return frontend_pb2.Drop.WHY_SLOW_READER
+    return frontend_pb2.Drop.WHY_FAILED
+
+
+def read_why(why: frontend_pb2.Drop.Why) -> Exception:
+    match why:
+        case frontend_pb2.Drop.WHY_EXPIRED:
+            return Expired("the front end's deadline passed")
+        case frontend_pb2.Drop.WHY_SLOW_READER:
+            return Overloaded("the client reads too slowly", retry_after_s=1.0)
+        case frontend_pb2.Drop.WHY_FAILED:
+            return PeerError("the front end failed")
+    return Cancelled("the client went away")
+
+
+def write_terms(terms: Terms) -> frontend_pb2.Terms:
+    limits = terms.limits
+    return frontend_pb2.Terms(
+        model=terms.model,
+        drafter=terms.drafter,
+        block_size=terms.block_size,
+        vocab_size=limits.vocab_size,
+        context_length=limits.context_length,
+        capacity=limits.capacity,
+        stop_token_ids=limits.stop_token_ids,
+        policy=str(limits.policy),
+        rule=cast("types_pb2.Rule", int(limits.rule)),
+    )
+
+
+def read_terms(message: frontend_pb2.Terms) -> Terms:
+    try:
+        policy, rule = parse_policy(message.policy, field="terms.policy"), Rule(message.rule)
+    except (InvalidRequest, ValueError) as error:
+        raise PeerError(f"terms that nobody understands: {error}") from error
+    limits = Limits(
+        vocab_size=message.vocab_size,
+        context_length=message.context_length,
+        capacity=message.capacity,
+        stop_token_ids=tuple(message.stop_token_ids),
+        has_tokenizer=False,
+        policy=policy,
+        rule=rule,
+    )
+    return Terms(message.model, message.drafter, message.block_size, limits)

@@ -1,0 +1,159 @@
+"""For operators and the deployment: who the workers are, and the whole cell as this coordinator sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from importlib import metadata
+
+import grpc
+
+from coordinator.cells.attachment import Attachment
+from coordinator.cells.cell_service import CellService
+from coordinator.cells.explain_wire import explanations
+from coordinator.cells.local_cell import LocalCell
+from coordinator.lanes.lane import Lane
+from coordinator.lanes.monitor import Monitor
+from coordinator.scheduling.cost_curve import CostCurve
+from coordinator.workers.totals import write_totals
+from coordinator.workers.worker import Address, Role, Worker
+from dspark.errors import InvalidRequest
+from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, verify_pb2
+
+DESCRIBE_S = 0.5  # a worker that takes longer to say what it holds is shown without
+MAX_WORKERS = 4096
+
+_ROLES = {control_pb2.ROLE_VERIFY: Role.VERIFY, control_pb2.ROLE_DRAFT: Role.DRAFT}
+
+
+class ControlService(control_pb2_grpc.ControlServicer):
+    """Announce, GetStatus, Explain."""
+
+    def __init__(
+        self, cell: LocalCell, frontends: CellService, metrics: Metrics, *, name: str, incarnation: int
+    ) -> None:
+        self._cell, self._frontends, self._metrics = cell, frontends, metrics
+        self._name, self._incarnation = name, incarnation
+        self.endpoint = ""  # known once the server listens
+        self.metrics_port = 0
+
+    async def Announce(
+        self, request: control_pb2.AnnounceRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.AnnounceReply:
+        if len(request.workers) > MAX_WORKERS:
+            raise InvalidRequest("workers", f"{len(request.workers)} workers, at most {MAX_WORKERS} are allowed")
+        addresses = [_address(index, worker) for index, worker in enumerate(request.workers)]
+        draining = [address for address, worker in zip(addresses, request.workers, strict=True) if worker.draining]
+        membership = self._cell.membership
+        connected = await membership.announce(addresses, draining)
+        return control_pb2.AnnounceReply(connected=connected, idle=membership.idle())
+
+    async def GetStatus(
+        self, request: control_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GetStatusReply:
+        admission, membership = self._cell.admission, self._cell.membership
+        workers = await asyncio.gather(*(_worker_status(worker, membership.monitor) for worker in membership.workers))
+        reply = control_pb2.GetStatusReply(
+            processes=[self._own_status(), *map(_frontend_status, self._frontends.attached), *workers],
+            lanes=[self._lane_status(lane) for lane in membership.lanes],
+            queued=admission.queued,
+            queue_limit=admission.queue_limit,
+            version=metadata.version("dspark-serving"),
+        )
+        write_totals(self._metrics, reply)
+        return reply
+
+    def Explain(
+        self, request: control_pb2.ExplainRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[control_pb2.RoundExplanation]:
+        return explanations(self._cell.admission, self._cell.membership.explain, request)
+
+    def _own_status(self) -> control_pb2.ProcessStatus:
+        return control_pb2.ProcessStatus(
+            role=control_pb2.ROLE_COORDINATOR,
+            name=self._name,
+            endpoint=self.endpoint,
+            pid=os.getpid(),
+            incarnation=self._incarnation,
+            state="draining" if self._cell.admission.draining else "serving",
+            sequences=self._cell.admission.running + self._cell.admission.queued,
+            metrics_port=self.metrics_port,
+        )
+
+    def _lane_status(self, lane: Lane) -> control_pb2.LaneStatus:
+        waiting = self._cell.admission.waiting_for(lane)
+        draft = next((drafter.facts.cost for drafter in lane.drafters if drafter.facts.cost), None)
+        return control_pb2.LaneStatus(
+            verifier=lane.verifier.facts.name,
+            drafters=[drafter.facts.name for drafter in lane.drafters],
+            running=len(lane.tracks) - waiting,
+            waiting=waiting,
+            policy=str(self._cell.offer.policy),
+            cost_curve_in_force=lane.cost.verify is not None,
+            verify_cost=_cost(lane.cost.verify),
+            draft_cost=_cost(draft),
+            mean_acceptance_length=lane.committed_by_rounds / lane.rounds if lane.rounds else 0.0,
+            rounds=lane.rounds,
+            attention_path=lane.verifier.facts.attention_path,
+        )
+
+
+def _frontend_status(attached: Attachment) -> control_pb2.ProcessStatus:
+    hello = attached.hello
+    return control_pb2.ProcessStatus(
+        role=control_pb2.ROLE_FRONTEND,
+        name=hello.name,
+        endpoint=hello.endpoint,
+        pid=hello.pid,
+        incarnation=hello.incarnation,
+        state="serving",
+        sequences=attached.requests,
+        metrics_port=hello.metrics_port,
+    )
+
+
+async def _worker_status(worker: Worker, monitor: Monitor) -> control_pb2.ProcessStatus:
+    address = worker.address
+    status = control_pb2.ProcessStatus(
+        role=control_pb2.ROLE_VERIFY if address.role is Role.VERIFY else control_pb2.ROLE_DRAFT,
+        name=address.name,
+        endpoint=address.endpoint,
+        incarnation=worker.port.facts.incarnation if worker.port else address.incarnation,
+        state=worker.state,
+        detail=worker.detail,
+    )
+    if worker.port is None:
+        return status
+    status.detail = status.detail or monitor.why_not(worker.port.facts.fingerprint)
+    try:
+        said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription = await worker.describe(DESCRIBE_S)
+    except grpc.aio.AioRpcError as error:
+        status.detail = f"does not say what it holds: {error.code().name.lower()}"
+        return status
+    status.pid, status.model = said.pid, said.model
+    status.sequences = said.load.sequences
+    status.metrics_port = said.metrics_port
+    if said.draining:
+        status.state = "draining"
+    status.pages_held, status.pages_total = said.load.pages_held, said.load.pages_total
+    status.busy_s, status.wait_s, status.waits = said.load.busy_s, said.load.wait_s, said.load.waits
+    return status
+
+
+def _address(index: int, worker: control_pb2.WorkerEndpoint) -> Address:
+    role = _ROLES.get(worker.role)
+    if role is None:
+        raise InvalidRequest(f"workers[{index}].role", "must be a verifier or a drafter")
+    host, _, port = worker.endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise InvalidRequest(f"workers[{index}].endpoint", f"{worker.endpoint[:80]!r} is not host:port")
+    return Address(role, worker.endpoint, worker.incarnation, worker.name or f"{role.value}/{index}")
+
+
+def _cost(curve: CostCurve | None) -> types_pb2.CostCurve | None:
+    if curve is None:
+        return None
+    tokens, contexts, seconds = curve.grid()
+    return types_pb2.CostCurve(tokens=tokens, contexts=contexts, seconds=seconds, source="measured")

@@ -1,0 +1,294 @@
+"""What clients may resume: which tokens were committed for which request, here and after this process.
+
+Invariant 6, committed before shown, beyond the process: what `write` returned from is read again by the next
+coordinator. Knows requests by digest, not by prompt. An answer stays resumable while it runs, and for a while after
+its client went away or its end was told: the end may not have arrived. A journal that cannot be written any more
+says so once, by log and metric, and answers go on without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+from google.protobuf.message import DecodeError
+
+from coordinator.answers.answer import Piece
+from coordinator.answers.commit_log import End, Reason
+from coordinator.cells.journal_file import JournalFile
+from coordinator.requests.request import Request
+from dspark.runtime.telemetry import Metrics
+from dspark.types import TokenLogprobs
+from dspark.wire import codec
+from dspark.wire.v1 import journal_pb2
+
+log = structlog.get_logger("dspark.journal")
+
+MAX_KEPT = 4096  # requests that nobody runs; the oldest goes first
+KEPT_SHARE = 0.5  # of a segment, for the tokens of those: the rest of it is for what is committed
+RECORD_TOKENS = 1 << 16  # of one record: with all log-probabilities that may be asked for, a quarter of what one holds
+
+_REASONS = {
+    Reason.STOP: journal_pb2.JournalEnd.REASON_STOP,
+    Reason.LENGTH: journal_pb2.JournalEnd.REASON_LENGTH,
+    Reason.ABORT: journal_pb2.JournalEnd.REASON_ABORT,
+}
+_ENDS = {number: reason for reason, number in _REASONS.items()}
+
+
+@dataclass(slots=True)
+class Said:
+    """One answer as far as it is committed."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    epoch: int = 0  # the highest that committed
+    end: End | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request."""
+
+    number: int
+    request_id: str
+    digest: bytes
+    seed: int
+    answers: list[Said]
+    running: bool = False
+    touched: float = 0.0  # unix seconds
+    size: int = 0  # bytes that its answers take in a segment, about; of one that nobody runs
+
+
+class _Commit(NamedTuple):
+    """One commit, until it is written."""
+
+    number: int
+    answer: int
+    epoch: int
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprobs]
+
+
+def digest(request: Request) -> bytes:
+    """Equal for equal prompts under equal laws and limits. Draws' key aside: the journal knows the one in use."""
+    law = codec.write_law(replace(request.law, seed=0, choice=0)).SerializeToString(deterministic=True)
+    rest = repr((request.max_tokens, sorted(request.stop_ids), request.choices, request.cache_salt)).encode()
+    return hashlib.sha256(np.asarray(request.prompt, np.uint32).tobytes() + rest + law).digest()
+
+
+class Journal:
+    """`file` None: in memory, for clients that lost their connection or their front end."""
+
+    def __init__(
+        self, file: JournalFile | None, *, keep_s: float, metrics: Metrics, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._file, self._keep_s, self._metrics, self._now = file, keep_s, metrics, clock
+        self._entries: dict[str, Entry] = {}
+        self._unwritten = journal_pb2.JournalBatch()
+        self._commits: list[_Commit] = []  # that are not written yet
+        self._dirty = False
+        self._numbers = 0
+        if file is not None:
+            self._read(file)
+            file.begin([*self._snapshot()])
+            log.info("journal.read", requests=len(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, request_id: str) -> Entry | None:
+        return self._entries.get(request_id)
+
+    def open(self, request: Request, known: Entry | None = None) -> Entry:
+        """A request is taken in, anew or to go on with what is known of it."""
+        self._expire()
+        self._numbers += 1
+        answers = known.answers if known is not None else [Said() for _ in range(request.choices)]
+        entry = Entry(self._numbers, request.id, digest(request), request.law.seed, answers, True, self._now())
+        self._entries.pop(request.id, None)
+        self._entries[request.id] = entry
+        self._unwritten.requests.append(_request(entry))
+        self._commits += _commits(entry)
+        self._unwritten.ends.extend(_ends(entry))
+        self._dirty = True
+        return entry
+
+    def committed(self, entry: Entry, piece: Piece, epoch: int) -> None:
+        """Notes what was committed; `write` makes it last."""
+        said = entry.answers[piece.index]
+        if piece.tokens:
+            said.tokens += piece.tokens
+            said.logprobs += piece.logprobs
+            said.epoch = max(said.epoch, epoch)
+            self._commits.append(_Commit(entry.number, piece.index, epoch, piece.tokens, piece.logprobs))
+            self._dirty = True
+        if piece.end is not None:
+            self.ended(entry, piece.index, piece.end)
+
+    def ended(self, entry: Entry, index: int, end: End) -> None:
+        """One of its answers is complete."""
+        if entry.answers[index].end is None:
+            entry.answers[index].end = end
+            self._unwritten.ends.append(_end(entry, index, end))
+            self._dirty = True
+
+    def left(self, entry: Entry) -> None:
+        """Nobody works on it any more; it can be resumed for a while."""
+        entry.running, entry.touched, entry.size = False, self._now(), _size(entry)
+
+    def write(self) -> None:
+        """Everything noted is with the operating system afterwards."""
+        if not self._dirty:
+            return
+        batch, self._unwritten, self._dirty = self._unwritten, journal_pb2.JournalBatch(), False
+        commits, self._commits = self._commits, []
+        if self._file is None:
+            return
+        batch.unix_s = self._now()
+        try:
+            for record in _records(batch, commits):
+                self._file.append(record)
+            if self._file.full:
+                self._expire()
+                self._file.begin([*self._snapshot()])
+        except OSError as error:
+            log.error("journal.failed", error=error.strerror, effect="answers cannot be resumed after a restart")
+            self._metrics.journal_failed.set(1)
+            self._file = None
+
+    def close(self) -> None:
+        self.write()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _expire(self) -> None:
+        idle = [entry for entry in self._entries.values() if not entry.running]
+        idle.sort(key=lambda entry: entry.touched)
+        count, size = len(idle), sum(entry.size for entry in idle)
+        room = KEPT_SHARE * self._file.segment_bytes if self._file is not None else math.inf
+        for entry in idle:
+            late = entry.touched + self._keep_s < self._now()
+            if not late and count <= MAX_KEPT and size <= room:
+                break  # so do all that were touched after it
+            del self._entries[entry.request_id]
+            if not late:
+                why = "too_many" if count > MAX_KEPT else "too_large"
+                self._metrics.dropped.labels(kind="journaled", reason=why).inc()
+            count, size = count - 1, size - entry.size
+
+    def _snapshot(self) -> Iterator[bytes]:
+        """Everything that may still be resumed, records of a request each."""
+        for entry in self._entries.values():
+            when = self._now() if entry.running else entry.touched
+            batch = journal_pb2.JournalBatch(unix_s=when, requests=[_request(entry)], ends=_ends(entry))
+            yield from _records(batch, [*_commits(entry)])
+
+    def _read(self, file: JournalFile) -> None:
+        numbers: dict[int, Entry] = {}
+        for record in file.read():
+            batch = journal_pb2.JournalBatch()
+            try:
+                batch.ParseFromString(record)
+                self._take(batch, numbers)
+            except (DecodeError, KeyError, IndexError, ValueError) as error:
+                log.warning("journal.not_understood", error=repr(error))
+                self._metrics.dropped.labels(kind="journaled", reason="not_understood").inc()
+        self._numbers = max(numbers, default=0)
+        for entry in self._entries.values():
+            entry.size = _size(entry)
+        self._expire()
+
+    def _take(self, batch: journal_pb2.JournalBatch, numbers: dict[int, Entry]) -> None:
+        for opened in batch.requests:
+            answers = [Said() for _ in range(opened.answers)]
+            entry = Entry(opened.number, opened.request_id, opened.digest, opened.seed, answers)
+            numbers[opened.number] = self._entries[opened.request_id] = entry
+            entry.touched = batch.unix_s
+        told = {one.commit: codec.read_logprobs(one.tokens) for one in batch.logprobs}
+        columns, start = (batch.numbers, batch.indices, batch.epochs, batch.lengths), 0
+        for place, (number, index, epoch, length) in enumerate(zip(*columns, strict=True)):
+            entry = numbers[number]
+            said = entry.answers[index]
+            said.tokens += batch.token_ids[start : start + length]
+            said.logprobs += told.get(place, ())
+            said.epoch, entry.touched = max(said.epoch, epoch), batch.unix_s
+            start += length
+        for ended in batch.ends:
+            token = ended.matched_token_id if ended.HasField("matched_token_id") else None
+            numbers[ended.number].answers[ended.index].end = End(_ENDS[ended.reason], token)
+            numbers[ended.number].touched = batch.unix_s
+
+
+def _request(entry: Entry) -> journal_pb2.JournalRequest:
+    return journal_pb2.JournalRequest(
+        number=entry.number,
+        request_id=entry.request_id,
+        digest=entry.digest,
+        seed=entry.seed,
+        answers=len(entry.answers),
+    )
+
+
+def _commits(entry: Entry) -> Iterator[_Commit]:
+    """All that was said so far, each answer in as few pieces as records allow."""
+    for index, said in enumerate(entry.answers):
+        for start in range(0, len(said.tokens), RECORD_TOKENS):
+            part = slice(start, start + RECORD_TOKENS)
+            yield _Commit(entry.number, index, said.epoch, tuple(said.tokens[part]), tuple(said.logprobs[part]))
+
+
+def _size(entry: Entry) -> int:
+    """Of what was said: three bytes for a token, five for each of its log-probabilities and as many ids."""
+    return sum(3 * len(said.tokens) + sum(8 + 8 * len(one.top_ids) for one in said.logprobs) for said in entry.answers)
+
+
+def _records(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> Iterator[bytes]:
+    """The batch with these commits: one record nearly always, more when a reader would take one for damaged."""
+    while (held := _held(commits)) < len(commits):
+        part = journal_pb2.JournalBatch(unix_s=batch.unix_s, requests=batch.requests)
+        batch.ClearField("requests")
+        _write_commits(part, commits[:held])
+        yield part.SerializeToString()
+        commits = commits[held:]
+    _write_commits(batch, commits)
+    yield batch.SerializeToString()
+
+
+def _held(commits: Sequence[_Commit]) -> int:
+    """How many of them one record takes."""
+    tokens = 0
+    for place, commit in enumerate(commits):
+        tokens += len(commit.tokens)
+        if tokens > RECORD_TOKENS and place:
+            return place
+    return len(commits)
+
+
+def _write_commits(batch: journal_pb2.JournalBatch, commits: Sequence[_Commit]) -> None:
+    """As columns: a message for each would cost ten times as much."""
+    batch.numbers.extend([commit.number for commit in commits])
+    batch.indices.extend([commit.answer for commit in commits])
+    batch.epochs.extend([commit.epoch for commit in commits])
+    batch.lengths.extend([len(commit.tokens) for commit in commits])
+    batch.token_ids.extend([token for commit in commits for token in commit.tokens])
+    for place, commit in enumerate(commits):
+        if commit.logprobs:
+            batch.logprobs.add(commit=place, tokens=codec.write_logprobs(commit.logprobs))
+
+
+def _ends(entry: Entry) -> list[journal_pb2.JournalEnd]:
+    return [_end(entry, index, said.end) for index, said in enumerate(entry.answers) if said.end is not None]
+
+
+def _end(entry: Entry, index: int, end: End) -> journal_pb2.JournalEnd:
+    return journal_pb2.JournalEnd(
+        number=entry.number, index=index, reason=_REASONS[end.reason], matched_token_id=end.token_id
+    )

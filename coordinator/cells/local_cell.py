@@ -1,0 +1,145 @@
+"""The coordinator as front ends see it: makes tracks of orders and hands them to admission. Holds none."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.answers.answer import Answer
+from coordinator.answers.commit_log import CommitLog
+from coordinator.answers.outlet import Sink
+from coordinator.answers.tally import Tally
+from coordinator.cells.cell import Order, Terms
+from coordinator.cells.journal import Journal, Said
+from coordinator.cells.resumption import Journaled, look_up, tell_again
+from coordinator.lanes.sequence import Sequence as Life
+from coordinator.lanes.track import Track
+from coordinator.queue.admission import Admission
+from coordinator.requests.policy import Policy
+from coordinator.requests.request import Request
+from coordinator.requests.tenancy import owned
+from coordinator.requests.validation import Limits
+from coordinator.workers.membership import Membership
+from dspark.errors import Cancelled, InvalidRequest, Unavailable
+from dspark.types import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Defaults of the deployment."""
+
+    policy: Policy
+    rule: Rule = Rule.BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCall:
+    """The tracks of one request by answer, but for those that were complete when it was resumed."""
+
+    admission: Admission
+    tracks: dict[int, Track]
+    kept: Journaled | None = None
+
+    def finish(self, index: int) -> None:
+        if self.kept is not None:
+            self.kept.finished(index)
+        if index in self.tracks:
+            self.admission.finish(self.tracks[index])
+
+    def cut(self, error: Exception) -> None:
+        for track in self.tracks.values():
+            self.admission.ended(track, error)
+
+
+class LocalCell:
+    """The one way in, whatever the front end."""
+
+    def __init__(
+        self, admission: Admission, membership: Membership, offer: Offer, journal: Journal | None = None
+    ) -> None:
+        self.admission, self.membership, self.offer, self.journal = admission, membership, offer, journal
+        # Drafters may serve several coordinators, so numbers of two of them must not meet.
+        self._numbers = itertools.count(secrets.randbits(47) << 16)
+
+    @property
+    def draining(self) -> bool:
+        return self.admission.draining
+
+    def terms(self) -> Terms:
+        """By what the connected workers said of themselves."""
+        verifiers = self.membership.verifiers
+        if not verifiers:
+            raise Unavailable("no verifier is connected")
+        capacities = [facts.capacity for facts in verifiers]
+        # Requests that name no rule keep being drafted for, by a rule that no draft can hurt.
+        distrusted = self.membership.monitor.distrusts_all(facts.fingerprint for facts in self.membership.drafters)
+        limits = Limits(
+            vocab_size=verifiers[0].vocab_size,
+            context_length=min(facts.context_length for facts in verifiers),
+            capacity=max(capacities) if all(capacities) else 0,
+            stop_token_ids=verifiers[0].stop_token_ids,
+            has_tokenizer=False,
+            policy=self.offer.policy,
+            rule=Rule.COUPLED if distrusted else self.offer.rule,
+        )
+        drafter = next(iter(self.membership.drafters), None)
+        return Terms(verifiers[0].model, drafter.model if drafter else "", drafter.block_size if drafter else 0, limits)
+
+    def check_capacity(self, tenant: str = "") -> None:
+        self.admission.check_capacity(tenant=tenant)
+
+    def submit(self, order: Order, sink: Sink) -> LocalCall:
+        """A track per answer, with one sink for all; of a resumed request, per answer that is not complete."""
+        order = replace(order, request=owned(order.request))
+        request, known = order.request, None
+        if order.message.HasField("resume"):
+            known = look_up(order, self.journal)
+            request = known.request
+            self._take_over(request.id)
+        self.admission.check_capacity(request.choices, request.tenant)
+        if self.admission.find(request.id) is not None:
+            raise InvalidRequest("request_id", "a running request has this id")
+        kept = None
+        if self.journal is not None:
+            kept = Journaled(self.journal, self.journal.open(request, known.entry if known else None), sink)
+        tracks = {
+            choice: self._track(request, choice, order.arrived, kept or sink, known.answers[choice] if known else None)
+            for choice in range(request.choices)
+            if known is None or known.answers[choice].end is None
+        }
+        self._begin(request, tracks, kept)
+        if known is not None:
+            tell_again(sink, known)
+        return LocalCall(self.admission, tracks, kept)
+
+    def _begin(self, request: Request, tracks: dict[int, Track], kept: Journaled | None) -> None:
+        """Nothing is committed before this turn of the loop is over."""
+        try:
+            if tracks:
+                self.admission.submit(*tracks.values())
+        except Exception:
+            if kept is not None:
+                kept.given_up()
+            raise
+        if kept is not None:
+            kept.begun(tracks)
+
+    def _take_over(self, request_id: str) -> None:
+        """Whoever reads its answers now, the client that resumes them comes first."""
+        while (track := self.admission.find(request_id)) is not None:
+            self.admission.ended(track, Cancelled("its client resumed it elsewhere"))
+
+    async def abort(self, request_ids: Sequence[str]) -> list[str]:
+        return [name for name in request_ids if self.admission.abort(name)]
+
+    def _track(self, request: Request, choice: int, arrived: float, sink: Sink, said: Said | None) -> Track:
+        if choice:
+            request = replace(request, law=replace(request.law, choice=choice))
+        log = CommitLog(request.prompt)
+        if said is not None:
+            log.append(said.tokens)
+        answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
+        life = Life(next(self._numbers), log, epoch=said.epoch + 1 if said is not None else 0)
+        return Track(request, life, answer, Tally(arrived), sink)

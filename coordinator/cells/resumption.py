@@ -1,0 +1,106 @@
+"""Going on with a request that a client has lost sight of: what was committed of it, and what its answers still lack.
+
+Invariant 6: what a client is told again is what was committed, and what follows is drawn under a higher epoch, so that
+no draw is used twice. Where the law fixes the ids (temperature 0, or coupled under a seed of the client's) an answer
+can also be computed anew, and needs no journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.answers.answer import Piece
+from coordinator.answers.commit_log import End, Reason
+from coordinator.answers.outlet import Sink
+from coordinator.cells.cell import Order
+from coordinator.cells.journal import Entry, Journal, Said, digest
+from coordinator.lanes.track import Track
+from coordinator.requests.request import Request
+from dspark.errors import InvalidRequest
+from dspark.types import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Where a request goes on."""
+
+    request: Request  # under the seed it was begun with
+    answers: Sequence[Said]
+    entry: Entry | None = None
+
+
+def look_up(order: Order, journal: Journal | None) -> Known:
+    """What is known of the request of an order that asks for the rest of its answers. Raises InvalidRequest."""
+    request, held = order.request, tuple(order.message.resume.offsets)
+    entry = journal.find(request.id) if journal is not None else None
+    if entry is not None and entry.digest != digest(request):
+        raise InvalidRequest("resume", "another request had this id")
+    if entry is not None:
+        if order.message.sampling_params.HasField("seed") and entry.seed != request.law.seed:
+            raise InvalidRequest("sampling_params.seed", "the request began with another one")
+        request = replace(request, law=replace(request.law, seed=entry.seed))
+    answers = entry.answers if entry is not None else [Said() for _ in range(request.choices)]
+    short = any(offset > len(said.tokens) for offset, said in zip(held, answers, strict=False))
+    if short and not _repeatable(order, entry):
+        why = "nothing is known of this request" if entry is None else "less is known of it than you hold"
+        raise InvalidRequest("resume.offsets", f"{why}, and its draws cannot be repeated")
+    return Known(request, answers, entry)
+
+
+def _repeatable(order: Order, entry: Entry | None) -> bool:
+    """Whether the same ids come when they are computed again."""
+    law = order.request.law
+    seeded = entry is not None or order.message.sampling_params.HasField("seed")
+    return law.temperature == 0 or (law.rule is Rule.COUPLED and seeded)
+
+
+class Journaled:
+    """The sink of a request whose commits are kept."""
+
+    def __init__(self, journal: Journal, entry: Entry, to: Sink) -> None:
+        self._journal, self._entry, self._to = journal, entry, to
+        self._open = 0
+        self._tracks: Mapping[int, Track] = {}
+
+    def begun(self, tracks: Mapping[int, Track]) -> None:
+        """These answers, by index, are worked on."""
+        self._tracks, self._open = tracks, len(tracks)
+        self._settle()
+
+    def given_up(self) -> None:
+        """Nobody took them."""
+        self._settle()
+
+    def push(self, piece: Piece) -> None:
+        self._journal.committed(self._entry, piece, self._tracks[piece.index].sequence.epoch)
+        self._to.push(piece)
+
+    def close(self, error: Exception | None = None) -> None:
+        self._open = 0 if error is not None else self._open - 1
+        self._settle()
+        self._to.close(error)
+
+    def finished(self, index: int) -> None:
+        """Its text ended an answer."""
+        self._journal.ended(self._entry, index, End(Reason.STOP))
+
+    def _settle(self) -> None:
+        if self._open <= 0 and self._entry.running:
+            self._journal.left(self._entry)
+
+
+def tell_again(sink: Sink, known: Known) -> None:
+    """What was committed goes to the client's side first, each answer in one piece."""
+    for index, said in enumerate(known.answers):
+        told = Piece(tuple(said.tokens), said.end, index, tuple(said.logprobs))
+        if said.tokens:
+            sink.push(told if not aborted(said.end) else replace(told, end=None))
+        if said.end is not None and (aborted(said.end) or not said.tokens):
+            sink.push(Piece((), said.end, index))  # it came by itself, behind the last token
+        if said.end is not None:
+            sink.close(None)
+
+
+def aborted(end: End | None) -> bool:
+    return end is not None and end.reason is Reason.ABORT

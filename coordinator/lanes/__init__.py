@@ -1,0 +1,1 @@
+"""A verifier, the drafters that feed it, and the rounds of the sequences they share."""

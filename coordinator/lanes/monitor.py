@@ -1,0 +1,106 @@
+"""The losslessness monitor: whether drafted tokens are draws of the q they come with, told while serving.
+
+The ratio rules keep the target's law only for honest drafts, and a verifier cannot see honesty in one block. Over many
+it can: per drafter version the sums that verdicts carry are bet against, see `sequential`. A false alarm, ever, of a
+version has a chance of at most `FALSE_ALARM`, however long it serves and however often it is looked at: half of it for
+everything since the start, the other half for windows that begin anew, so that a lie that begins late is found as soon
+as one that was there from the start.
+
+An alarm is final for the version, until the coordinator is started anew. From then on no draft of that version is asked
+for under the ratio rules: their sequences go on with another version or with empty blocks, which keeps the law of every
+running request. The coupled rule and temperature 0 cannot be hurt by any draft and keep theirs; requests that name no
+rule get the coupled one while every drafter is distrusted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import structlog
+
+from coordinator.lanes.sequential import log_wealth
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Draws, Law, Rule
+
+log = structlog.get_logger("dspark.monitor")
+
+FALSE_ALARM = 1e-6
+WINDOW = 1 << 20  # draws
+LOOK_EVERY = 256  # draws between two looks: the test allows any, arithmetic costs time
+VERSIONS = 64  # that are told apart; draws of more are dropped and counted
+
+
+@dataclass(slots=True)
+class _Version:
+    life: Draws
+    window: Draws
+    windows: int = 1
+    looked_at: int = 0  # draws
+    why: str = ""  # the statistic that raised the alarm
+    name: str = field(default="")  # in metrics
+
+
+class Monitor:
+    """Of one coordinator; drafter versions by fingerprint."""
+
+    def __init__(self, metrics: Metrics, *, false_alarm: float = FALSE_ALARM) -> None:
+        self._metrics = metrics
+        self._limit = math.log(2.0 / false_alarm)
+        self._versions: dict[str, _Version] = {}
+
+    def trusts(self, version: str, law: Law) -> bool:
+        """Whether drafts of a version may be verified under this law."""
+        known = self._versions.get(version)
+        return known is None or not known.why or law.greedy or law.rule is Rule.COUPLED
+
+    def why_not(self, version: str) -> str:
+        """A sentence about a version that is distrusted, for people; empty for the others."""
+        known = self._versions.get(version)
+        if known is None or not known.why:
+            return ""
+        return f"distrusted by the monitor ({known.why}): drafts under coupled and at temperature 0 only"
+
+    def distrusts_all(self, versions: Iterable[str]) -> bool:
+        """Whether there are versions, and every one has had its alarm."""
+        known = [self._versions.get(version) for version in versions]
+        return bool(known) and all(each is not None and each.why != "" for each in known)
+
+    def observe(self, draws: Iterable[Draws]) -> None:
+        """What verdicts told."""
+        for each in draws:
+            known = self._versions.get(each.drafter_version)
+            if known is None:
+                if len(self._versions) >= VERSIONS:
+                    self._metrics.dropped.labels(kind="draws", reason="too_many_versions").inc()
+                    continue
+                nothing = Draws(each.drafter_version)
+                known = _Version(nothing, nothing, name=each.drafter_version[:16])
+                self._versions[each.drafter_version] = known
+            self._metrics.monitor_draws.labels(drafter=known.name).inc(each.slots)
+            known.life, known.window = known.life + each, known.window + each
+            if known.life.slots - known.looked_at >= LOOK_EVERY:
+                self._look(known)
+
+    def _look(self, of: _Version) -> None:
+        of.looked_at = of.life.slots
+        # Windows share their half of the false alarms as 6 / (pi m)^2, which sums to 1.
+        spread = math.log(math.pi**2 / 6.0) + 2.0 * math.log(of.windows)
+        life, window = log_wealth(of.life), log_wealth(of.window)
+        reached, why = max((life[0], life[1]), (window[0] - spread, window[1]))
+        self._metrics.monitor_evidence.labels(drafter=of.name).set(reached / self._limit)
+        if reached >= self._limit and not of.why:
+            of.why = why
+            self._metrics.monitor_alarms.labels(drafter=of.name, statistic=why).inc()
+            log.error(
+                "monitor.alarm",
+                drafter=of.life.drafter_version,
+                statistic=why,
+                nats=round(reached, 1),
+                draws=of.life.slots,
+                drift=round(of.life.drift / of.life.slots, 5),
+                effect="no drafts of this version are asked for under the token and block rules",
+            )
+        if of.window.slots >= WINDOW:
+            of.window, of.windows = Draws(of.life.drafter_version), of.windows + 1

@@ -1,0 +1,1 @@
+"""Who waits for a lane, and in which order they enter."""

@@ -1,0 +1,393 @@
+"""Who is taken in, in which order, by which lane; and what becomes of sequences that lose their place.
+
+The queue is bounded, in number and in time, and fair: the tenant that was given least is next, see `shares`, and among
+a tenant's own it is first come, first served; whoever lost a place through no fault of their own gets back before
+everybody younger. What cannot be served in time is refused with the time it would take, measured. The owner of every
+request from `submit` to its end; ends are idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+import structlog
+
+from coordinator.answers.commit_log import End, Reason
+from coordinator.clock import Clock, Timer, settled
+from coordinator.lanes.lane import Lane
+from coordinator.lanes.ports import Declined
+from coordinator.lanes.sequence import Event, State
+from coordinator.lanes.track import Track
+from coordinator.queue.shares import Shares
+from coordinator.queue.waiting import Waiting
+from coordinator.scheduling.running_fit import Running
+from coordinator.watching.tracing import Tracing
+from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
+from dspark.runtime.telemetry import Metrics
+
+log = structlog.get_logger("dspark.admission")
+
+PAGES_RETRY_S = 0.5  # a lane that turned somebody away is asked again after this, or when something in it ended
+LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # when to try again
+NEWCOMERS = 8  # one place more for every so many, for tenants with nobody running
+LOOKS = 20  # at who has waited too long, in the time one may wait
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    max_running: int = 256
+    max_queued: int = 1024
+    verifier_wait_s: float = 20.0
+    max_handovers: int = 4
+    queue_s: float = 60.0  # longest wait for a first place
+
+
+class Admission:
+    """Holds every request, waiting or placed."""
+
+    def __init__(self, bounds: Bounds, clock: Clock, metrics: Metrics) -> None:
+        self._bounds, self._clock, self._metrics = bounds, clock, metrics
+        self._requests: dict[str, list[Track]] = {}  # answers that have not ended, by the request's id
+        self._line = Waiting()
+        self._shares = Shares()
+        self._overdue: Timer | None = None  # the next look at who has waited too long
+        self._homes: dict[Track, Lane] = {}
+        self._lanes: list[Lane] = []
+        self._full: set[Lane] = set()
+        self._between_ends = Running(weight=0.2)
+        self._last_end = clock.time()
+        self._empty: asyncio.Future[None] | None = None
+        self._outage: Timer | None = None  # runs from the last loss of a verifier
+        self.draining = False
+        self.tracing: Tracing | None = None
+
+    # Requests.
+
+    @property
+    def queued(self) -> int:
+        return len(self._line)
+
+    @property
+    def running(self) -> int:
+        return len(self._homes)
+
+    @property
+    def queue_limit(self) -> int:
+        return self._bounds.max_queued
+
+    def waiting_for(self, lane: Lane) -> int:
+        """Sequences placed in a lane that have not joined its rounds."""
+        return sum(track.sequence.state is State.PREFILLING for track in lane.tracks)
+
+    def find(self, request_id: str) -> Track | None:
+        """The first answer of a running request that has not ended."""
+        return next(iter(self._requests.get(request_id, ())), None)
+
+    def check_capacity(self, answers: int = 1, tenant: str = "") -> None:
+        """Raises when a request could not even wait. Cheap, so it comes before anything is parsed."""
+        if self.draining:
+            raise self._refuse("draining", Unavailable("the coordinator is draining; try another one"))
+        if not self._lanes:
+            raise self._refuse("no_verifier", Unavailable("no verifier is connected"))
+        if self._is_full(answers) and not self._line.displaced_by(tenant, answers):
+            raise self._refuse("queue_full", Overloaded(f"{len(self._line)} requests wait already", self._hint_s()))
+
+    def _is_full(self, answers: int) -> bool:
+        return len(self._line) + answers > max(self._bounds.max_queued, answers, 1) or (
+            not self._bounds.max_queued and self.running + answers > self._bounds.max_running
+        )
+
+    def _hint_s(self) -> float:
+        """Seconds until all who wait now would be served, by the time between the last ends."""
+        return min(max(self._between_ends.seconds * max(len(self._line), 1), LEAST_HINT_S), MOST_HINT_S)
+
+    def submit(self, *tracks: Track) -> None:
+        """Takes responsibility for all answers of a request, or raises and takes none."""
+        track = tracks[0]
+        tenant = track.request.tenant
+        self.check_capacity(len(tracks), tenant)
+        if track.request.id in self._requests:
+            raise InvalidRequest("request_id", "a running request has this id")
+        if self._is_full(len(tracks)):
+            for displaced in self._line.displaced_by(tenant, len(tracks)):
+                self._give_up(displaced, "displaced", "others wait with less")
+        if not self._line.of(tenant):
+            self._shares.arrives(tenant, self._line.tenants, self._alive())
+        self._requests[track.request.id] = list(tracks)
+        self._metrics.prompt_tokens.inc(len(track.request.prompt))
+        for each in tracks:
+            self._line.add(each)
+        self._look_after_the_line()
+        if self.tracing is not None:
+            self.tracing.begun(track.request.id, track.request.traceparent)
+        log.info(
+            "request.accepted",
+            request=track.request.id,
+            sequence=track.sequence.number,
+            prompt_tokens=len(track.request.prompt),
+            answers=len(tracks),
+            policy=str(track.request.policy),
+        )
+        self._place()
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a running request in good order; what it said so far stands."""
+        tracks = tuple(self._requests.get(request_id, ()))
+        for track in tracks:
+            track.end = End(Reason.ABORT)
+            track.outlet.push(track.answer.stopped(track.end))
+            self.ended(track, None)
+        return bool(tracks)
+
+    def finish(self, track: Track) -> None:
+        """Its text ended an answer. The front end found it, so nothing is told."""
+        if not track.sequence.finished:
+            track.end = End(Reason.STOP)
+            self.ended(track, None)
+
+    async def emptied(self, longest_s: float) -> None:
+        """Until no request is left, or for so long."""
+        if self._requests:
+            self._empty = asyncio.get_running_loop().create_future()
+            await settled((self._empty,), longest_s, self._clock)
+
+    def cut_all(self) -> None:
+        """Ends every request, saying where its answer stands."""
+        for track in [each for tracks in self._requests.values() for each in tracks]:
+            self.ended(track, Unavailable(f"the coordinator stops; {_said(track)}"))
+
+    # What lanes report.
+
+    def ended(self, track: Track, error: Exception | None) -> None:
+        """Frees everything an answer held, at once; the first end counts. An error ends its siblings too."""
+        if track.sequence.finished:
+            return
+        track.sequence.apply(Event.ENDED)
+        lane = self._homes.pop(track, None)
+        if lane is not None:
+            lane.forget(track)
+            self._full.discard(lane)
+        elif track in self._line:
+            self._line.remove(track)
+        self._shares.ended(track)
+        siblings = self._requests[track.request.id]
+        siblings.remove(track)
+        if not siblings:
+            del self._requests[track.request.id]
+        if not self._requests and self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
+        now = self._clock.time()
+        track.tally.ended = now
+        self._between_ends.observe(now - self._last_end)
+        self._last_end = now
+        self._record(track, error)
+        if self.tracing is not None and not siblings:
+            self.tracing.ended(track, _outcome(track, error))
+        track.outlet.close(error)
+        if error is not None and siblings:
+            self.ended(siblings[0], error)  # which ends the next one
+        self._place()
+
+    def turned_away(self, track: Track) -> None:
+        """Waits in front until pages free; a page pool is not asked again for nothing."""
+        lane = self._homes.pop(track)
+        self._full.add(lane)
+        self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
+        self._line.add(track)
+        self._soon()
+
+    def preempted(self, track: Track) -> None:
+        """Waits in the order of arrival, before everybody younger, until there is room for all it has said."""
+        self._homes.pop(track, None)
+        track.drafted = None
+        self._line.add(track)
+        self._metrics.num_preemptions.inc()
+        log.info(
+            "sequence.preempted",
+            request=track.request.id,
+            sequence=track.sequence.number,
+            epoch=track.sequence.epoch,
+            offset=track.answer.log.answered,
+        )
+        self._soon()
+
+    def moved(self, track: Track) -> None:
+        """Its verifier will leave. Planned, so it does not count as a loss."""
+        self._homes.pop(track, None)
+        track.drafted = None
+        self._line.add(track)
+        self._metrics.handovers.labels(reason="drained").inc()
+        self._soon()
+
+    def orphaned(self, track: Track) -> None:
+        """Its verifier is gone or lost it: prompt and committed tokens go to another one, a bounded number of times."""
+        self._homes.pop(track, None)
+        self._line.add(track)
+        track.handovers += 1
+        self._metrics.handovers.labels(reason="lost").inc()
+        track.drafted = None
+        log.warning(
+            "sequence.orphaned",
+            request=track.request.id,
+            sequence=track.sequence.number,
+            epoch=track.sequence.epoch,
+            offset=track.answer.log.answered,
+        )
+        refused, track.refused = track.refused, None
+        if track.handovers > self._bounds.max_handovers:
+            self.ended(track, Unavailable(_given_up(track, refused)))
+        else:
+            self._soon()
+
+    # Lanes.
+
+    def lane_joined(self, lane: Lane) -> None:
+        self._lanes.append(lane)
+        self._place()
+
+    def lane_left(self, lane: Lane) -> None:
+        """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to come."""
+        self._full.discard(lane)
+        if lane not in self._lanes:
+            return  # its loss was noticed before
+        self._lanes.remove(lane)
+        if self._outage is not None:
+            self._outage.cancel()
+        self._outage = self._clock.call_later(self._bounds.verifier_wait_s, self._waited)
+
+    def _waited(self) -> None:
+        """Whoever still needs a verifier that is not there has waited long enough."""
+        self._outage = None
+        wait = self._bounds.verifier_wait_s
+        for track in [each for each in self._line if not any(lane.could_take(each) for lane in self._lanes)]:
+            self.ended(track, Unavailable(f"no verifier came back within {wait:g} s; {_said(track)}"))
+
+    # Placing.
+
+    def _place(self) -> None:
+        while (track := self._next()) is not None:
+            lane = self._choose(track)
+            if lane is None:
+                break
+            self._line.remove(track)
+            self._homes[track] = lane
+            self._shares.placed(track.request.tenant)
+            if track.tally.placed is None:
+                track.tally.placed = self._clock.time()
+                self._metrics.request_queue_time.observe(track.tally.queue_s())
+            lane.take(track)
+        self._metrics.num_requests_running.set(len(self._homes))
+        self._metrics.num_requests_waiting.set(len(self._line))
+
+    def _next(self) -> Track | None:
+        """The oldest of the tenant that was given least; None when nobody waits or there is no place.
+
+        A tenant that has nobody running need not wait for one of others to end: some places are for such alone.
+        """
+        tenants, most = self._line.tenants, self._bounds.max_running
+        if len(self._homes) >= most:
+            if not tenants or len(self._homes) >= most + most // NEWCOMERS:
+                return None
+            running = {track.request.tenant for track in self._homes}
+            tenants = tuple(tenant for tenant in tenants if tenant not in running)
+        if not tenants:
+            return None
+        if len(tenants) == 1:
+            return self._line.first(tenants[0])
+        given = self.given()
+        firsts = map(self._line.first, tenants)
+        return min(firsts, key=lambda track: (given[track.request.tenant], track.sequence.number))
+
+    def given(self) -> dict[str, float]:
+        """Weighted tokens that each tenant with somebody in line was given, see `shares`."""
+        return self._shares.given(self._line.tenants, self._alive())
+
+    def _alive(self) -> Iterable[Track]:
+        return chain.from_iterable(self._requests.values())
+
+    def _choose(self, track: Track) -> Lane | None:
+        """The lane with the fewest sequences that has room for this one."""
+        able = [lane for lane in self._lanes if lane not in self._full and lane.can_take(track)]
+        return min(able, key=len, default=None)
+
+    def _retry(self, lane: Lane) -> None:
+        self._full.discard(lane)
+        self._place()
+
+    def _soon(self) -> None:
+        """After whoever reports has reported everything, so that the order of the queue is settled."""
+        asyncio.get_running_loop().call_soon(self._place)
+
+    # Waiting too long.
+
+    def _look_after_the_line(self) -> None:
+        if self._overdue is None and self._line:
+            self._overdue = self._clock.call_later(self._bounds.queue_s / LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._overdue = None
+        for track in self._line.overdue(self._clock.time() - self._bounds.queue_s):
+            self._give_up(track, "queue_deadline", f"no place was free within {self._bounds.queue_s:g} s")
+        self._look_after_the_line()
+
+    def _give_up(self, track: Track, reason: str, why: str) -> None:
+        """Refuses somebody who waited."""
+        if not track.sequence.finished:
+            self.ended(track, self._refuse(reason, Overloaded(why, self._hint_s())))
+
+    # Numbers.
+
+    def _refuse(self, reason: str, error: DsparkError) -> DsparkError:
+        self._metrics.admission_rejections.labels(reason=reason).inc()
+        return error
+
+    def _record(self, track: Track, error: Exception | None) -> None:
+        metrics, tally = self._metrics, track.tally
+        metrics.requests.labels(outcome=_outcome(track, error)).inc()
+        metrics.e2e_request_latency.observe(tally.total_s())
+        if tally.first is not None:
+            metrics.time_to_first_token.observe(tally.first_token_s())
+            metrics.request_prefill_time.observe(tally.first_token_s() - tally.queue_s())
+            metrics.request_decode_time.observe(tally.total_s() - tally.first_token_s())
+        metrics.request_prompt_tokens.observe(len(track.request.prompt))
+        metrics.request_generation_tokens.observe(track.answer.log.answered)
+        if track.answer.log.answered > 1:
+            metrics.inter_token_latency.observe(tally.per_token_s(track.answer.log.answered))
+        log.info(
+            "request.ended",
+            request=track.request.id,
+            sequence=track.sequence.number,
+            outcome=_outcome(track, error),
+            tokens=track.answer.log.answered,
+            rounds=tally.rounds,
+        )
+
+
+def _outcome(track: Track, error: Exception | None) -> str:
+    match error:
+        case None:
+            return track.end.reason.value if track.end is not None else "unknown"
+        case Cancelled():
+            return "cancelled"
+        case Expired():
+            return "expired"
+        case Overloaded():
+            return "slow_reader" if track.tally.placed is not None else "overloaded"
+        case Unavailable():
+            return "unavailable"
+    return "error"
+
+
+def _given_up(track: Track, refused: Declined | None) -> str:
+    """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on."""
+    if refused is None:
+        return f"{track.handovers} verifiers were lost; {_said(track)}"
+    why = refused.message or refused.why.name.lower()
+    return f"begun {track.handovers} times, and refused again: {why}; {_said(track)}"
+
+
+def _said(track: Track) -> str:
+    return f"the answer stands at offset {track.answer.log.answered}"

@@ -1,0 +1,1 @@
+"""The public service: requests in, text and tokens out."""

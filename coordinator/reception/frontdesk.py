@@ -1,0 +1,101 @@
+"""Between the client's interface and the cell: checks a request, tokenizes it, and prepares what reads its answers.
+
+The one way in, whatever the entry: everything that serves clients goes through `accept`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, replace
+
+from coordinator.answers.outlet import Outlet
+from coordinator.cells.cell import Call, Cell, Order
+from coordinator.clock import Clock
+from coordinator.reception.reading import Reader
+from coordinator.reception.tokenizer import TextStream, Tokenizer
+from coordinator.requests.request import Request
+from coordinator.requests.validation import MAX_TEXT, Limits, check_head, read_request, read_resume
+from dspark.errors import InvalidRequest, Unavailable
+from dspark.runtime.security import current_caller
+from dspark.runtime.wire_limits import MAX_REQUEST, request_bytes
+from dspark.wire.v1 import generate_pb2
+
+LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
+
+
+def prompt_bytes(cell: Cell) -> int:
+    """Of a request that the cell could take; while nobody is there to say, of any."""
+    try:
+        return request_bytes(cell.terms().limits.context_length)
+    except Unavailable:
+        return MAX_REQUEST
+
+
+async def encoded(tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True) -> tuple[int, ...]:
+    """Text as token ids; errors name `field`."""
+    if len(text) > MAX_TEXT:
+        raise InvalidRequest(field, f"{len(text)} characters, at most {MAX_TEXT} are allowed")
+    try:
+        if len(text) > LONG_TEXT:
+            return await asyncio.to_thread(tokenizer.encode, text, add_special=add_special)
+        return tokenizer.encode(text, add_special=add_special)
+    except Exception as error:  # the library raises bare Exception
+        raise InvalidRequest(field, "cannot be tokenized") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was taken in."""
+
+    request: Request
+    call: Call
+    outlet: Outlet
+    reader: Reader
+
+
+class FrontDesk:
+    """Holds no request. `max_unread`: commits a client may leave unread."""
+
+    def __init__(self, cell: Cell, tokenizer: Tokenizer | None, max_unread: int, clock: Clock) -> None:
+        self.cell, self.tokenizer = cell, tokenizer
+        self._max_unread, self._clock = max_unread, clock
+
+    def limits(self) -> Limits:
+        """What the cell allows, and whether text is understood here."""
+        return replace(self.cell.terms().limits, has_tokenizer=self.tokenizer is not None)
+
+    async def accept(self, message: generate_pb2.GenerateRequest, lasts_s: float) -> Asked:
+        """Submits a request, or raises an error that says whose fault it is."""
+        arrived = self._clock.time()
+        check_head(message, self.tokenizer is not None)
+        self.cell.check_capacity(current_caller().tenant)
+        prompt = await self._prompt(message)
+        request = read_request(
+            message,
+            prompt,
+            self.limits(),
+            make_id=lambda: secrets.token_hex(8),
+            draw_seed=lambda: secrets.randbits(64),
+        )
+        request = replace(request, tenant=current_caller().tenant)
+        outlet = Outlet(self._max_unread, request.choices)
+        reader = Reader(request, lambda: self._text(request), arrived, read_resume(message, request.choices))
+        call = self.cell.submit(Order(message, request, arrived, lasts_s), outlet)
+        return Asked(request, call, outlet, reader)
+
+    async def _prompt(self, message: generate_pb2.GenerateRequest) -> tuple[int, ...]:
+        if message.WhichOneof("input") != "text" or self.tokenizer is None:
+            ids = message.tokenized.input_ids
+            limit = self.limits().context_length
+            if len(ids) >= limit:  # before anything is copied
+                raise InvalidRequest(
+                    "tokenized.input_ids", f"{len(ids)} tokens leave no room for an answer in a context of {limit}"
+                )
+            return tuple(ids)
+        return await encoded(self.tokenizer, message.text, "text")
+
+    def _text(self, request: Request) -> TextStream | None:
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.stream(request.prompt, skip_special=request.skip_special)

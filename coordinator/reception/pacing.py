@@ -1,0 +1,102 @@
+"""Answers whose messages tell an eavesdropper nothing: one size, one rhythm, one length, whatever is in them.
+
+How many tokens a round commits follows what is said, and shows in the sizes and times of encrypted packets. Under a
+pace a client hears a message of equal size every interval from the beginning, for as long as the longest answer it
+allows would take at an assumed speed. What the answer needs longer, it gets in as many whole terms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from coordinator.http.config import HttpConfig
+from coordinator.reception import replies
+from coordinator.reception.answering import Answering
+from coordinator.reception.reading import Shown
+from dspark.errors import ConfigError
+from dspark.wire.v1 import generate_pb2
+
+_LEAST_PADDING = 200  # bytes; keeps the length of the length at two bytes
+_FIELD = 3  # bytes before the padding: one of its number, two of its length
+LEAST_FRAME, MOST_FRAME = 512, 8192
+MOST_INTERVAL_MS = 10_000.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """interval_s: between messages. frame: bytes of a message; one that does not fit takes a multiple.
+
+    tokens_per_s: the speed answers are made to look like; below the true one, or their ends tell it.
+    """
+
+    interval_s: float
+    frame: int
+    tokens_per_s: float
+
+    def ticks(self, max_tokens: int) -> int:
+        """Messages of a whole answer, per choice."""
+        return max(math.ceil(max_tokens / self.tokens_per_s / self.interval_s), 1)
+
+
+def read_pace(config: HttpConfig) -> Pace | None:
+    """From configuration; None where it is off. Raises ConfigError naming the key."""
+    if not 0.0 <= config.pace_interval_ms <= MOST_INTERVAL_MS:
+        raise ConfigError(f"pace_interval_ms: {config.pace_interval_ms:g} is not in 0..{MOST_INTERVAL_MS:g}")
+    if not LEAST_FRAME <= config.pace_frame_bytes <= MOST_FRAME:
+        raise ConfigError(f"pace_frame_bytes: {config.pace_frame_bytes} is not in {LEAST_FRAME}..{MOST_FRAME}")
+    if not 0.0 < config.pace_tokens_per_s <= 1e6:
+        raise ConfigError(f"pace_tokens_per_s: {config.pace_tokens_per_s:g} is not in 0..1000000")
+    if not config.pace_interval_ms:
+        return None
+    if config.http is not None and getattr(config, "live_page", False):
+        raise ConfigError("pace_interval_ms: the live page keeps no pace; say `live_page: false`")
+    return Pace(config.pace_interval_ms / 1000, config.pace_frame_bytes, config.pace_tokens_per_s)
+
+
+async def paced(answering: Answering, pace: Pace) -> AsyncGenerator[generate_pb2.GenerateResponse]:
+    """The whole answer, its last message at the end of a term."""
+    request = answering.request
+    loop = asyncio.get_running_loop()
+    began, ticks, end = loop.time(), 0, pace.ticks(request.max_tokens)
+    reading: asyncio.Task[list[Shown]] | None = None
+    waiting: list[Shown] = []
+    try:
+        while True:
+            if reading is None and not answering.done:
+                reading = asyncio.ensure_future(answering.parts())
+            ticks += 1
+            await _until(began + ticks * pace.interval_s)
+            if reading is not None and reading.done():
+                waiting += reading.result()
+                reading = None
+            if ticks >= end and answering.done and not waiting:
+                yield padded(replies.complete(answering.reader), pace.frame)
+                return
+            if ticks >= end:
+                end += pace.ticks(request.max_tokens)
+            for _ in range(request.choices):
+                message = generate_pb2.GenerateResponse(request_id=request.id)
+                if waiting:
+                    message = replies.chunk(request.id, waiting.pop(0))
+                yield padded(message, pace.frame)
+    finally:
+        if reading is not None:
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await reading
+
+
+def padded(message: generate_pb2.GenerateResponse, frame: int) -> generate_pb2.GenerateResponse:
+    """The message, filled up to the least multiple of `frame` bytes that holds it."""
+    size = message.ByteSize() + _FIELD
+    whole = frame * math.ceil((size + _LEAST_PADDING) / frame)
+    message.padding = bytes(whole - size)
+    return message
+
+
+async def _until(when: float) -> None:
+    await asyncio.sleep(max(when - asyncio.get_running_loop().time(), 0.0))

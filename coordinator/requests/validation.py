@@ -1,0 +1,184 @@
+"""The one check every request passes, whichever way it came in. Errors name the field.
+
+What is understood and not built is refused by name, never ignored. Nothing is allocated for a refused request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.requests.law import read_choices, read_law
+from coordinator.requests.policy import Policy, parse_policy
+from coordinator.requests.request import Request
+from coordinator.requests.rule import check_rule, choose_rule
+from dspark.errors import InvalidRequest
+from dspark.types import Rule
+from dspark.wire.v1 import generate_pb2
+
+MAX_ID = 128
+MAX_TEXT = 4 * 1024 * 1024  # characters
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_IDS = 64
+WEIGHTS = (0.01, 100.0)  # least and most
+LABEL = re.compile("[A-Za-z0-9._-]{0,32}")
+DEFAULT_MAX_TOKENS = 256
+
+_PARAMS = "sampling_params"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the target and the deployment allow."""
+
+    vocab_size: int
+    context_length: int
+    capacity: int  # tokens a verifier's page pool holds; 0 when unknown
+    stop_token_ids: tuple[int, ...]
+    has_tokenizer: bool
+    policy: Policy
+    rule: Rule = Rule.BLOCK
+
+
+def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> None:
+    """Everything that can be refused before the prompt is looked at."""
+    if len(message.request_id) > MAX_ID:
+        raise InvalidRequest("request_id", f"{len(message.request_id)} characters, at most {MAX_ID} are allowed")
+    if len(message.cache_salt) > MAX_ID:
+        raise InvalidRequest("cache_salt", f"{len(message.cache_salt)} characters, at most {MAX_ID} are allowed")
+    if not LABEL.fullmatch(message.label):
+        raise InvalidRequest("label", f"{message.label[:40]!r} is not of letters, digits and ._- up to 32")
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequest("input", "give text or tokenized.input_ids")
+    if kind == "text" and not has_tokenizer:
+        raise InvalidRequest("text", "the target has no tokenizer; send tokenized.input_ids")
+    check_rule(message)
+
+
+def read_request(
+    message: generate_pb2.GenerateRequest,
+    prompt: tuple[int, ...],
+    limits: Limits,
+    *,
+    make_id: Callable[[], str],
+    draw_seed: Callable[[], int],
+) -> Request:
+    """A request that can be served, or an error that names the field."""
+    check_head(message, limits.has_tokenizer)
+    field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
+    _check_prompt(prompt, field, limits)
+    params = message.sampling_params
+    policy = parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
+    stops = _read_stops(params, limits.has_tokenizer)
+    stop_ids = _read_stop_ids(params, limits)
+    max_tokens = _read_max_tokens(params, len(prompt), limits)
+    law = read_law(
+        params,
+        choose_rule(message, limits.rule),
+        draw_seed,
+        prompt_len=len(prompt),
+        max_tokens=max_tokens,
+        stop_ids=stop_ids,
+        vocab_size=limits.vocab_size,
+    )
+    return Request(
+        id=message.request_id or make_id(),
+        prompt=prompt,
+        law=law,
+        max_tokens=max_tokens,
+        policy=policy,
+        stop_ids=stop_ids,
+        stops=stops,
+        show_stop=params.include_stop_str_in_output,
+        skip_special=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
+        choices=read_choices(params),
+        weight=_read_weight(message.speculation),
+        drafter=_read_drafter(message.speculation),
+        cache_salt=message.cache_salt,
+        seeded=params.HasField("seed"),
+        label=message.label,
+        traceparent=message.traceparent[:MAX_ID],
+    )
+
+
+def read_resume(message: generate_pb2.GenerateRequest, choices: int) -> tuple[int, ...]:
+    """Tokens of each answer that the client holds; empty for a new request."""
+    if not message.HasField("resume"):
+        return ()
+    if not message.request_id:
+        raise InvalidRequest("resume", "say by request_id what is to be resumed")
+    held = tuple(message.resume.offsets)
+    if len(held) != choices:
+        raise InvalidRequest("resume.offsets", f"{len(held)} offsets for {choices} answers")
+    return held
+
+
+def _read_drafter(params: generate_pb2.SpeculationParams) -> str:
+    if len(params.drafter) > MAX_ID:
+        raise InvalidRequest("speculation.drafter", f"longer than {MAX_ID} characters")
+    return params.drafter
+
+
+def _read_weight(params: generate_pb2.SpeculationParams) -> float:
+    weight = params.weight if params.HasField("weight") else 1.0
+    if not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+        raise InvalidRequest("speculation.weight", f"{weight:g} is not in [{WEIGHTS[0]:g}, {WEIGHTS[1]:g}]")
+    return weight
+
+
+def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:
+    if not prompt:
+        raise InvalidRequest(field, "the prompt is empty")
+    if len(prompt) >= limits.context_length:
+        raise InvalidRequest(
+            field, f"{len(prompt)} tokens leave no room for an answer in a context of {limits.context_length}"
+        )
+    if limits.capacity and len(prompt) >= limits.capacity:
+        raise InvalidRequest(field, f"{len(prompt)} tokens can never fit into {limits.capacity} cache slots")
+    if max(prompt) >= limits.vocab_size:
+        raise InvalidRequest(field, f"token id {max(prompt)} is not below the vocabulary size {limits.vocab_size}")
+
+
+def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tuple[str, ...]:
+    field = f"{_PARAMS}.stop"
+    if len(params.stop) > MAX_STOPS:
+        raise InvalidRequest(field, f"{len(params.stop)} strings, at most {MAX_STOPS} are allowed")
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in params.stop):
+        raise InvalidRequest(field, f"a string is longer than {MAX_STOP_CHARACTERS} characters")
+    if any(not stop for stop in params.stop):
+        raise InvalidRequest(field, "a string is empty")
+    if params.stop and not has_tokenizer:
+        raise InvalidRequest(field, "the target has no tokenizer, so there is no text to look at")
+    return tuple(params.stop)
+
+
+def _read_stop_ids(params: generate_pb2.SamplingParams, limits: Limits) -> frozenset[int]:
+    field = f"{_PARAMS}.stop_token_ids"
+    if len(params.stop_token_ids) > MAX_STOP_IDS:
+        raise InvalidRequest(field, f"{len(params.stop_token_ids)} ids, at most {MAX_STOP_IDS} are allowed")
+    given = frozenset(params.stop_token_ids)
+    if given and max(given) >= limits.vocab_size:
+        raise InvalidRequest(field, f"token id {max(given)} is not below the vocabulary size {limits.vocab_size}")
+    return given if params.ignore_eos else given | frozenset(limits.stop_token_ids)
+
+
+def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, limits: Limits) -> int:
+    field = f"{_PARAMS}.max_tokens"
+    room = limits.context_length - prompt_len
+    if not params.HasField("max_tokens"):
+        return min(DEFAULT_MAX_TOKENS, room, *([limits.capacity - prompt_len] if limits.capacity else []))
+    if params.max_tokens < 1:
+        raise InvalidRequest(field, "must be at least 1")
+    if params.max_tokens > room:
+        raise InvalidRequest(
+            field,
+            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the context of {limits.context_length}",
+        )
+    if limits.capacity and prompt_len + params.max_tokens > limits.capacity:
+        raise InvalidRequest(
+            field, f"{prompt_len} prompt tokens and {params.max_tokens} more never fit into {limits.capacity} slots"
+        )
+    return params.max_tokens

@@ -1,0 +1,116 @@
+"""Seconds of a whole round of one lane: draft, verification, the hops between them, and what else a round does.
+
+Everything but the measured curves is learned from finished rounds. Plain rounds and speculative ones differ in more
+than their tokens (feature rows travel, drafts are asked for), so their overheads are kept apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coordinator.scheduling.cost_curve import CostCurve, Floats
+from coordinator.scheduling.prefix_scheduler import StepSeconds
+from coordinator.scheduling.running_fit import Line, Running
+
+SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots, until it was seen
+
+
+@dataclass(slots=True)
+class Overheads:
+    """Seconds a round takes beside device time."""
+
+    verify_hops: Running = field(default_factory=Running)  # round trip less device time
+    rest: Running = field(default_factory=Running)  # neither drafting nor verifying: the lane itself, its clients
+
+    @property
+    def seen(self) -> bool:
+        return self.verify_hops.seen
+
+    @property
+    def seconds(self) -> float:
+        return self.verify_hops.seconds + self.rest.seconds
+
+
+class DraftCost:
+    """Seconds of one draft pass by (sequences, context, slots). The walk over the slots is sequential.
+
+    The measured curve knows full blocks only; the share of the slots is learned from passes of different lengths.
+    """
+
+    def __init__(self, curve: CostCurve | None, block_size: int) -> None:
+        self._curve, self._block_size = curve, max(block_size, 1)
+        self._alone, self._beside = (Line(share=SLOT_SHARE, weight=0.05, credit=0) for _ in range(2))
+
+    def seconds(self, sequences: int, context: float, slots: int, *, beside: bool = False) -> float:
+        """Alone, or beside another cohort's step; 0 while nothing at all is known."""
+        if sequences == 0 or slots == 0:
+            return 0.0
+        full = self._full(sequences, context)
+        line = self._beside if beside and self._beside.seen else self._alone
+        if not line.seen:
+            return full if self._curve is not None else 0.0
+        return full * max(line.at(min(slots / self._block_size, 1.0)), 0.0)
+
+    def observe(self, sequences: int, context: float, slots: int, seconds: float, *, beside: bool = False) -> None:
+        if sequences and slots:
+            line = self._beside if beside else self._alone
+            line.observe(min(slots / self._block_size, 1.0), seconds / self._full(sequences, context))
+
+    def _full(self, sequences: int, context: float) -> float:
+        """A full block by the curve; without one the line is in seconds."""
+        return self._curve.seconds(sequences, context) if self._curve is not None else 1.0
+
+
+class StepCost:
+    """Time of a whole round of one lane."""
+
+    def __init__(self, verify: CostCurve | None, overlaps: Callable[[], bool] = lambda: False) -> None:
+        self.verify = verify  # None: greedy verifies everything, and the lane says so
+        self.overlaps = overlaps  # whether two cohorts take turns, see `pipelining`
+        self.plain, self.speculative = Overheads(), Overheads()
+        self._beside = Running(weight=0.1)  # of a step beside another cohort's draft: times what it takes alone
+
+    @property
+    def slower_beside(self) -> float:
+        """How much slower steps are while another cohort's drafts are computed; 1 until that was seen."""
+        return self._beside.seconds if self._beside.seen else 1.0
+
+    def observe(self, tokens: float, context: float, seconds: float, sequences: int, *, beside: bool = False) -> None:
+        """A step of so many tokens took so long, alone or beside another cohort's draft."""
+        if self.verify is None:
+            return
+        if beside:
+            self._beside.observe(seconds / self.verify.seconds(tokens, context, sequences))
+        else:
+            self.verify.observe(tokens, context, seconds, sequences)
+
+    def of_round(self, context: float, draft_s: float, sequences: float = 0.0) -> StepSeconds | None:
+        """Tokens in the verification -> seconds of a speculative round, convex; None without a measured curve.
+
+        `draft_s` are the seconds the round waits for its drafts, hops included.
+        """
+        if self.verify is None:
+            return None
+        return self._raised(self.verify.column(context, sequences), draft_s + self.speculative.seconds)
+
+    def of_round_measured(self, context: float, draft_s: float, sequences: float = 0.0) -> StepSeconds | None:
+        """The same on the measured stairs."""
+        if self.verify is None:
+            return None
+        return self._raised(self.verify.stairs(context, sequences), draft_s + self.speculative.seconds)
+
+    def of_plain_round(self, tokens: float, context: float, sequences: float = 0.0) -> float:
+        """Seconds of a round without any draft. Until one was seen, as a speculative one without its draft."""
+        assert self.verify is not None
+        overheads = self.plain if self.plain.seen else self.speculative
+        return self.verify.seconds(tokens, context, sequences) + overheads.seconds
+
+    def _raised(self, step: StepSeconds, by: float) -> StepSeconds:
+        times = self.slower_beside if self.overlaps() else 1.0
+
+        def seconds(tokens: Floats) -> Floats:
+            raised: Floats = times * step(tokens) + by
+            return raised
+
+        return seconds

@@ -1,0 +1,1 @@
+"""What rounds and requests tell of themselves to whoever looks."""

@@ -1,0 +1,202 @@
+"""OpenTelemetry spans of requests: admission, prefill, and every round with its draft and its verification.
+
+A request is traced when its caller says so (W3C trace context, its sampled flag), and otherwise by a share drawn at
+its start. What happened is noted as it happens, by the same means that explain rounds; spans are made of it when the
+request has ended, so that a round pays for nothing but a look at a list. Names of attributes follow the semantic
+conventions for generative AI where there are any, and begin with `dspark.` where there are none.
+
+Needs the extra `otel`; nothing is imported before somebody names a collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from coordinator.clock import Clock
+from coordinator.lanes.drafting import result_of
+from coordinator.lanes.explain import Explain, Part, Watch
+from dspark.errors import ConfigError, Overloaded
+from dspark.runtime.telemetry import Metrics
+
+if TYPE_CHECKING:
+    from coordinator.lanes.track import Track
+
+log = structlog.get_logger("dspark.tracing")
+
+MOST_TRACED = 32  # requests at one time; what is beyond goes untraced and is counted
+TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Where a trace goes on: ids of trace and span, and whether the caller records it."""
+
+    trace: int
+    span: int
+    sampled: bool
+
+
+def read_traceparent(text: str) -> Parent | None:
+    """None for none, and for one that is malformed: a trace is never worth a refused request."""
+    match = TRACEPARENT.fullmatch(text)
+    if match is None or not int(match[1], 16) or not int(match[2], 16):
+        return None
+    return Parent(int(match[1], 16), int(match[2], 16), bool(int(match[3], 16) & 1))
+
+
+@dataclass(slots=True)
+class _Open:
+    watch: Watch
+    parent: Parent | None
+
+
+class Tracing:
+    """Holds what is known of traced requests until they end. share: of requests without a caller's word."""
+
+    def __init__(self, tracer: Any, share: float, explain: Explain, clock: Clock, metrics: Metrics) -> None:
+        self._tracer, self._share, self._explain = tracer, share, explain
+        self._clock, self._metrics = clock, metrics
+        self._open: dict[str, _Open] = {}
+        self._draw = random.Random()
+
+    def begun(self, request_id: str, traceparent: str) -> None:
+        """A request was taken in."""
+        parent = read_traceparent(traceparent)
+        if not (parent.sampled if parent is not None else self._draw.random() < self._share):
+            return
+        try:
+            if len(self._open) >= MOST_TRACED:
+                raise Overloaded(f"{MOST_TRACED} requests are traced already", retry_after_s=1.0)
+            self._open[request_id] = _Open(self._explain.request(request_id), parent)
+        except Overloaded:
+            self._metrics.dropped.labels(kind="trace", reason="full").inc()
+
+    def ended(self, track: Track, outcome: str) -> None:
+        """The last answer of a request has ended: told when the round that ended it has been noted too."""
+        opened = self._open.pop(track.request.id, None)
+        if opened is not None:
+            asyncio.get_running_loop().call_soon(self._finish, track, outcome, opened)
+
+    def _finish(self, track: Track, outcome: str, opened: _Open) -> None:
+        parts = opened.watch.parts()
+        opened.watch.__exit__(None, None, None)
+        try:
+            self._tell(track, outcome, opened.parent, parts)
+        except Exception:  # a trace that cannot be told harms nobody
+            log.exception("trace.failed", request=track.request.id)
+
+    def _tell(self, track: Track, outcome: str, parent: Parent | None, parts: list[Part]) -> None:
+        tally, request = track.tally, track.request
+        at = self._wall(self._clock.time())
+        end = tally.ended if tally.ended is not None else self._clock.time()
+        root = self._span("generate", at(tally.arrived), _context(parent), kind="server")
+        root.set_attributes(
+            {
+                "gen_ai.operation.name": "text_completion",
+                "gen_ai.provider.name": "dspark",
+                "gen_ai.response.id": request.id,
+                "gen_ai.response.finish_reasons": [outcome],
+                "gen_ai.request.max_tokens": request.max_tokens,
+                "gen_ai.request.temperature": request.law.temperature,
+                "gen_ai.usage.input_tokens": len(request.prompt),
+                "gen_ai.usage.output_tokens": track.answer.log.answered,
+                "dspark.spec.policy": str(request.policy),
+                "dspark.spec.rule": request.law.rule.name.lower(),
+                "dspark.spec.rounds": tally.rounds,
+                "dspark.spec.mean_acceptance_length": tally.mean_acceptance_length,
+                **({"dspark.label": request.label} if request.label else {}),
+            }
+        )
+        inside = _child_of(root)
+        placed = tally.placed if tally.placed is not None else end
+        self._span("admission", at(tally.arrived), inside).end(at(placed))
+        if tally.placed is not None:
+            self._span("prefill", at(placed), inside).end(at(tally.first if tally.first is not None else end))
+        for part in parts:
+            self._round(part, inside, at)
+        root.end(at(end))
+
+    def _round(self, part: Part, inside: Any, at: Any) -> None:
+        settled = part.round
+        turn, verdict = settled.turns[part.at], settled.judged.verdicts[part.at]
+        span = self._span("round", at(settled.began), inside)
+        span.set_attributes(
+            {
+                "dspark.lane": settled.lane,
+                "dspark.cohort.sequences": len(settled.turns),
+                "dspark.spec.drafted": len(turn.block.token_ids),
+                "dspark.spec.verified": turn.prefix,
+                "dspark.spec.accepted": int(getattr(verdict, "accepted", 0)),
+                "dspark.spec.committed": part.kept,
+                **({"dspark.spec.without_draft": turn.empty_because} if turn.empty_because else {}),
+            }
+        )
+        within = _child_of(span)
+        for drafter, orders in settled.asked.orders.items():
+            if turn in orders:
+                drafted = self._span("draft", at(settled.began), within)
+                drafted.set_attribute("dspark.worker", drafter.facts.name)
+                reply = result_of(settled.asked.replies[drafter]) if settled.asked.replies[drafter].done() else None
+                if reply is not None:
+                    drafted.set_attribute("dspark.device_s", reply.forward_s)
+                drafted.end(at(settled.began + settled.drafted_s))
+        verified = self._span("verify", at(settled.ended - settled.verified_s), within)
+        verified.set_attributes({"dspark.worker": settled.lane, "dspark.device_s": settled.judged.forward_s})
+        verified.end(at(settled.ended))
+        span.end(at(settled.ended))
+
+    def _span(self, name: str, start_ns: int, context: Any, *, kind: str = "internal") -> Any:
+        from opentelemetry.trace import SpanKind
+
+        return self._tracer.start_span(name, context=context, kind=SpanKind[kind.upper()], start_time=start_ns)
+
+    @staticmethod
+    def _wall(now: float) -> Any:
+        """From the event loop's clock to nanoseconds since 1970."""
+        wall = time.time_ns()
+        return lambda moment: wall - round((now - moment) * 1e9)
+
+
+def open_tracer(endpoint: str, *, service: str, instance: str) -> tuple[Any, Any]:
+    """(tracer, provider) that sends to the OTLP collector at host:port; shut the provider down at the end."""
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"otel_endpoint: needs {error.name}; it comes with the extra `otel`: pip install '.[otel]' in the checkout"
+        ) from error
+    # The application decided what is recorded before any span exists, so the library must not decide again.
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": service, "service.instance.id": instance}), shutdown_on_exit=False
+    )
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True, timeout=5)))
+    return provider.get_tracer("dspark"), provider
+
+
+def _context(parent: Parent | None) -> Any:
+    """The caller's span, or none at all."""
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
+    if parent is None:
+        return Context()
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    above = trace.SpanContext(parent.trace, parent.span, is_remote=True, trace_flags=flags)
+    return trace.set_span_in_context(trace.NonRecordingSpan(above), Context())
+
+
+def _child_of(span: Any) -> Any:
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
+    return trace.set_span_in_context(span, Context())

@@ -1,0 +1,37 @@
+"""Whether workers fit together, and if not, one sentence that says what differs. Pure."""
+
+from __future__ import annotations
+
+from coordinator.lanes.ports import DrafterFacts, VerifierFacts
+from dspark.tie import difference
+
+
+def drafter_mismatch(verifier: VerifierFacts, drafter: DrafterFacts) -> str | None:
+    """None when the drafter can draft for this verifier's sequences."""
+    if not verifier.projection:
+        return f"{verifier.name} projects no features, so no drafter can serve it"
+    if drafter.vocab_size != verifier.vocab_size:
+        return (
+            f"{drafter.name} has a vocabulary of {drafter.vocab_size}, "
+            f"the target on {verifier.name} one of {verifier.vocab_size}"
+        )
+    if drafter.hidden_size != verifier.hidden_size:
+        return (
+            f"{drafter.name} takes feature rows of {drafter.hidden_size} values, "
+            f"{verifier.name} sends rows of {verifier.hidden_size}"
+        )
+    if drafter.projection != verifier.projection:
+        return f"{verifier.name} does not feed it: {drafter.name} {difference(drafter.projection, verifier.projection)}"
+    return None
+
+
+def verifier_mismatch(first: VerifierFacts, other: VerifierFacts) -> str | None:
+    """None when the other verifier continues what the first one began."""
+    if other.vocab_size != first.vocab_size:
+        return f"{other.name} has a vocabulary of {other.vocab_size}, {first.name} one of {first.vocab_size}"
+    if other.fingerprint != first.fingerprint:
+        return (
+            f"{other.name} serves the target {other.fingerprint[:12]} ({other.model}), "
+            f"{first.name} {first.fingerprint[:12]} ({first.model}): all verifiers of a cell serve the same one"
+        )
+    return None

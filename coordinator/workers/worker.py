@@ -1,0 +1,168 @@
+"""One announced address: connect, ask what it is, hand it over, and begin again when it is lost.
+
+Knows nothing of lanes; whether the worker is wanted is decided by `join`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from coordinator.lanes.ports import DrafterPort, VerifierPort
+from coordinator.workers.breaker import Breaker, Doubts
+from coordinator.workers.session import Session
+from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
+from dspark.runtime.telemetry import Metrics
+from dspark.runtime.tls import Tls
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
+
+log = structlog.get_logger("dspark.worker")
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+LOOK_S = 0.1  # how often a worker that is held off looks whether it is needed
+
+Description = verify_pb2.VerifierDescription | draft_pb2.DrafterDescription
+
+
+class Role(enum.Enum):
+    VERIFY = "verify"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a worker was announced, and which process was meant; incarnation 0 accepts whoever answers."""
+
+    role: Role
+    endpoint: str
+    incarnation: int
+    name: str
+
+
+class Worker:
+    """Keeps one address connected until it is closed."""
+
+    def __init__(
+        self,
+        address: Address,
+        join: Callable[[Worker, Description, grpc.aio.Channel], str | None],
+        *,
+        describe_s: float,
+        doubts: Doubts,
+        alone: Callable[[Worker], bool],
+        token: str | None,
+        tls: Tls | None = None,
+        metrics: Metrics,
+    ) -> None:
+        self.address = address
+        self.state = "connecting"
+        self.detail = ""
+        self.leaving = False  # it said that it will end
+        self.settled = asyncio.Event()  # the first attempt is over, one way or the other
+        self.port: DrafterPort | VerifierPort | None = None
+        self._session: Session[Any] | None = None
+        self._join, self._describe_s, self._token, self._metrics = join, describe_s, token, metrics
+        self._breaker, self._alone = Breaker(doubts), alone
+        self._channel = open_channel(address.endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
+        self._released = asyncio.Event()
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    @property
+    def connected(self) -> bool:
+        return self.port is not None
+
+    def hold(self, port: DrafterPort | VerifierPort, session: Session[Any]) -> None:
+        """The worker was taken in."""
+        self.port, self._session = port, session
+        self.state, self.detail, self.leaving = "serving", "", False
+        self._released.clear()
+
+    def lost(self, why: str) -> None:
+        """Its stream ended."""
+        self.port = None
+        self.state, self.detail = "lost", why
+        if not self.leaving and self._breaker.lost(time.monotonic()):
+            self._metrics.breakers_opened.labels(pool=self.address.role.value).inc()
+            log.warning("worker.held_off", worker=self.address.name, seconds=self._held_off_s)
+        self._released.set()
+
+    def drop(self, why: str) -> None:
+        """Ends its stream now, if there is one."""
+        if self.port is not None:
+            self.port.close(why)
+
+    async def describe(self, timeout_s: float) -> Description:
+        """What the worker says it is; raises grpc.aio.AioRpcError."""
+        stub: Any = (
+            verify_pb2_grpc.VerifyStub(self._channel)  # type: ignore[no-untyped-call]
+            if self.address.role is Role.VERIFY
+            else draft_pb2_grpc.DraftStub(self._channel)  # type: ignore[no-untyped-call]
+        )
+        said: Description = await stub.Describe(
+            types_pb2.DescribeRequest(),
+            timeout=timeout_s,
+            wait_for_ready=True,
+            metadata=auth_metadata(self._token),
+        )
+        return said
+
+    async def close(self, why: str) -> None:
+        self.drop(why)
+        self._keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._keeping
+        if self._session is not None:
+            await self._session.ended()
+        await self._channel.close()
+
+    async def _keep(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            problem = await self._connect()
+            self.settled.set()
+            if problem is None:
+                await self._released.wait()
+                pause_s = FIRST_PAUSE_S
+                await self._hold_off()
+            elif problem != self.detail:
+                self.detail = problem
+                log.warning("worker.not_connected", worker=self.address.name, why=problem)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    @property
+    def _held_off_s(self) -> float:
+        return round(self._breaker.left_s(time.monotonic()), 1)
+
+    async def _hold_off(self) -> None:
+        """While it is doubted and there are others."""
+        while self._held_off_s and not self._alone(self):
+            self.detail = f"lost too often; tried again in {self._held_off_s:g} s"
+            await asyncio.sleep(min(self._held_off_s, LOOK_S))
+
+    async def _connect(self) -> str | None:
+        """None once taken in; else why not."""
+        try:
+            said = await self.describe(self._describe_s)
+        except grpc.aio.AioRpcError as error:
+            return f"{self.address.endpoint}: {error.code().name.lower()}: {error.details()}"
+        self.state = "draining" if said.draining else "connecting"
+        if said.draining:
+            return "draining"
+        wanted = self.address.incarnation
+        if wanted not in (0, said.incarnation):
+            return f"another process answers at {self.address.endpoint}: incarnation {said.incarnation}, not {wanted}"
+        try:
+            return self._join(self, said, self._channel)
+        except Exception as error:  # a bug, or a description nobody foresaw: this worker stays out, the others serve
+            log.error("worker.not_understood", worker=self.address.name, exc_info=error)
+            return "what it says about itself is not understood; see the coordinator's log"
