@@ -33,7 +33,7 @@ from dspark.plots import check
 from dspark.synthetic.spec import load_spec
 
 BAR = 0.05
-TURNS = 3
+TURNS = 5
 CONCURRENCIES = (5, 20, 44, 68, 92, 116, 140, 164, 188, 204)  # those of the paper's figure 8
 PAPER = (None, 4.94, 4.66, 4.41, 4.19, 3.99, 3.81, 3.66, 3.53, 3.47)  # V4-Flash, read off the figure
 MODERATE = (20, 92)  # "typical operation": 4 to 6 verified tokens
