@@ -43,6 +43,7 @@ KINDS = (  # (stream, command) of the messages, in turn
     ("draft", "open"),
     ("draft", "release"),
 )
+RELEASE = KINDS.index(("verify", "release"))  # of a sequence that nobody holds
 
 
 class Victim:
@@ -118,6 +119,7 @@ class Tally:
     """What attackers sent, and what came of it."""
 
     took: list[float] = field(default_factory=list)  # s, to refuse a command of which nothing could be done
+    honest: list[float] = field(default_factory=list)  # s, to answer an honest command for which there is nothing to do
     beside: list[float] = field(default_factory=list)  # s, to refuse a row of a cohort whose other row was computed
     kinds: Counter[str] = field(default_factory=Counter)  # of what was refused
     hung: int = 0
@@ -138,6 +140,9 @@ class Attacker:
         for _ in range(count):
             if self._number % 20 == 0:
                 await self.victim.renew()
+                began = time.monotonic()
+                await self.victim.verify.ask(release=self.victim.command(RELEASE))
+                tally.honest.append(time.monotonic() - began)
             if neighbour is not None and self._number % 100 == 0:
                 await neighbour.step()
             if self._number % 10 == 9:
@@ -251,6 +256,7 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
     tallies = (early, crowded, timed)
     took = timed.took + early.took
     beside = timed.beside + early.beside
+    honest_ms = [1e3 * seconds for seconds in timed.honest + early.honest]
     period = calm.said[: LONGEST - len(PROMPT) - 1]
     return {
         "messages": count,
@@ -264,7 +270,9 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         "neighbour_rounds": len(neighbour.said),
         "neighbour_unchanged": bool(period)
         and all(token == period[at % len(period)] for at, token in enumerate(neighbour.said)),
+        "p50_refusal_ms": round(1e3 * quantile(took, 0.5), 3),
         "p99_refusal_ms": round(1e3 * quantile(took, 0.99), 3),
+        "honest_round_trip_ms": {f"p{p}": round(quantile(honest_ms, p / 100), 3) for p in (50, 99)},
         "p99_beside_a_pass_ms": round(1e3 * quantile(beside, 0.99), 3) if beside else None,
         "rss_growth_mb": round(grown, 1),
         "sent_mb": round((crowded.sent + timed.sent) / 2**20, 1),

@@ -61,5 +61,5 @@ def test_a_drafter_that_is_always_sure_and_always_wrong_is_done_without() -> Non
 
 
 def test_a_target_of_integers_is_refused() -> None:
-    problem, _ = attempt("target", TARGET, WEIGHTS["integers"])
+    problem = attempt("target", TARGET, WEIGHTS["integers"]).problem
     assert problem == ""

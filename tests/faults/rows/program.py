@@ -33,11 +33,6 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else 0.0
 
 
-def most_resident_mb() -> float:
-    """Megabytes this process has held at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def cpu_s(who: int = resource.RUSAGE_CHILDREN) -> float:
     """Seconds of processor time."""
     used = resource.getrusage(who)

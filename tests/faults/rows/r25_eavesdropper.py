@@ -1,8 +1,10 @@
 """Row 25: how well packet sizes and times of an encrypted answer tell which of fifty questions was asked.
 
 The demo pair answers fifty prompts over TLS, in random order, as it does by default and under a pace. Somebody on the
-wire learns from sizes and times of some answers and guesses the others; two in a hundred is chance. The size of the
-question itself is the client's to hide and is left out.
+wire learns from sizes and times of some answers and guesses the others; two in a hundred is chance. Temperature 0, so
+that a question accepts the same tokens each time it is asked, which is best for whoever listens. Plain packets must
+give questions away, or the listener was too weak to say anything of the pace. The size of the question itself is the
+client's to hide and is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from faults.secured_cell import SecuredCell
 
 QUESTIONS, TOKENS, AT_ONCE = 50, 32, 3
 TRACES = 15  # of each question, of which a third is guessed
-MOST = 0.04
+MOST, LEAST_PLAIN = 0.04, 0.5
 TARGET, DRAFTER = ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark"
 PACE = {"pace_interval_ms": 50.0, "pace_frame_bytes": 1024, "pace_tokens_per_s": 32.0}
 
@@ -45,8 +47,9 @@ def main() -> int:
         "first_token_ms": [plain["first_token_ms"], paced["first_token_ms"]],
     }
     name = "under a pace, packets of an answer tell nothing of the question"
-    bar = f"accuracy <= {MOST:.0%} at chance {1 / QUESTIONS:.0%}"
-    return Row(25, name, value, bar, paced["accuracy"] <= MOST).show(as_json=args.json)
+    bar = f"accuracy <= {MOST:.0%} at chance {1 / QUESTIONS:.0%}, where plain packets give >= {LEAST_PLAIN:.0%} away"
+    holds = paced["accuracy"] <= MOST and plain["accuracy"] >= LEAST_PLAIN
+    return Row(25, name, value, bar, holds).show(as_json=args.json)
 
 
 def _mode(prompts: list[Any], pace: dict[str, float]) -> dict[str, Any]:
@@ -77,7 +80,7 @@ async def _listen(cell: FaultCell, prompts: list[Any]) -> dict[str, Any]:
 
     async def ask(client: AsyncClient, tap: Tap, label: int) -> None:
         trace, began, first, count = tap.listen(), time.perf_counter(), 0.0, 0
-        async with client.generate(prompts[label], max_tokens=TOKENS, temperature=0.3, timeout=60) as stream:
+        async with client.generate(prompts[label], max_tokens=TOKENS, temperature=0.0, timeout=60) as stream:
             async for event in stream:
                 ids = getattr(event, "token_ids", ())
                 count += len(ids)

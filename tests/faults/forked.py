@@ -1,0 +1,47 @@
+"""Calls in a child of their own, so that what one of them takes of memory is known, and not what others took before."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+T = TypeVar("T")
+_FORK = multiprocessing.get_context("fork")  # imports and sound models are there already
+
+
+def forked(call: Callable[[], T], limit_s: float) -> tuple[T, float]:
+    """(what `call` returns, megabytes by which resident memory grew at most).
+
+    RuntimeError when the child dies or says nothing for `limit_s`. File pages that the child maps count as well as
+    what it allocates.
+    """
+    mine, its = _FORK.Pipe(duplex=False)
+    child = _FORK.Process(target=_run, args=(call, its), daemon=True)
+    child.start()
+    its.close()
+    try:
+        if not mine.poll(limit_s):
+            raise RuntimeError(f"nothing heard of the child for {limit_s:g} s")
+        result, grown_mb = mine.recv()
+    except EOFError:
+        child.join()
+        raise RuntimeError(f"the child ended with {child.exitcode}") from None
+    finally:
+        child.kill()
+        child.join()
+        mine.close()
+    return result, grown_mb
+
+
+def _run(call: Callable[[], T], to: Connection) -> None:
+    before = _resident_mb("VmRSS")
+    result = call()
+    to.send((result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before))
+
+
+def _resident_mb(field: str) -> float:
+    with open("/proc/self/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
