@@ -46,17 +46,21 @@ PAIR_WORK, PAIR_WORK_QUICK = {1: 6, 8: 24}, {1: 3, 8: 12}  # answers of the demo
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Seconds of one measurement; taking in a stream takes time of its own."""
+    """Seconds of one measurement; taking in a stream takes time of its own, and many streams have longer rounds."""
 
     settle_s: float
     settle_stream_s: float
     window_s: float
+    window_stream_s: float = 0.0
 
     def settle(self, concurrency: int) -> float:
         return self.settle_s + self.settle_stream_s * concurrency
 
+    def seconds(self, concurrency: int) -> float:
+        return self.window_s + self.window_stream_s * concurrency
 
-SYNTHETIC, SYNTHETIC_QUICK = Window(0.6, 0.012, 2.0), Window(0.3, 0.008, 1.0)
+
+SYNTHETIC, SYNTHETIC_QUICK = Window(0.6, 0.02, 2.0, 0.02), Window(0.3, 0.008, 1.0)
 PAIR, PAIR_QUICK = Window(1.0, 0.05, 10.0), Window(0.4, 0.02, 1.2)
 
 
@@ -120,8 +124,13 @@ async def _synthetic(args: argparse.Namespace, book: Book) -> Row:
     bar = f"never below {LEAST}x, above {SOMEWHERE}x somewhere"
 
     def wanted(policy: str, concurrency: int) -> Scenario:
-        settle_s = window.settle(concurrency)
-        return dataclasses.replace(base, policy=policy, concurrency=concurrency, warmup_s=settle_s)
+        return dataclasses.replace(
+            base,
+            policy=policy,
+            concurrency=concurrency,
+            warmup_s=window.settle(concurrency),
+            window_s=window.seconds(concurrency),
+        )
 
     async def simulated(policy: str, concurrency: int) -> float:
         return float((await asyncio.to_thread(simulate, wanted(policy, concurrency)))["tok_s"])

@@ -30,7 +30,7 @@ class CoordinatorConfig(HttpConfig):
     )
     max_running: int = field(default=256, metadata={"doc": "Requests in rounds or prefill at one time."})
     max_queued: int = field(default=1024, metadata={"doc": "Requests that may wait; more are refused."})
-    max_prefills: int = field(default=8, metadata={"doc": "Prefills at one time per verifier; the others wait."})
+    max_prefills: int = field(default=32, metadata={"doc": "Prefills at one time per verifier; the others wait."})
     queue_deadline_s: float = field(
         default=60.0, metadata={"doc": "Longest wait for a place; who has waited so long is refused with a hint."}
     )

@@ -9,7 +9,7 @@ import asyncio
 from typing import Protocol
 
 from coordinator.answers.answer import Piece
-from coordinator.clock import let_orders_leave
+from coordinator.answers.turnstile import Turnstile
 
 
 class Overfull(RuntimeError):
@@ -27,9 +27,12 @@ class Sink(Protocol):
 
 
 class Outlet:
-    """Pieces in order, then an end: None when all answers are complete, or the error that ended them."""
+    """Pieces in order, then an end: None when all answers are complete, or the error that ended them.
 
-    def __init__(self, limit: int, answers: int = 1) -> None:
+    turnstile: what its reader shares with those of other clients.
+    """
+
+    def __init__(self, limit: int, answers: int = 1, turnstile: Turnstile | None = None) -> None:
         self._limit = limit * answers
         self._open = answers
         self._waiting: list[tuple[Piece, float]] = []
@@ -37,6 +40,7 @@ class Outlet:
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
+        self._turnstile = turnstile or Turnstile()
 
     def push(self, piece: Piece) -> None:
         if self._closed:
@@ -62,7 +66,7 @@ class Outlet:
                 return None
             self._reader = self._loop.create_future()
             await self._reader
-            await let_orders_leave()  # the next round's, before so many clients are served
+            await self._turnstile.passed()
         taken, self._waiting = self._waiting, []
         return taken
 

@@ -46,7 +46,7 @@ class Conduct:
 
     draft: DraftWaits = field(default_factory=DraftWaits)
     open_s: float = 1.0
-    prefills: int = 8  # at one time; more would all come late, as they share one device
+    prefills: int = 32  # at one time: with many streams of short answers, a handful a round would be all that enter
     prefill_s: float = 120.0
     verify_s: float = 10.0
     bypass: bool = True  # adaptive sequences whose drafts do not pay go without, see `planning`
@@ -80,6 +80,7 @@ class Lane:
         self._drafting = drafting = Drafting(self._feeding, waits.draft, clock, metrics, pipelining.overlaps)
         self._settling = Settling(owner, self._orphan, self._make_room, verifier.facts.vocab_size, metrics, write)
         self._tracks: dict[int, Track] = {}
+        self._longest = 0  # pages of all of them at their longest
         self._intakes: set[asyncio.Task[None]] = set()
         self._prefill_room = asyncio.Semaphore(waits.prefills)
         self._siblings = Siblings()
@@ -148,20 +149,25 @@ class Lane:
         facts = self.verifier.facts
         if self._closed or self.draining or not facts.pages_total:
             return not (self._closed or self.draining)
+        if self._longest + self._pages(track) <= facts.pages_total:
+            return True  # without a look at everybody that runs, for every request
         return paging.fits(track, self._tracks.values(), page_size=facts.page_size, pages_total=facts.pages_total)
 
     def could_take(self, track: Track) -> bool:
         """Whether the sequence would fit if the pool were empty."""
         total = self.verifier.facts.pages_total
-        return not (self._closed or self.draining) and (
-            not total or paging.pages(track.request.longest, self.verifier.facts.page_size) <= total
-        )
+        return not (self._closed or self.draining) and (not total or self._pages(track) <= total)
+
+    def _pages(self, track: Track) -> int:
+        """Of a sequence at its longest."""
+        return paging.pages(track.request.longest, self.verifier.facts.page_size or 1)
 
     def take(self, track: Track) -> None:
         """Opens and prefills beside the rounds; the sequence joins them when its anchor is there."""
         track.sequence.apply(Event.PLACED)
         track.row = self._loop.evidence.take()
         self._tracks[track.sequence.number] = track
+        self._longest += self._pages(track)
         self._loop.pipelining.joined(len(self._tracks))
         intake = asyncio.get_running_loop().create_task(self._take_in(track, track.sequence.epoch))
         self._intakes.add(intake)
@@ -170,6 +176,7 @@ class Lane:
     def forget(self, track: Track) -> None:
         """Frees a sequence in both pools at once."""
         if self._tracks.pop(track.sequence.number, None) is not None:
+            self._longest -= self._pages(track)
             self._feeding.drop(track)
             self._loop.evidence.free(track.row, ended=track.sequence.finished)
             track.row = -1

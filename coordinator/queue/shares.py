@@ -33,6 +33,8 @@ class Shares:
     def arrives(self, tenant: str, waiting: Iterable[str], alive: Iterable[Track]) -> None:
         """Call it before a tenant that has nobody waiting lines up: it starts level with those that do."""
         others = [other for other in dict.fromkeys(waiting) if other != tenant] or [self._last]
+        if others == [tenant]:
+            return  # it is alone, and level with itself
         given = self.given([tenant, *others], alive)
         least = min(given[other] for other in others)
         self._settled[tenant] = self._settled.get(tenant, 0.0) + max(least - given[tenant], 0.0)

@@ -10,6 +10,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from coordinator.answers.outlet import Outlet
+from coordinator.answers.turnstile import Turnstile
 from coordinator.cells.cell import Call, Cell, Order
 from coordinator.clock import Clock
 from coordinator.reception.reading import Reader
@@ -60,6 +61,7 @@ class FrontDesk:
     def __init__(self, cell: Cell, tokenizer: Tokenizer | None, max_unread: int, clock: Clock) -> None:
         self.cell, self.tokenizer = cell, tokenizer
         self._max_unread, self._clock = max_unread, clock
+        self._turnstile = Turnstile()
 
     def limits(self) -> Limits:
         """What the cell allows, and whether text is understood here."""
@@ -79,7 +81,7 @@ class FrontDesk:
             draw_seed=lambda: secrets.randbits(64),
         )
         request = replace(request, tenant=current_caller().tenant)
-        outlet = Outlet(self._max_unread, request.choices)
+        outlet = Outlet(self._max_unread, request.choices, self._turnstile)
         reader = Reader(request, lambda: self._text(request), arrived, read_resume(message, request.choices))
         call = self.cell.submit(Order(message, request, arrived, lasts_s), outlet)
         return Asked(request, call, outlet, reader)

@@ -1,0 +1,43 @@
+"""Readers of a whole cohort pass a few at a time, and what comes in meanwhile is heard between them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from coordinator.answers.turnstile import Turnstile
+from coordinator.clock import TURNS_TO_SEND
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_readers_pass_in_order_a_few_in_each_turn_of_the_loop() -> None:
+    turnstile, passed = Turnstile(at_a_time=2), list[int]()
+
+    async def read(number: int) -> None:
+        await turnstile.passed()
+        passed.append(number)
+
+    readers = [asyncio.create_task(read(number)) for number in range(7)]
+    seen = []
+    while len(passed) < len(readers):
+        await turns(1)
+        seen.append(len(passed))
+    assert passed == list(range(7))
+    assert seen[: TURNS_TO_SEND + 1] == [0] * (TURNS_TO_SEND + 1)  # orders leave first
+    assert all(later - earlier <= 2 for earlier, later in itertools.pairwise(seen))
+    await asyncio.gather(*readers)
+
+
+async def test_a_reader_that_left_holds_nobody_up_and_later_ones_find_it_open() -> None:
+    turnstile = Turnstile(at_a_time=1)
+    gone, here = (asyncio.create_task(turnstile.passed()) for _ in range(2))
+    await turns(1)
+    gone.cancel()
+    async with asyncio.timeout(5):
+        await here
+        await asyncio.gather(gone, return_exceptions=True)
+        await turnstile.passed()
