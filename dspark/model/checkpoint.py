@@ -30,7 +30,7 @@ from dspark.model.language import LanguageDrafter
 from dspark.model.layout import favour_few_rows
 from dspark.model.location import locate
 from dspark.model.pairing import tokenizer_digest
-from dspark.model.target_check import check_target_config
+from dspark.model.target_check import check_target_config, check_target_headers, check_target_values
 from dspark.model.weights_file import (
     SINGLE_NAME,
     check_finite,
@@ -174,6 +174,8 @@ def load_target(
     entries = read_directory(folder)  # duplicate names, escaping shards and pickles end here
     check_target_config(folder, entries)
     transformers_logging.disable_progress_bar()
+    check_target_headers(folder, entries)
+    finite = check_target_values(entries)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -195,7 +197,8 @@ def load_target(
         stored = entries[name].dtype if name in entries else ""
         if stored.startswith(("I", "U", "BOOL")):  # the library would make floats of them
             raise CheckpointError(f"{folder}: {name} holds {stored}, not floating point")
-        check_finite(f"{folder}: {name}", tensor)
+        if not finite:
+            check_finite(f"{folder}: {name}", tensor)
     model = model.to(device).eval().requires_grad_(False)
     favour_few_rows(model)
     text = model.config.get_text_config()

@@ -1,21 +1,28 @@
-"""What a target's config.json may ask for, looked at before the library builds anything from it.
+"""What a target's files may ask for and hold, looked at before the library builds anything from them.
 
-The library trusts that file: it would make a million layers, or fetch code that the file names.
+The library trusts config.json: it would make a million layers, or fetch code that the file names. Weights it reads and
+converts as a whole before it says what is wrong with them, which takes several times their size.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dspark.errors import CheckpointError
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
-from dspark.model.weights_file import Entry
+from dspark.model.json_file import listed
+from dspark.model.weights_file import Entry, read_tensors
 
 MOST_LAYERS = 1024
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+_INTEGERS = ("I", "U", "BOOL")
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _ADAPTER = "adapter_config.json"  # names another checkpoint, which would be loaded in its place
 
 
@@ -32,6 +39,61 @@ def check_target_config(folder: Path, entries: Mapping[str, Entry]) -> None:
             _check(part, entries)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def check_target_headers(folder: Path, entries: Mapping[str, Entry]) -> None:
+    """Refuses tensors that the library's model of this config has in another shape, does not have, or has as floats.
+
+    By name, without reading any. Where the library knows weights by other names than they are stored under, or cannot
+    build the model yet, what it says after loading them decides.
+    """
+    model = _outline(folder)
+    if model is None:
+        return
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shared = sorted(expected.keys() & entries.keys())
+    parameters = {name for name, _ in model.named_parameters()}
+    complaints = {
+        "mismatched keys": [
+            f"{name} {list(entries[name].shape)} instead of {list(expected[name])}"
+            for name in shared
+            if entries[name].shape != expected[name]
+        ],
+        "not floating point": [
+            f"{name} {entries[name].dtype}"
+            for name in shared
+            if name in parameters and entries[name].dtype.startswith(_INTEGERS)
+        ],
+    }
+    tied = getattr(model, "_tied_weights_keys", None) or ()
+    if expected.keys() - set(tied) <= entries.keys():  # so none is stored under another name
+        ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        complaints["unexpected keys"] = sorted(
+            name for name in entries.keys() - expected.keys() if not any(re.search(each, name) for each in ignored)
+        )
+    found = [f"{what}: {listed(wrong)}" for what, wrong in complaints.items() if wrong]
+    if found:
+        raise CheckpointError(f"{folder}: {'; '.join(found)}")
+
+
+def check_target_values(entries: Mapping[str, Entry]) -> bool:
+    """Refuses NaN and infinities, one tensor at a time. Whether that was all: there are formats it cannot read."""
+    names = [name for name, entry in entries.items() if entry.dtype in _FLOATS]
+    for _ in read_tensors(entries, names):
+        pass
+    return len(names) == len(entries)
+
+
+def _outline(folder: Path) -> Any:
+    """The library's model without weights; None where it cannot be built."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        settings = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+    except Exception:  # what the library makes of a strange file has no type of its own; loading says what it is
+        return None
 
 
 def _check_finite(key: str, value: object) -> None:

@@ -22,7 +22,7 @@ from dspark.model.json_file import MOST_LISTING_BYTES, decode, listed, read_json
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_ENTRIES = 100_000  # the largest mixtures of experts stay below; a flood of names does not
-MAX_HEADER_BYTES = 32 << 20
+MAX_HEADER_BYTES = 8 << 20  # of one file; some 60,000 tensors
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -169,6 +169,8 @@ def _read_header(file: Path) -> dict[str, Entry]:
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
+            if size > file.stat().st_size - 8:
+                raise CheckpointError(f"{file}: shorter than its header of {size} bytes")
             if size > MAX_HEADER_BYTES:
                 raise CheckpointError(f"{file}: header of {size} bytes, more than {MAX_HEADER_BYTES}")
             header = decode(stream.read(size))
