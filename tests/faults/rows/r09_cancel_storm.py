@@ -2,11 +2,13 @@
 
 The peer opens 50 calls at a time on one connection and cancels them a millisecond later, from a process of its own. An
 honest client on another connection asks one question after the other meanwhile. `--streams`: what a connection may
-have open, by default as a listener beyond loopback has it.
+have open, by default as a listener beyond loopback has it. The same storm blows at a bare server, whose handler returns
+nothing and which has nothing else to do: what the library and this machine leave to be had.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -23,10 +25,11 @@ from dspark.wire.v1 import generate_pb2
 from faults.processes import FaultCell
 from faults.rows.program import arguments
 
-STORM = "--storm"
+STORM, BARE = "--storm", "--bare"
 AT_ONCE = 50
 STORM_S, MEASURED_S = 8.0, 5.0
 METHOD = "/dspark.wire.v1.Generation/GetModelInfo"
+SELF = (sys.executable, "-m", "faults.rows.r09_cancel_storm")
 LEAST_RATE, MOST_P99_MS = 10_000, 10.0
 
 
@@ -34,29 +37,58 @@ def main() -> int:
     if sys.argv[1:2] == [STORM]:  # be the peer
         print(json.dumps(_storm(sys.argv[2])))
         return 0
+    if sys.argv[1:2] == [BARE]:
+        asyncio.run(_serve_nothing(int(sys.argv[2])))
+        return 0
     args = arguments(__doc__, streams=PUBLIC_STREAMS)
-    with FaultCell(coordinator={"max_streams_per_connection": int(args.streams)}) as cell:
+    streams = str(int(args.streams))
+    with subprocess.Popen([*SELF, BARE, streams], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        bare = _weathered(server.stdout.readline().strip())
+        server.terminate()
+    note(f"bare: {bare}")
+    with FaultCell(coordinator={"max_streams_per_connection": int(streams)}) as cell:
         calm = _honest(cell.endpoint)
         note(f"calm: {calm}")
-        command = [sys.executable, "-m", "faults.rows.r09_cancel_storm", STORM, cell.endpoint]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as peer:
-            time.sleep(1.5)  # until it blows
-            hurt = _honest(cell.endpoint)
-            said, _ = peer.communicate(timeout=60)
-        rate = json.loads(said)["cancels_per_s"]
+        hurt = _weathered(cell.endpoint)
         with cell.client() as client:
             answer = client.complete([1, 2, 3], max_tokens=8, timeout=30)
         served = len(answer.token_ids) == 8
     value = {
-        "streams_per_connection": int(args.streams),
-        "cancels_per_s": rate,
+        "streams_per_connection": int(streams),
         **hurt,
         "calm": calm,
+        "bare": {key: bare[key] for key in ("cancels_per_s", "p50_ms", "p99_ms")},
         "generates_after": served,
     }
-    holds = served and not hurt["failed"] and hurt["p99_ms"] <= MOST_P99_MS and rate >= LEAST_RATE
+    holds = served and not hurt["failed"] and hurt["p99_ms"] <= MOST_P99_MS and hurt["cancels_per_s"] >= LEAST_RATE
     bar = f"0 failures, p99 <= {MOST_P99_MS:g} ms at >= {LEAST_RATE} cancels/s"
     return Row(9, "a storm of cancels by one peer harms nobody else", value, bar, holds).show(as_json=args.json)
+
+
+def _weathered(endpoint: str) -> dict[str, Any]:
+    """What honest calls saw in a storm, and how hard it blew."""
+    with subprocess.Popen([*SELF, STORM, endpoint], stdout=subprocess.PIPE) as peer:
+        time.sleep(1.5)  # until it blows
+        hurt = _honest(endpoint)
+        said, _ = peer.communicate(timeout=60)
+    return {**json.loads(said), **hurt}
+
+
+async def _serve_nothing(streams: int) -> None:
+    """A server of the same library that answers the method with no bytes; prints its endpoint."""
+
+    async def nothing(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return b""
+
+    service, _, method = METHOD[1:].partition("/")
+    handlers = {method: grpc.unary_unary_rpc_method_handler(nothing)}
+    server = grpc.aio.server(options=[("grpc.max_concurrent_streams", streams)])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"127.0.0.1:{port}", flush=True)
+    await server.wait_for_termination()
 
 
 def _honest(endpoint: str) -> dict[str, Any]:
