@@ -30,7 +30,7 @@ from dspark.model.language import LanguageDrafter
 from dspark.model.layout import favour_few_rows
 from dspark.model.location import locate
 from dspark.model.pairing import tokenizer_digest
-from dspark.model.target_check import check_target_config, check_target_headers, check_target_values
+from dspark.model.target_check import INTEGERS, check_target_config, check_target_headers, check_target_values
 from dspark.model.weights_file import (
     SINGLE_NAME,
     check_finite,
@@ -195,7 +195,7 @@ def load_target(
         raise CheckpointError(f"{folder}: {listed}")
     for name, tensor in model.named_parameters():
         stored = entries[name].dtype if name in entries else ""
-        if stored.startswith(("I", "U", "BOOL")):  # the library would make floats of them
+        if stored.startswith(INTEGERS):  # the library would make floats of them
             raise CheckpointError(f"{folder}: {name} holds {stored}, not floating point")
         if not finite:
             check_finite(f"{folder}: {name}", tensor)

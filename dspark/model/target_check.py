@@ -21,7 +21,7 @@ from dspark.model.weights_file import Entry, read_tensors
 
 MOST_LAYERS = 1024
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-_INTEGERS = ("I", "U", "BOOL")
+INTEGERS = ("I", "U", "BOOL")  # how such formats begin
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _ADAPTER = "adapter_config.json"  # names another checkpoint, which would be loaded in its place
 
@@ -62,7 +62,7 @@ def check_target_headers(folder: Path, entries: Mapping[str, Entry]) -> None:
         "not floating point": [
             f"{name} {entries[name].dtype}"
             for name in shared
-            if name in parameters and entries[name].dtype.startswith(_INTEGERS)
+            if name in parameters and entries[name].dtype.startswith(INTEGERS)
         ],
     }
     tied = getattr(model, "_tied_weights_keys", None) or ()

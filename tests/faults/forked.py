@@ -37,11 +37,11 @@ def forked(call: Callable[[], T], limit_s: float) -> tuple[T, float]:
 
 
 def _run(call: Callable[[], T], to: Connection) -> None:
-    before = _resident_mb("VmRSS")
+    before = _resident_mb()
     result = call()
     to.send((result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before))
 
 
-def _resident_mb(field: str) -> float:
+def _resident_mb() -> float:
     with open("/proc/self/status", encoding="ascii") as lines:
-        return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024

@@ -60,7 +60,10 @@ def attempt(role: str, source: Path, spoil: Spoil) -> Attempt:
         folder = Path(name) / "model"
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*cases*", "loss*", "*.png"))
         forked(lambda: spoil(folder) and None, PATIENCE_S)
-        made, grown_mb = forked(lambda: refusal(role, folder), PATIENCE_S)
+        try:
+            made, grown_mb = forked(lambda: refusal(role, folder), PATIENCE_S)
+        except RuntimeError as error:  # it died, or it hangs
+            made, grown_mb = Attempt(str(error), PATIENCE_S), 0.0
         size = sum(file.stat().st_size for file in Path(name).rglob("*") if file.is_file())
         return replace(made, grown_mb=grown_mb, folder_mb=size / 1e6)
 
