@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dspark.model.target import TargetTaps
 from dspark.native.layer import NativeLayer
+from dspark.native.tiles import available
 from verify_service import paged_attention
 from verify_service.cpu_kernel import QUERIES_UP_TO
 from verify_service.graphs import Graphs
@@ -73,7 +74,10 @@ class PackedRunner:
         model.set_attn_implementation(paged_attention.NAME)
         self.lean = make_lean(model) if lean else Lean()
         native = lean and NativeLayer.found(next(model.parameters())) is not None
-        self.make = f"lean {self.lean.layers}, kernel {kernel is not None}, native {native}, graphs {graphs}, layout 3"
+        self.make = (
+            f"lean {self.lean.layers}, kernel {kernel is not None}, native {native}, tiles {native and available()}, "
+            f"graphs {graphs}, layout 3"
+        )
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
         self._model, self._taps, self._kernel = model, taps, kernel

@@ -8,9 +8,11 @@ import pytest
 import torch
 import transformers
 
+from dspark.model import products
 from dspark.model.products import PACK_FROM, Product
 from dspark.model.target import TargetTaps
 from dspark.native import layer as native_layer
+from dspark.native import tiles
 from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
 from verify_service import self_test
 from verify_service.passes import PackedRunner
@@ -72,7 +74,10 @@ def test_taps_see_lean_layers() -> None:
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
 
 
-def test_every_form_of_a_product_is_the_product() -> None:
+@pytest.mark.parametrize("unit", [True, False])
+def test_every_form_of_a_product_is_the_product(unit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not unit:
+        monkeypatch.setattr(products, "available", lambda: False)
     forms = set()
     torch.manual_seed(0)
     for out, scale, bf16 in ((40, 0.1, True), (PACK_FROM // 64 + 1, 0.1, False), (40, 0.1, False), (40, 1e6, True)):
@@ -91,10 +96,11 @@ def test_every_form_of_a_product_is_the_product() -> None:
                 product.plus(x, residual), expected + residual, rtol=1e-5, atol=1e-5 * scale + 1e-5
             )
             torch.testing.assert_close(torch.cat([layer(x) for layer in layers], dim=-1), expected)
-    assert forms == {"half", "packed", "columns"}
+    assert forms == {"tiles" if unit and tiles.available() else "half", "packed", "columns"}
 
 
-def test_weights_that_fp16_would_change_are_not_read_in_fp16() -> None:
+def test_weights_that_fp16_would_change_are_not_read_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "available", lambda: False)  # a matrix unit reads bf16
     layer = torch.nn.Linear(16, 16, bias=False).requires_grad_(False)
     layer.weight.copy_(layer.weight.bfloat16())
     assert Product([layer]).form == "half"
