@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.drafting import DraftNoise
-from dspark.decoding.sampling import LawColumns, draft_distribution
+from dspark.decoding.sampling import LawColumns, draft_distribution, largest
 from dspark.decoding.shaping import Shaper, shaped_last
 from dspark.model.calibration import Bucket, Calibration, RuleName
 from dspark.model.family import Proposal
@@ -61,7 +61,7 @@ def walk(
             said = torch.stack(previous, dim=1).tolist()
             logits = shaped_last(logits, zip(said, shapers, strict=True))
         if noise is None:
-            token = logits.argmax(dim=-1)
+            token = largest(logits)
         elif noise.whole:  # no q travels, so nothing has to be cut
             token = noise.race_whole(slot, logits, columns)
         else:

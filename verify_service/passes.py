@@ -17,7 +17,7 @@ from dspark.model.target import TargetTaps
 from dspark.native.layer import NativeLayer
 from dspark.native.tiles import available
 from verify_service import paged_attention
-from verify_service.cpu_kernel import QUERIES_UP_TO
+from verify_service.cpu_kernel import queries_up_to
 from verify_service.graphs import Graphs
 from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import Lean, make_lean
@@ -81,6 +81,7 @@ class PackedRunner:
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
         self._model, self._taps, self._kernel = model, taps, kernel
+        self._queries = queries_up_to()
         # One page more than anybody is given: what is left over in a recorded pass goes there.
         self._spare_page = num_slots // page_size
         self._pool = KeyValuePool(
@@ -104,7 +105,7 @@ class PackedRunner:
         if self._kernel is None:
             return build_plan(segments, self.device)
         on_cpu, shape = self.device.type == "cpu", exact_shape(segments, self.slot_page)
-        if on_cpu and shape.queries > QUERIES_UP_TO:
+        if on_cpu and shape.queries > self._queries:
             return build_plan(segments, self.device)
         made = arrays_of(segments, shape, self.slot_page, self._spare_page)
         run = run_of(segments) if on_cpu else None

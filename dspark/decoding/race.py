@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, note, philox_array, recording
+from dspark.decoding.sampling import largest
 from dspark.types import Law, Rule
 
 NEAR_TIE = 1e-4  # a lead below this, in nats, may fall the other way on another device or in another batch
@@ -53,10 +54,7 @@ def times_of(laws: Sequence[Law], positions: Sequence[int], ids: Tensor) -> Tens
 def winners(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
     """probs and times [n, V or K], probs of any sum -> (index of the first one home [n], its lead in nats [n])."""
     pace = probs.double() / e
-    if pace.device.type == "cpu":  # numpy's search is vectorised, unlike torch's on a CPU
-        ids = torch.from_numpy(pace.numpy().argmax(axis=-1)).unsqueeze(-1)
-    else:
-        ids = pace.argmax(dim=-1, keepdim=True)
+    ids = largest(pace).unsqueeze(-1)
     first = pace.gather(-1, ids)
     if not bool(((first > 0) & (first < torch.inf)).all()):  # a pace that is not a number fails the comparison too
         raise FloatingPointError("a distribution has no mass or is not numbers")

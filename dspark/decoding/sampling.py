@@ -72,12 +72,19 @@ def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.
     )
 
 
+def largest(rows: Tensor) -> Tensor:
+    """rows [n, V] -> where the largest number of each is [n], the first of equals; the first NaN where there is one."""
+    if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(rows.numpy().argmax(axis=-1))  # a vectorised search, unlike torch's on a CPU
+    return rows.argmax(dim=-1)
+
+
 def best(logits: Tensor) -> Tensor:
     """Most likely id of each row [n], the lowest of equals. A row that is not numbers is an error."""
-    top = logits.max(dim=-1)
-    if not bool(torch.isfinite(top.values).all()):
+    ids = largest(logits)
+    if not bool(torch.isfinite(logits.gather(-1, ids.unsqueeze(-1))).all()):
         raise FloatingPointError("logits hold NaN or infinity")
-    return top.indices
+    return ids
 
 
 def distribution(logits: Tensor, laws: LawColumns) -> Tensor:
