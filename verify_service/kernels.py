@@ -50,10 +50,10 @@ def find(device: torch.device, dtype: torch.dtype, page_size: int) -> tuple[str,
 def problem(kernel: Kernel, device: torch.device, dtype: torch.dtype, page_size: int) -> str | None:
     """Why a kernel must not be used, or None: two sequences with grouped heads on pages out of order, by formula."""
     draw = torch.Generator().manual_seed(7)
-    lengths, counts, heads, kv_heads, size = (page_size + 3, 5), (3, 1), 4, 2, 64
+    lengths, counts, heads, kv_heads, size = (page_size + 3, 5), (4, 1), 4, 2, 64
     pages = -(-max(lengths) // page_size)
     tables = Tables(
-        torch.tensor([0, 3, 4], dtype=torch.int32, device=device),
+        torch.tensor([0, 4, 5], dtype=torch.int32, device=device),
         torch.tensor(lengths, dtype=torch.int32, device=device),
         torch.arange(2 * pages - 1, -1, -1, dtype=torch.int32, device=device).view(2, pages),
         max(counts),

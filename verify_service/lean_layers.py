@@ -68,7 +68,9 @@ class LeanLayer:
             q, k = attention.q_norm, attention.k_norm
             weights = [q.weight.detach()] * self._heads + [k.weight.detach()] * self._kv_heads
             self._norm = (torch.stack(weights), torch.tensor(_epsilon(q)), _epsilon(q))
-        self.copied = sum(part.copied for part in (self._qkv, self._out, self._gate_up, self._down))
+        products = (self._qkv, self._out, self._gate_up, self._down)
+        self.copied = sum(part.copied for part in products)
+        self.forms = {part.form for part in products}
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan: Plan | None = kwargs.get("dspark_plan")

@@ -32,6 +32,7 @@ class Lean:
     """What was replaced; `undo` brings the stock code back."""
 
     layers: int = 0
+    forms: set[str] = field(default_factory=set)  # of their products
     parts: list[Any] = field(default_factory=list)  # modules whose forward is not their class's
 
     def undo(self) -> None:
@@ -39,6 +40,7 @@ class Lean:
             with contextlib.suppress(AttributeError):
                 del part.forward
         self.parts.clear()
+        self.forms.clear()
         self.layers = 0
 
 
@@ -71,6 +73,7 @@ def make_lean(model: Any) -> Lean:
             layer.forward = made
             lean.parts.append(layer)
             lean.layers += 1
+            lean.forms |= made.forms
             budget -= made.copied
     if lean.layers:
         _replace_ends(model, lean, budget)

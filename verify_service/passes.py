@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dspark.model.target import TargetTaps
 from dspark.native.layer import NativeLayer
-from dspark.native.tiles import available
 from verify_service import paged_attention
 from verify_service.cpu_kernel import queries_up_to
 from verify_service.graphs import Graphs
@@ -75,8 +74,8 @@ class PackedRunner:
         self.lean = make_lean(model) if lean else Lean()
         native = lean and NativeLayer.found(next(model.parameters())) is not None
         self.make = (
-            f"lean {self.lean.layers}, kernel {kernel is not None}, native {native}, tiles {native and available()}, "
-            f"graphs {graphs}, layout 3"
+            f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, kernel {kernel is not None}, "
+            f"native {native}, graphs {graphs}, layout 3"
         )
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row

@@ -75,7 +75,7 @@ def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.
 def largest(rows: Tensor) -> Tensor:
     """rows [n, V] -> where the largest number of each is [n], the first of equals; the first NaN where there is one."""
     if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(rows.numpy().argmax(axis=-1))  # a vectorised search, unlike torch's on a CPU
+        return torch.as_tensor(rows.detach().numpy().argmax(axis=-1))  # a vectorised search, unlike torch's on a CPU
     return rows.argmax(dim=-1)
 
 

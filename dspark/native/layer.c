@@ -5,7 +5,7 @@
 
 #include "vectors.h"
 
-/* To be raised whenever the arguments of a function here or in attention.c change. */
+/* To be raised whenever the arguments of a function here, in attention.c or in products.c change. */
 int dspark_interface(void) { return 3; }
 
 /* 1 / sqrt(mean of squares + eps) */

@@ -2,7 +2,8 @@
 
    The unit multiplies bf16 and sums in fp32. Every number of a row is cut into three bf16 pieces that sum up to it
    (8 bits of 24 each), so that the products are those of fp32 and only the order of the sums differs: never by how many
-   rows there are. Called by address: dspark/native/tiles.py says what the arguments are.
+   rows there are. Numbers and pieces below 2^-126 count as zero. Called by address: dspark/native/tiles.py says what the
+   arguments are.
 
    A tile is 1 KiB: of a weight 16 outputs x 32 inputs, pairs of inputs side by side; of a piece 16 rows x 32 inputs. */
 
@@ -38,6 +39,7 @@ void dspark_tiles_pack(uint16_t *to, const float *weight, int outs, int ins) {
     }
 }
 
+#ifdef HAVE_TILES
 /* rows [count, ins] into tiles [count / 16, ins / 32, piece], smallest piece first, zeros beyond the inputs. */
 WIDEST static void cut(uint16_t *restrict to, const float *restrict rows, int count, int ins) {
     const int64_t deep = up(ins, DEEP) / DEEP;
@@ -58,7 +60,8 @@ WIDEST static void cut(uint16_t *restrict to, const float *restrict rows, int co
     }
 }
 
-#ifdef HAVE_TILES
+/* Compilers are not told what instructions on tiles read: everything is written before them. */
+#define SETTLED(what) __asm__ volatile("" : : "r"(what) : "memory")
 #define TILED __attribute__((target("amx-tile,amx-bf16")))
 enum { AHEAD = 8, ASK = 0x1023, TILE_DATA = 18 }; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA) */
 
@@ -76,6 +79,7 @@ TILED static void take_shape(int upper, int lower) {
     struct shape shape = { .palette = 1 };
     const int rows[8] = { upper, upper, lower, lower, upper, lower, ROWS, ROWS };
     for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = (uint8_t)rows[i];
+    SETTLED(&shape);
     _tile_loadconfig(&shape);
 }
 
@@ -89,6 +93,7 @@ TILED INLINE void block(float *out, int64_t wide, const uint16_t *rows, const ui
                         int both) {
     const uint16_t *below = rows + deep * PIECES * TILE;
     const int64_t stride = wide * (int64_t)sizeof(float);
+    SETTLED(out);
     if (adds) {
         _tile_loadd(0, out, stride);
         _tile_loadd(1, out + ROWS, stride);
@@ -155,8 +160,8 @@ TILED static void multiply_some(void *arg) {
     if (upper) _tile_release();
 }
 
-/* rows [count, ins] by a packed weight into out [count, outs], or added to what is there. `space` holds `most` rows in pieces; more are taken by
-   turns. `parallel`, of the OpenMP runtime that torch uses, has so many threads do the work; without it one does. */
+/* rows [count, ins] by a packed weight into out [count, outs], or added to what is there. `space` holds `most` rows in
+   pieces; more are taken by turns. `parallel`, of the OpenMP runtime that torch uses, has so many threads do the work; without it one does. */
 void dspark_tiles_multiply(float *out, const float *rows, const uint16_t *weight, uint16_t *space, int count, int ins,
                            int outs, int most, int adds,
                            void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int threads) {

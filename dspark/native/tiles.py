@@ -55,7 +55,7 @@ class Tiles:
     def _into(self, out: Tensor, x: Tensor, *, adds: bool) -> Tensor:
         count = x.numel() // self.ins
         fits = x.dtype == out.dtype == torch.float32 and x.device.type == out.device.type == "cpu"
-        if not fits or x.shape[-1] != self.ins or out.numel() != count * self.outs:
+        if not fits or x.shape[-1] != self.ins or out.shape != (*x.shape[:-1], self.outs):
             raise NotImplementedError("these tensors are not of the form that the kernels for CPUs read")
         x = x.contiguous()
         most = min(-(-count // ROWS) * ROWS, MOST_ROWS)
@@ -68,10 +68,13 @@ class Tiles:
 
 
 def exact(weight: Tensor) -> bool:
-    """Whether it is fp32 on the CPU, and bf16 holds its numbers."""
+    """Whether it is fp32 on the CPU, and the unit takes its numbers as they are: finite ones that bf16 holds, none so
+    small that it would read zero."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.dim() != 2 or not weight.numel():
         return False
-    return bool((weight.to(torch.bfloat16).float() == weight).all())  # not where it is NaN
+    size = weight.abs()
+    taken = (size == 0.0) | ((size >= torch.finfo(torch.float32).tiny) & (size < torch.inf))
+    return bool((taken & (weight.to(torch.bfloat16) == weight)).all())
 
 
 @functools.cache
@@ -88,12 +91,13 @@ def available() -> bool:
     if _permitted() is None:
         return False
     draw = torch.Generator().manual_seed(3)
-    weight = torch.randn(70, 40, generator=draw).to(torch.bfloat16).float()
     made, right = [], []
-    for rows in (1, 17, MOST_ROWS + 3):
-        x, other = torch.randn(rows, 40, generator=draw), torch.randn(rows, 70, generator=draw)
-        right.append(linear(x, weight) + other)
-        made.append(Tiles(weight).plus(x, other))
+    for outs, ins, rows in ((70, 40, 1), (70, 40, 17), (70, 40, MOST_ROWS + 3), (1040, 64, 33)):  # the last is shared
+        weight = torch.randn(outs, ins, generator=draw).to(torch.bfloat16).float()
+        x, other = torch.randn(rows, ins, generator=draw), torch.randn(rows, outs, generator=draw)
+        product, alone = Tiles(weight), linear(x, weight)
+        right += [alone, alone + other]
+        made += [product(x), product.plus(x, other)]
     if all(torch.allclose(one, two, atol=1e-4) for one, two in zip(made, right, strict=True)):
         return True
     log.warning("native.tiles_not_used", reason="a trial came out wrong")

@@ -73,6 +73,8 @@ def test_other_forms_are_refused() -> None:
             product(x)
     with pytest.raises(NotImplementedError):
         product.plus(torch.zeros(2, 64), torch.zeros(3, 40))
+    with pytest.raises(NotImplementedError):
+        product.plus(torch.zeros(2, 64), torch.zeros(40, 2))
     with pytest.raises(ValueError, match="matrix unit"):
         Tiles(weight_of(40, 64) + 1e-3)
 
@@ -82,11 +84,17 @@ def test_only_weights_that_bf16_holds_count() -> None:
     assert exact(weight)
     for changed in (weight.bfloat16(), weight.double(), weight[0], weight[:0], weight.where(weight < 9, weight * 0)):
         assert exact(changed) is (changed.dtype == torch.float32 and changed.dim() == 2 and changed.numel() > 0)
-    for number in (0.1, float("nan")):
+    for number in (
+        0.1,
+        float("nan"),
+        float("inf"),
+        1e-39,
+    ):  # bf16 holds infinity and small numbers, the unit loses them
         weight[3, 3] = number
         assert not exact(weight)
 
 
+@needs_unit
 def test_where_the_trial_comes_out_wrong_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     available.cache_clear()
     try:

@@ -73,14 +73,17 @@ def test_how_many_threads_share_the_work_changes_no_bit() -> None:
 
 
 @needs_kernels
-def test_large_scores_do_not_overflow() -> None:
-    at = Tables(torch.tensor([0, 1]).int(), torch.tensor([3]).int(), torch.tensor([[0]]).int(), 1, 16)
-    query, keys = torch.full((1, 1, 8), 100.0), torch.zeros(1, 16, 1, 8)
+@pytest.mark.parametrize("queries", [1, 8])  # more than a few lie side by side in registers
+def test_large_scores_do_not_overflow(queries: int) -> None:
+    at = Tables(
+        torch.tensor([0, queries]).int(), torch.tensor([queries + 2]).int(), torch.tensor([[0]]).int(), queries, 16
+    )
+    query, keys = torch.full((queries, 1, 8), 100.0), torch.zeros(1, 16, 1, 8)
     keys[0, 1] = 100.0
     values = torch.arange(16.0).view(1, 16, 1, 1).expand(1, 16, 1, 8).contiguous()
     kernel = cpu_kernel.cpu_kernel()
     assert kernel is not None
-    assert torch.equal(kernel(query, keys, values, at, None, None), torch.ones(1, 1, 8))
+    assert torch.equal(kernel(query, keys, values, at, None, None), torch.ones(queries, 1, 8))
 
 
 @needs_kernels
