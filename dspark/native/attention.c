@@ -24,18 +24,25 @@ INLINE void fetch(const float *row, int floats) {
     for (int d = 0; d < floats; d += 16) __builtin_prefetch(row + d);
 }
 
+struct stretch { const float *keys, *next; int stop; }; /* keys of one page, what comes after them, and where they end */
+
+/* The page of key j; both pointers are to be moved by the number of a key. After the last keys come the first values. */
+INLINE struct stretch stretch_of(struct pages at, struct span span, int j) {
+    int page = j / at.size, stop = (page + 1) * at.size < span.last ? (page + 1) * at.size : span.last;
+    int64_t back = (int64_t)page * at.size * at.slot;
+    const float *next = stop < span.last ? at.k + at.table[page + 1] * at.page
+                                         : at.v + at.table[span.first / at.size] * at.page;
+    return (struct stretch){at.k + at.table[page] * at.page - back, next - back, stop};
+}
+
 /* weights[r, j] = q[r] . k[j] for all query rows r of one key-value head. */
 INLINE void score(struct rows q, struct pages at, struct span span, float *weights, const int size) {
     int keys = span.last - span.first;
     for (int j = span.first; j < span.last;) {
-        int page = j / at.size, stop = (page + 1) * at.size < span.last ? (page + 1) * at.size : span.last;
-        const float *here = at.k + at.table[page] * at.page - (int64_t)page * at.size * at.slot;
-        const float *next = stop < span.last ? at.k + at.table[page + 1] * at.page
-                                             : at.v + at.table[span.first / at.size] * at.page;
-        next -= (int64_t)page * at.size * at.slot;
-        for (; j < stop; j++) {
-            const float *restrict key = here + j * at.slot;
-            fetch(next + j * at.slot, size);
+        struct stretch here = stretch_of(at, span, j);
+        for (; j < here.stop; j++) {
+            const float *restrict key = here.keys + j * at.slot;
+            fetch(here.next + j * at.slot, size);
             float *to = weights + j - span.first;
             for (int i = 0; i < span.queries; i++) {
                 for (int h = 0; h < span.ratio; h++, to += keys) {
@@ -147,17 +154,13 @@ LANED INLINE void attend_lanes(struct rows out, struct rows q, struct pages at, 
     const lanes none = _mm512_set1_ps(-3e38f), start = _mm512_loadu_ps(starts), stop = _mm512_loadu_ps(stops);
     lanes most = none, sum = _mm512_setzero_ps(); /* of the keys from start to stop, which a row sees */
     for (int j = span.first; j < span.last;) {
-        int page = j / at.size, end = (page + 1) * at.size < span.last ? (page + 1) * at.size : span.last;
-        const float *here = at.k + at.table[page] * at.page - (int64_t)page * at.size * at.slot;
-        const float *next = end < span.last ? at.k + at.table[page + 1] * at.page
-                                            : at.v + at.table[span.first / at.size] * at.page;
-        next -= (int64_t)page * at.size * at.slot;
-        while (j < end) {
+        struct stretch here = stretch_of(at, span, j);
+        while (j < here.stop) {
             lanes sums[KEYS];
-            int some = j + KEYS <= end ? KEYS : 1;
-            for (int i = 0; i < some; i++) fetch(next + (j + i) * at.slot, size);
-            if (some == KEYS) score_lanes(sums, space, here + j * at.slot, at.slot, size);
-            else score_one(sums, space, here + j * at.slot, size);
+            int some = j + KEYS <= here.stop ? KEYS : 1;
+            for (int i = 0; i < some; i++) fetch(here.next + (j + i) * at.slot, size);
+            if (some == KEYS) score_lanes(sums, space, here.keys + j * at.slot, at.slot, size);
+            else score_one(sums, space, here.keys + j * at.slot, size);
             for (int i = 0; i < some; i++, j++) {
                 lanes key = _mm512_set1_ps((float)(j - span.first));
                 __mmask16 seen = _mm512_cmp_ps_mask(key, stop, _CMP_LT_OS) & _mm512_cmp_ps_mask(key, start, _CMP_GE_OS);

@@ -161,7 +161,8 @@ TILED static void multiply_some(void *arg) {
 }
 
 /* rows [count, ins] by a packed weight into out [count, outs], or added to what is there. `space` holds `most` rows in
-   pieces; more are taken by turns. `parallel`, of the OpenMP runtime that torch uses, has so many threads do the work; without it one does. */
+   pieces; more are taken by turns. `parallel`, of the OpenMP runtime that torch uses, has so many threads do the work;
+   without it one does. */
 void dspark_tiles_multiply(float *out, const float *rows, const uint16_t *weight, uint16_t *space, int count, int ins,
                            int outs, int most, int adds,
                            void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int threads) {
