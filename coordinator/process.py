@@ -49,6 +49,7 @@ log = structlog.get_logger("dspark.coordinator")
 
 CONTROL = "dspark.wire.v1.Control"
 SPARE_STREAMS = 256  # of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
+LAST_CALLS_S = 0.2  # who asks again right after the last answer is refused in words, not cut by the server's end
 LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
 
 
@@ -79,6 +80,7 @@ class CoordinatorProcess:
         await self._server.set_serving(False)
         await self.admission.emptied(grace_s)
         self.admission.cut_all()
+        await asyncio.sleep(min(grace_s, LAST_CALLS_S))
         await self._server.drain(min(grace_s, LAST_WRITES_S))
         if self._http is not None:
             await self._http.stop(min(grace_s, LAST_WRITES_S))

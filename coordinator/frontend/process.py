@@ -27,6 +27,7 @@ from dspark.wire.v1 import frontend_pb2, generate_pb2_grpc
 log = structlog.get_logger("dspark.frontend")
 
 MOST_INTERVAL_MS = 10_000.0
+LAST_CALLS_S = 0.2  # who asks again right after the last answer is refused in words, not cut by the server's end
 LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
 
 
@@ -54,6 +55,7 @@ class FrontendProcess:
         await self._server.set_serving(False)
         await self.cell.emptied(grace_s)
         self.cell.cut_all("the front end stops")
+        await asyncio.sleep(min(grace_s, LAST_CALLS_S))
         await self._server.drain(min(grace_s, LAST_WRITES_S))
         if self._http is not None:
             await self._http.stop(min(grace_s, LAST_WRITES_S))

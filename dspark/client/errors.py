@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 RETRY_AFTER_S = 1.0  # for a server that gives no hint
+ENDED_HERE = ("Locally cancelled by application!", "Channel closed!")  # as gRPC puts it for its own side
 
 
 class Cancelled(DsparkError):
@@ -65,5 +66,7 @@ def read_error(error: Any, endpoint: str) -> DsparkError:
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return Denied(f"{endpoint} refused the credentials: {details}")
     if code is grpc.StatusCode.CANCELLED:
-        return Cancelled("the call was cancelled")
+        if any(words in details for words in ENDED_HERE):
+            return Cancelled("the call was cancelled")
+        return Unavailable(f"{endpoint} ended the call")  # what a server that stops does to calls it has not yet read
     return ServerError(f"{endpoint} failed: {details or code.name}")

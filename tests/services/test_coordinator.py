@@ -385,6 +385,26 @@ async def test_draining_flips_health_first_and_lets_streams_finish(cell: Cell, p
     await asyncio.wait_for(stopping, 5)
 
 
+async def test_who_asks_again_while_it_drains_is_refused_in_words(cell: Cell) -> None:
+    """Also who asks in the moment in which the last answer ends, and with it the server."""
+    coordinator = await cell.whole()
+    answers: list[Answer] = []
+
+    async def ask() -> tuple[grpc.StatusCode, str]:
+        stub = cell.stub(coordinator)
+        try:
+            while True:
+                answers.append(await answer(stub, request(PROMPTS[0], 40)))
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details()
+
+    asking = [asyncio.ensure_future(ask()) for _ in range(4)]
+    await until(lambda: len(answers) >= 4)
+    await coordinator.stop(20.0)
+    refused = {(grpc.StatusCode.UNAVAILABLE, "the coordinator is draining; try another one")}
+    assert set(await asyncio.gather(*asking)) == refused
+
+
 async def test_a_cell_without_drafters_decodes_plainly(cell: Cell, plain: Any) -> None:
     coordinator = await cell.coordinator([await cell.verifier()])
     each = await answer(cell.stub(coordinator), request(PROMPTS[2]))

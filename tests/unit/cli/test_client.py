@@ -14,6 +14,7 @@ import pytest
 
 from dspark.client import (
     AsyncClient,
+    Cancelled,
     Chunk,
     Client,
     DeadlineExceeded,
@@ -58,6 +59,8 @@ class Counter(generate_pb2_grpc.GenerationServicer):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "starting")
             case "stranger":
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+            case "cut":
+                context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
             case "bug":
                 context.abort(grpc.StatusCode.INTERNAL, "internal error, reference 12ab")
         first = request.tokenized.input_ids[0]
@@ -223,6 +226,23 @@ def test_the_timeout_is_the_deadline(service: tuple[Counter, str]) -> None:
     with Client(service[1]) as client, pytest.raises(DeadlineExceeded):
         client.complete([1], max_tokens=10_000, request_id="slow-late", timeout=0.2)
     _wait_ended(service[0], "slow-late")
+
+
+def test_a_call_ended_by_the_server_is_unavailable_and_one_ended_here_is_cancelled(
+    service: tuple[Counter, str],
+) -> None:
+    with Client(service[1]) as client:
+        with pytest.raises(Unavailable, match=f"{service[1]} ended the call"):
+            client.complete([1], max_tokens=1, request_id="cut")
+        stream = client.generate([1], max_tokens=1000, request_id="slow-closed")
+        next(stream)
+        stream.close()
+        with pytest.raises(Cancelled):
+            list(stream)
+        stream = client.generate([1], max_tokens=1000, request_id="slow-channel")
+        next(stream)
+    with pytest.raises(Cancelled):
+        list(stream)
 
 
 def test_nobody_listening_is_unavailable() -> None:
