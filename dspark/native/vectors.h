@@ -1,6 +1,8 @@
 /* What the kernels share. Loops are written so that compilers turn them into vectors; which instructions those are is
    decided when the library is loaded, by what the processor has. */
 
+#pragma once
+
 #include <stdint.h>
 
 #if defined(__x86_64__) && defined(__GNUC__) && defined(__gnu_linux__)
