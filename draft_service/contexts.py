@@ -19,7 +19,7 @@ from torch import Tensor
 from draft_service.interface import Rows as Rows
 from draft_service.ledger import Context, Ledger
 from dspark.decoding.shaping import Shaper
-from dspark.model.family import ContextTokens, Drafter, Entries
+from dspark.model.family import ContextTokens, Drafter, Entries, PagedEntries
 from dspark.model.scratch import Scratch
 from dspark.types import Law, Refusal
 
@@ -56,6 +56,8 @@ class ContextStore(Ledger[DraftContext]):
         self._values = torch.empty(size, dtype=self._dtype, device=self._device)
         self._keys[:, slots], self._values[:, slots] = 0.0, 0.0
         width = drafter.width if self.in_order else 0
+        paged = (layers, self.pages.total, page_size, kv_heads, head_dim)
+        self._paged = [pool[:, :slots].view(paged) for pool in (self._keys, self._values)]
         self._rows = torch.empty(slots, width, dtype=self._dtype, device=self._device)
         self._token_ids = np.zeros(slots, np.int64)
         self._scratch = Scratch()
@@ -101,6 +103,17 @@ class ContextStore(Ledger[DraftContext]):
             lone = next((one for one in behind if one.made == 0 or one.watermark - one.made > PASS_TOKENS // 8), None)
             self._make_next([lone] if lone is not None else behind)
             behind = [context for context in behind if context.made < context.watermark]
+
+    def paged(self, members: Sequence[tuple[int, int]]) -> PagedEntries:
+        """(sequence, entries) of n members, where they are kept."""
+        size = self.pages.page_size
+        longest = max(count for _, count in members)
+        blocks = np.zeros((len(members), self.pages.pages_for(longest)), np.int32)
+        for row, (sequence, count) in zip(blocks, members, strict=True):
+            firsts = self.pages.slots(sequence, 0, count)[::size]
+            row[: len(firsts)] = np.asarray(firsts) // size
+        lengths = torch.tensor([count for _, count in members], dtype=torch.int32)
+        return PagedEntries(self._paged[0], self._paged[1], torch.from_numpy(blocks), lengths, longest)
 
     def entries(self, members: Sequence[tuple[int, int]], room: int = 0) -> Entries:
         """(sequence, entries) of n members, padded to the longest and by `room` more; a lone run is a view without.

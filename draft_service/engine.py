@@ -20,7 +20,7 @@ from draft_service.loading import load_parts
 from draft_service.walk import walk
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.model.calibration import Calibration
-from dspark.model.family import Drafter
+from dspark.model.family import Drafter, Proposal
 from dspark.pages import Held
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
 from dspark.wire import tensors
@@ -202,13 +202,7 @@ class DraftEngine:
                 [[item.anchor for item in items], [item.cursor.anchor_position for item in items]], dtype=torch.int64
             )
             facts = facts.to(self.device) if self.device.type != "cpu" else facts
-            proposal = self.drafter.propose(
-                anchor_ids=facts[0],
-                anchor_positions=facts[1],
-                context=self._contexts.entries(members, self.drafter.room(slots)),
-                last_rows=self._contexts.rows_at(members) if self._lag else None,
-                slots=slots,
-            )
+            proposal = self._propose(facts, members, slots)
             drawn = walk(
                 proposal,
                 self._calibration,
@@ -234,6 +228,20 @@ class DraftEngine:
                 )
             )
         return blocks
+
+    def _propose(self, facts: torch.Tensor, members: Sequence[tuple[int, int]], slots: int) -> Proposal:
+        """facts [2, n]: anchors and their positions; members: whose context, and how many of its entries."""
+        anchors, positions = facts
+        if (over_pages := self.drafter.propose_over_pages) is not None:
+            paged = self._contexts.paged(members)
+            return over_pages(anchor_ids=anchors, anchor_positions=positions, context=paged, slots=slots)
+        return self.drafter.propose(
+            anchor_ids=anchors,
+            anchor_positions=positions,
+            context=self._contexts.entries(members, self.drafter.room(slots)),
+            last_rows=self._contexts.rows_at(members) if self._lag else None,
+            slots=slots,
+        )
 
     def _shapers(self, items: list[DraftItem]) -> list[Shaper | None] | None:
         """What the laws make of logits after the rows that count, the anchor not among them; None when nothing."""

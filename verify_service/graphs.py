@@ -14,9 +14,10 @@ import structlog
 import torch
 from torch import Tensor
 
+from dspark.native.attention import Tables
 from verify_service.paged_plan import Arrays, Shape, arrays_of
 from verify_service.plan import Plan, Segment
-from verify_service.varlen import Kernel, Tables
+from verify_service.varlen import Kernel
 
 log = structlog.get_logger("dspark.verify")
 

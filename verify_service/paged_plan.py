@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dspark.native.attention import Tables
 from verify_service.plan import Plan, Segment
-from verify_service.varlen import Kernel, Tables
+from verify_service.varlen import Kernel
 
 Ints = npt.NDArray[np.int64]
 

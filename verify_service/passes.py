@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dspark.model.target import TargetTaps
+from dspark.native.attention import queries_up_to
 from dspark.native.layer import NativeLayer
 from verify_service import paged_attention
-from verify_service.cpu_kernel import queries_up_to
 from verify_service.graphs import Graphs
 from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import Lean, make_lean
@@ -75,7 +75,7 @@ class PackedRunner:
         native = lean and NativeLayer.found(next(model.parameters())) is not None
         self.make = (
             f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, kernel {kernel is not None}, "
-            f"native {native}, graphs {graphs}, layout 3"
+            f"native {native}, graphs {graphs}, layout 4"
         )
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row

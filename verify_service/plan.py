@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dspark.native.attention import Tables
 from verify_service.page_pool import Slots
-from verify_service.varlen import Kernel, Tables
+from verify_service.varlen import Kernel
 
 Indices = npt.NDArray[np.int64]
 

@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dspark.native.attention import Tables
+
 _NEEDED = {"scale", "window_size", "enable_gqa", "seqused_k", "block_table"}
-
-
-class Tables(NamedTuple):
-    """Who is in a pass, as such kernels want it."""
-
-    cu_q: Tensor  # int32 [N + 1]: first token of each sequence, then T
-    used_k: Tensor  # int32 [N]: keys of each sequence, new ones included
-    blocks: Tensor  # int32 [N, P]: its pages
-    max_q: int
-    max_k: int
 
 
 # (query [T, Hq, D], keys and values [pages, page_size, Hkv, D], tables, scale, window) -> [T, Hq, D]

@@ -12,20 +12,27 @@ L draft layers, hd head size, Hkv key-value heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dspark.model import block_mask
+from dspark.model.attention import Attention, Projected
 from dspark.model.confidence import ConfidenceHead
 from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
-from dspark.model.family import ContextTokens, Entries, Needs
+from dspark.model.family import ContextTokens, Entries, Needs, PagedEntries
 from dspark.model.layer import DraftLayer, build_layer
 from dspark.model.markov import SequentialHead, build_head
 from dspark.model.rotary import RotaryTable
 from dspark.model.vocabulary import VocabularyEnds
+from dspark.native.attention import PagedAttention, Tables
+
+# Of one layer: its number, its attention, what the block's rows are to it -> [n, k, H].
+Attend = Callable[[int, Attention, Projected], Tensor]
 
 
 class BlockOutput(NamedTuple):
@@ -67,6 +74,10 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
             layer.serve()
         self.markov_head.serve()
         self._serve_head()
+        like = self.embed_tokens.weight
+        kernel = PagedAttention.for_blocks() if like.device.type == "cpu" and like.dtype == torch.float32 else None
+        if kernel is not None:
+            self.propose_over_pages = partial(self._over_pages, kernel)
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
         """A row alone makes an entry: any order, any number at once."""
@@ -135,17 +146,47 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
             if not beside:
                 context_k, context_v = context_k[:, :, :longest], context_v[:, :, :longest]
             mask = block_mask.for_padded_context(context_len, longest, size)
-        hidden, angles = self._block_inputs(anchor_ids, anchor_positions, size)
-        for layer, key, value in zip(self._draft_layers(), context_k, context_v, strict=True):
-            attention = layer.self_attn
-            query, own_k, own_v = attention.project(layer.input_layernorm(hidden), angles)
+
+        def attend(layer: int, attention: Attention, block: Projected) -> Tensor:
+            key, value = context_k[layer], context_v[layer]
             if beside:
-                key[:, longest:], value[:, longest:] = own_k, own_v
+                key[:, longest:], value[:, longest:] = block.key, block.value
             else:
-                key, value = torch.cat((key, own_k), dim=1), torch.cat((value, own_v), dim=1)
-            hidden = layer.after(hidden, attention.attend(query, key, value, mask))
+                key, value = torch.cat((key, block.key), dim=1), torch.cat((value, block.value), dim=1)
+            return attention.attend(block.query, key, value, mask)
+
+        return self._block(anchor_ids, anchor_positions, size, attend)[:, -slots:]
+
+    def _over_pages(
+        self,
+        kernel: PagedAttention,
+        *,
+        anchor_ids: Tensor,
+        anchor_positions: Tensor,
+        context: PagedEntries,
+        slots: int,
+    ) -> BlockProposal:
+        """`propose` of entries where they are kept."""
+        n, size = len(anchor_ids), self.room(slots)
+        first = torch.arange(0, n * size + 1, size, dtype=torch.int32)
+        tables = Tables(first, context.lengths, context.blocks, size, context.longest)
+
+        def attend(layer: int, attention: Attention, block: Projected) -> Tensor:
+            query, *own = (part.flatten(0, 1) for part in block)
+            keys, values = context.keys[layer], context.values[layer]
+            out = kernel(query, keys, values, tables, attention.scale, own=(own[0], own[1]))
+            return attention.output(out.view(n, size, -1))
+
+        return BlockProposal(self, self._block(anchor_ids, anchor_positions, size, attend)[:, -slots:])
+
+    def _block(self, anchor_ids: Tensor, anchor_positions: Tensor, size: int, attend: Attend) -> Tensor:
+        """The layers, whatever reads the context: [n, size, H] after the final norm."""
+        hidden, angles = self._block_inputs(anchor_ids, anchor_positions, size)
+        for index, layer in enumerate(self._draft_layers()):
+            block = layer.self_attn.project(layer.input_layernorm(hidden), angles)
+            hidden = layer.after(hidden, attend(index, layer.self_attn, block))
         out: Tensor = self.norm(hidden)
-        return out[:, -slots:]
+        return out
 
     def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
         """hidden [..., k, H], previous_ids [..., k] (anchor first) -> [..., k], or None."""

@@ -71,6 +71,16 @@ class Entries(NamedTuple):
     room: int = 0  # of S, the last so many are padding of every sequence that whoever reads may write to
 
 
+class PagedEntries(NamedTuple):
+    """Entries of n sequences where they are kept, for drafters that read them there."""
+
+    keys: Tensor  # [L, pages, page size, Hkv, hd], normed and rotated
+    values: Tensor  # [L, pages, page size, Hkv, hd]
+    blocks: Tensor  # [n, P] int32, the pages of each sequence
+    lengths: Tensor  # [n] int32, entries that count
+    longest: int  # of the lengths
+
+
 class Proposal(Protocol):
     """One block for each of n sequences, walked slot by slot. A drafter may compute ahead or as it goes."""
 
@@ -85,6 +95,14 @@ class Proposal(Protocol):
         """[n, k, H] of the k slots stepped so far, after the final norm."""
 
 
+class OverPages(Protocol):
+    """`Drafter.propose` without a copy of the context."""
+
+    def __call__(
+        self, *, anchor_ids: Tensor, anchor_positions: Tensor, context: PagedEntries, slots: int
+    ) -> Proposal: ...
+
+
 class Drafter(Projection, ABC):
     """A drafter of any family; `config` says which. Projects as its `Projection` does, ingests, proposes."""
 
@@ -92,6 +110,7 @@ class Drafter(Projection, ABC):
     config: DrafterConfig
     embed_tokens: nn.Embedding
     lm_head: nn.Linear
+    propose_over_pages: OverPages | None = None  # once it serves, where it can
     draft_vocabulary: DraftVocabulary | None  # of a head that says fewer tokens than the target
 
     @property

@@ -5,32 +5,49 @@
 #include "vectors.h"
 
 struct rows { float *at; int64_t row, head; };            /* of queries, or of outputs */
-struct span { int first, last, queries, ratio, window; }; /* keys anybody sees, and who looks at them */
+/* Keys anybody sees, and who looks at them: each query those up to its own, or all of them all. */
+struct span { int first, last, queries, ratio, window, all; };
+/* Rows of `last - paged` more keys and values may follow those in pages: the queries' own, which lie by themselves. */
 struct pages {
     const float *k, *v;
     int64_t page, slot;
     const int32_t *table;
-    int size;
+    int size, paged;
+    const float *own_k, *own_v;
+    int64_t own_slot;
     const float *then; /* what is read after the last value */
 };
 
-/* Rows of one page, what comes after them, and where they end. Both pointers are to be moved by the number of a row. */
-struct stretch { const float *rows, *next; int stop; };
+/* Rows of one page, what comes after them, and where they end. Pointers are to be moved by the number of a row. */
+struct stretch { const float *rows, *next; int64_t slot; int stop; };
 
-INLINE struct stretch stretch_of(struct pages at, struct span span, int j, const float *pool, const float *then) {
-    int page = j / at.size, stop = (page + 1) * at.size < span.last ? (page + 1) * at.size : span.last;
+INLINE struct stretch stretch_of(struct pages at, struct span span, int j, const float *pool, const float *own,
+                                 const float *then) {
+    if (j >= at.paged) {
+        const float *rows = own - at.paged * at.own_slot;
+        return (struct stretch){rows, rows, at.own_slot, span.last};
+    }
+    int page = j / at.size, stop = (page + 1) * at.size < at.paged ? (page + 1) * at.size : at.paged;
     int64_t back = (int64_t)page * at.size * at.slot;
-    const float *next = stop < span.last ? pool + at.table[page + 1] * at.page : then;
-    return (struct stretch){pool + at.table[page] * at.page - back, next - back, stop};
+    const float *next = stop < at.paged ? pool + at.table[page + 1] * at.page : then;
+    return (struct stretch){pool + at.table[page] * at.page - back, next - back, at.slot, stop};
 }
 
 /* From key j on; after the last keys come the first values. */
 INLINE struct stretch keys_of(struct pages at, struct span span, int j) {
-    return stretch_of(at, span, j, at.k, at.v + at.table[span.first / at.size] * at.page);
+    return stretch_of(at, span, j, at.k, at.own_k, at.v + at.table[span.first / at.size] * at.page);
 }
 
 INLINE struct stretch values_of(struct pages at, struct span span, int j) {
-    return stretch_of(at, span, j, at.v, at.then);
+    return stretch_of(at, span, j, at.v, at.own_v, at.then);
+}
+
+/* The keys from start to stop, counted from the first, are those that row r sees. */
+struct seen { int start, stop; };
+
+INLINE struct seen seen_by(struct span span, int r) {
+    int keys = span.last - span.first, stop = span.all ? keys : keys - span.queries + r / span.ratio + 1;
+    return (struct seen){span.window > 0 && stop > span.window ? stop - span.window : 0, stop};
 }
 
 /* What comes next is fetched meanwhile: pages lie anywhere, so no hardware foresees them. */

@@ -104,8 +104,8 @@ WIDE INLINE void score_wide(const float *q, struct pages at, struct span span, f
             const float *key[KEY_BLOCK];
             for (int i = 0; i < KEY_BLOCK; i++) {
                 int row = j + i < stop ? j + i : stop - 1;
-                key[i] = here.rows + row * at.slot;
-                fetch(here.next + row * at.slot, size);
+                key[i] = here.rows + row * here.slot;
+                fetch(here.next + row * here.slot, size);
             }
             float *to = weights + j - span.first;
             int r = 0;
@@ -128,16 +128,16 @@ WIDE INLINE void score_wide(const float *q, struct pages at, struct span span, f
     }
 }
 
-/* Softmax of the keys from start to stop, which the row sees; zero for the others. */
-WIDE INLINE void normalise_wide(float *row, int keys, int start, int stop) {
+/* Softmax of the keys that the row sees; zero for the others. */
+WIDE INLINE void normalise_wide(float *row, int keys, struct seen by) {
     wide most = _mm512_set1_ps(-3e38f), sum = _mm512_setzero_ps();
     for (int j = 0; j < keys; j += LANES) {
-        __mmask16 seen = lanes_below(stop - j) & (__mmask16)~lanes_below(start - j);
+        __mmask16 seen = lanes_below(by.stop - j) & (__mmask16)~lanes_below(by.start - j);
         most = _mm512_mask_max_ps(most, seen, most, _mm512_loadu_ps(row + j));
     }
     most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
     for (int j = 0; j < keys; j += LANES) {
-        __mmask16 seen = lanes_below(stop - j) & (__mmask16)~lanes_below(start - j);
+        __mmask16 seen = lanes_below(by.stop - j) & (__mmask16)~lanes_below(by.start - j);
         wide weight = _mm512_maskz_mov_ps(seen, exp_wide(_mm512_loadu_ps(row + j) - most));
         _mm512_storeu_ps(row + j, weight);
         sum += weight;
@@ -180,8 +180,8 @@ WIDE INLINE void weigh_wide(struct rows out, struct pages at, struct span span, 
             struct stretch here = values_of(at, span, j);
             const float *weight = weights - span.first;
             for (; j < here.stop; j++) {
-                struct quad value = quad_load(here.rows + j * at.slot + from, size % 64 ? size - from : 64);
-                if (r == 0) fetch(here.next + j * at.slot + from, size - from < 64 ? size - from : 64);
+                struct quad value = quad_load(here.rows + j * here.slot + from, size % 64 ? size - from : 64);
+                if (r == 0) fetch(here.next + j * here.slot + from, size - from < 64 ? size - from : 64);
                 w = quad_add(w, weight[j], value);
                 x = quad_add(x, weight[step + j], value);
                 if (count == 2) continue;
@@ -207,11 +207,7 @@ WIDE INLINE void attend_rows(struct rows out, struct rows q, struct pages at, st
         for (int d = 0; d < size; d++) space[(int64_t)r * size + d] = from[d] * scale;
     }
     score_wide(space, at, span, weights, step, size);
-    for (int r = 0; r < rows; r++) {
-        int stop = keys - span.queries + r / span.ratio + 1;
-        int start = span.window > 0 && stop > span.window ? stop - span.window : 0;
-        normalise_wide(weights + r * step, keys, start, stop);
-    }
+    for (int r = 0; r < rows; r++) normalise_wide(weights + r * step, keys, seen_by(span, r));
     int r = 0;
     for (; r + 2 < rows; r += ROW_BLOCK) weigh_wide(out, at, span, weights + r * step, step, r, 4, size);
     if (r < rows) weigh_wide(out, at, span, weights + r * step, step, r, 2, size);

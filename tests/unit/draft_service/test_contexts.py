@@ -10,6 +10,7 @@ import torch
 from draft_service.contexts import ContextStore, Rows
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
+from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason
 
 
@@ -76,6 +77,31 @@ def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
             size = (len(store._keys), len(counts), 60 + room, *store._keys.shape[2:])
             written = store._scratch.room("k", store._keys, *size)[:, :, 60:]
             assert bool(written.any()) == (room == drafter.room(3)), "its own stand there, if the room fits"
+
+
+@pytest.mark.skipif(kernels() is None, reason="no C compiler has built the kernels")
+@pytest.mark.parametrize("counts", [(9, 60), (60,), (9, 0)])
+def test_a_block_that_reads_its_context_in_place_is_the_same(golden_drafter: Path, counts: tuple[int, ...]) -> None:
+    drafter = load_drafter(golden_drafter).requires_grad_(False)
+    drafter.serve()
+    over_pages = drafter.propose_over_pages
+    assert over_pages is not None
+    store = store_of(drafter, tokens=96)
+    for sequence in (1, 2, 3):
+        store.open(Cursor(sequence, 1, 0, 9), 16, owner=0)
+    store.release(2, 1)
+    store.open(Cursor(4, 1, 0, 9), 64, owner=0)
+    assert store.pages.base(4) is None, "no run of pages is left"
+    store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
+    store._keys[:, store.pages.slots(3, 0, 16)] = float("nan")  # what others hold is not read
+    members = [(4 if count == 60 else 1, count) for count in counts]
+    anchors, positions = torch.arange(5, 5 + len(counts)), torch.tensor(counts)
+    with torch.inference_mode():
+        expected = drafter.propose(
+            anchor_ids=anchors, anchor_positions=positions, context=store.entries(members), slots=3
+        )
+        made = over_pages(anchor_ids=anchors, anchor_positions=positions, context=store.paged(members), slots=3)
+    torch.testing.assert_close(made.hidden, expected.hidden, rtol=1e-4, atol=1e-5)
 
 
 def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(drafter: BlockDrafter) -> None:

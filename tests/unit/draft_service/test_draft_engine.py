@@ -82,13 +82,14 @@ def test_rows_past_the_ones_named_are_not_seen(engine: DraftEngine) -> None:
 
 def test_only_the_slots_that_are_asked_for_are_computed(engine: DraftEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     cursor, computed = fill(engine, 1, 30), list[int]()
-    propose = engine.drafter.propose
+    propose = engine.drafter.propose_over_pages or engine.drafter.propose
 
     def counted(**given: Any) -> Any:
         computed.append(given["slots"])
         return propose(**given)
 
-    monkeypatch.setattr(engine.drafter, "propose", counted)
+    name = "propose_over_pages" if engine.drafter.propose_over_pages else "propose"
+    monkeypatch.setattr(engine.drafter, name, counted)
     blocks = [engine.draft([item(cursor, GREEDY, slots=slots)])[0] for slots in (3, 7)]
     assert computed == [3, 7]
     assert [len(block.token_ids) for block in blocks] == [3, 7]

@@ -11,12 +11,12 @@ import pytest
 import torch
 import transformers
 
-from dspark.native import compiled
+from dspark.native import attention, compiled
+from dspark.native.attention import PagedAttention, Tables
 from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
-from verify_service import cpu_kernel, kernels, self_test
+from verify_service import kernels, self_test
 from verify_service.passes import PackedRunner
 from verify_service.plan import Segment
-from verify_service.varlen import Tables
 
 CPU = torch.device("cpu")
 needs_kernels = pytest.mark.skipif(compiled.kernels() is None, reason="no C compiler has built the kernels")
@@ -48,7 +48,7 @@ def test_any_shape_comes_out_as_by_formula(seed: int) -> None:
     pools = (torch.randn(kv_heads, (members * pages + 2) * page_size, size).transpose(0, 1) for _ in "kv")
     keys, values = (pool.view(-1, page_size, kv_heads, size) for pool in pools)
     window = int(draw.integers(1, 40)) if seed % 3 == 0 else None
-    kernel = cpu_kernel.cpu_kernel()
+    kernel = PagedAttention.found()
     assert kernel is not None
     made = kernel(query, keys, values, at, None, window)
     torch.testing.assert_close(made, kernels.reference(query, keys, values, at, None, window), rtol=1e-5, atol=1e-5)
@@ -65,7 +65,7 @@ def test_how_many_threads_share_the_work_changes_no_bit() -> None:
     made = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        kernel = cpu_kernel.cpu_kernel()
+        kernel = PagedAttention.found()
         assert kernel is not None
         made.append(kernel(query, keys, values, at, None, None))
     assert compiled.parallel() is not None or sys.platform != "linux"
@@ -81,7 +81,7 @@ def test_large_scores_do_not_overflow(queries: int) -> None:
     query, keys = torch.full((queries, 1, 8), 100.0), torch.zeros(1, 16, 1, 8)
     keys[0, 1] = 100.0
     values = torch.arange(16.0).view(1, 16, 1, 1).expand(1, 16, 1, 8).contiguous()
-    kernel = cpu_kernel.cpu_kernel()
+    kernel = PagedAttention.found()
     assert kernel is not None
     assert torch.equal(kernel(query, keys, values, at, None, None), torch.ones(queries, 1, 8))
 
@@ -109,7 +109,7 @@ def test_models_whose_scores_are_capped_keep_torch_s_attention(family: str) -> N
 def test_tables_that_name_what_is_not_there_are_refused(wrong: dict[str, Any]) -> None:
     tables = Tables(torch.tensor([0, 2]).int(), torch.tensor([20]).int(), torch.tensor([[0, 2]]).int(), 2, 32)
     wrong = {key: torch.tensor(value).int() if isinstance(value, list) else value for key, value in wrong.items()}
-    kernel = cpu_kernel.cpu_kernel()
+    kernel = PagedAttention.found()
     assert kernel is not None
     query, pool = torch.zeros(2, 1, 8), torch.zeros(3, 16, 1, 8)
     assert kernel(query, pool, pool, tables, None, None).shape == (2, 1, 8)
@@ -138,7 +138,7 @@ def test_a_long_prompt_and_a_step_read_what_the_other_wrote() -> None:
 
 
 def test_without_the_library_keys_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernel, "kernels", lambda: None)
+    monkeypatch.setattr(attention, "kernels", lambda: None)
     assert kernels.find(CPU, torch.float32, 16) is None
 
 
