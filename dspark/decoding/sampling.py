@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.philox import Purpose, uniforms
+from dspark.native.ranking import top
 from dspark.types import Cursor, Law
 
 
@@ -121,8 +122,8 @@ def draft_distribution(logits: Tensor, laws: LawColumns, entries: int) -> tuple[
     if laws.all_greedy:
         ids = best(logits).unsqueeze(-1)
         return ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
-    top, ids = logits.topk(min(entries, logits.shape[-1]), dim=-1)
-    scaled = top.double() / laws.temperature
+    likeliest, ids = top(logits, min(entries, logits.shape[-1]))
+    scaled = likeliest.double() / laws.temperature
     probs = torch.softmax(scaled, dim=-1)
     rank = torch.arange(ids.shape[-1], device=ids.device)
     if laws.min_p is not None:

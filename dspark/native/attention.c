@@ -128,9 +128,10 @@ WIDEST static void attend_some(void *arg) {
 int dspark_attend_most(void) { return has_wide() ? 16 : 8; }
 
 /* Queries read the keys in pages of their sequence up to their own, which are the last; or, where `own_k` and `own_v`
-   are given, all keys in pages and all of those, one for each query of the sequence. Returns 0; 1 without memory for the
-   weights of one head; 2 for tables that name what is not there. `parallel`, of the OpenMP runtime that torch uses, has
-   so many threads do the work; without it, or for little work, one does. */
+   are given, all keys in pages and all of those, one for each query of the sequence.
+
+   Returns 0; 1 without memory for the weights of one head; 2 for tables that name what is not there. `parallel`, of the
+   OpenMP runtime that torch uses, has so many threads do the work; without it, or for little work, one does. */
 int dspark_attend(float *out, float *q, const float *k, const float *v, const float *own_k, const float *own_v,
                   const int32_t *cu_q, const int32_t *used_k, const int32_t *blocks, const int32_t *dims,
                   const int64_t *strides, float scale,
