@@ -46,25 +46,29 @@ def marked(cell_id: str) -> list[int]:
 
 def end_all(cell_id: str, leader: int, *, grace_s: float = 10.0) -> list[int]:
     """Ends the leader's process group, then whoever carries the mark. Returns those that would not go."""
+    seen = set(marked(cell_id))
     _signal_group(leader, signal.SIGTERM)
-    if _wait_gone(cell_id, leader, grace_s):
+    if not _wait_gone(cell_id, leader, seen, grace_s):
         return []
     _signal_group(leader, signal.SIGKILL)
     for pid in marked(cell_id):
         _signal(pid, signal.SIGKILL)
-    _wait_gone(cell_id, leader, 10.0)
-    return marked(cell_id)
+    return _wait_gone(cell_id, leader, seen, 10.0)
 
 
-def _wait_gone(cell_id: str, leader: int, timeout_s: float) -> bool:
+def _wait_gone(cell_id: str, leader: int, seen: set[int], timeout_s: float) -> list[int]:
+    """Waits for the leader and whoever has carried the mark; adds to `seen` and returns those still there at the end.
+
+    A process gives up its environment some moments before it has ended, so one without a mark may still hold a port.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         if leader:
             _reap(leader)
-        if not marked(cell_id) and not (leader and is_alive(leader)):
-            return True
-        if time.monotonic() >= deadline:
-            return False
+        seen.update(marked(cell_id))
+        left = sorted(pid for pid in seen | {leader} - {0} if is_alive(pid))
+        if not left or time.monotonic() >= deadline:
+            return left
         time.sleep(0.1)
 
 

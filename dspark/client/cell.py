@@ -117,9 +117,12 @@ def is_alive(pid: int) -> bool:
     """Whether a process runs on this machine; one that has ended and waits to be reaped does not."""
     try:
         os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except ProcessLookupError:
         return False
-    except OSError:  # not ours to signal, or a system without /proc: it is there
+    except OSError:  # not ours to signal: it is there
         return True
-    return state != "Z"
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:  # reaped since the signal, or a system without /proc
+        return not Path("/proc/self/stat").exists()
+    return state not in "ZX"

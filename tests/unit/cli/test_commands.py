@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -233,3 +234,10 @@ def test_serve_options_are_the_keys_of_the_configuration(capsys: pytest.CaptureF
 def test_serve_without_its_model_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "verify"]) == 1
     assert capsys.readouterr().err == "dspark: verify.target: required and not given\n"
+
+
+def test_a_process_that_is_reaped_while_one_looks_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)  # as if it had still been there to be signalled
+    assert not is_alive(process.pid)
