@@ -57,19 +57,29 @@ def end_all(cell_id: str, leader: int, *, grace_s: float = 10.0) -> list[int]:
 
 
 def _wait_gone(cell_id: str, leader: int, seen: set[int], timeout_s: float) -> list[int]:
-    """Waits for the leader and whoever has carried the mark; adds to `seen` and returns those still there at the end.
+    """Waits for the leader and whoever carries the mark; returns those still there at the end.
 
-    A process gives up its environment some moments before it has ended, so one without a mark may still hold a port.
+    A process gives up its environment some moments before it has ended and may hold a port until then, so those that
+    were `seen` with the mark are waited for while they leave. One that took off its mark is not of the cell any more.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         if leader:
             _reap(leader)
-        seen.update(marked(cell_id))
-        left = sorted(pid for pid in seen | {leader} - {0} if is_alive(pid))
+        present = set(marked(cell_id))
+        seen |= present
+        left = sorted(pid for pid in seen | {leader} - {0} if is_alive(pid) and (pid in present or _ends(pid, leader)))
         if not left or time.monotonic() >= deadline:
             return left
         time.sleep(0.1)
+
+
+def _ends(pid: int, leader: int) -> bool:
+    """Whether a process without a mark is waited for: the leader, or one that has given up its memory already."""
+    try:
+        return pid == leader or not (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _reap(pid: int) -> None:

@@ -106,12 +106,11 @@ class ContextStore(Ledger[DraftContext]):
 
     def paged(self, members: Sequence[tuple[int, int]]) -> PagedEntries:
         """(sequence, entries) of n members, where they are kept."""
-        size = self.pages.page_size
         longest = max(count for _, count in members)
         blocks = np.zeros((len(members), self.pages.pages_for(longest)), np.int32)
         for row, (sequence, count) in zip(blocks, members, strict=True):
-            firsts = self.pages.slots(sequence, 0, count)[::size]
-            row[: len(firsts)] = np.asarray(firsts) // size
+            held = list(self.pages.pages(sequence, count))
+            row[: len(held)] = held
         lengths = torch.tensor([count for _, count in members], dtype=torch.int32)
         return PagedEntries(self._paged[0], self._paged[1], torch.from_numpy(blocks), lengths, longest)
 

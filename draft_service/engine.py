@@ -162,7 +162,9 @@ class DraftEngine:
         return None
 
     def _groups(self, items: Sequence[DraftItem], runnable: list[int]) -> list[list[int]]:
-        """Batches of like context lengths, so that padding costs at most about as much as the work itself."""
+        """Batches: of like context lengths where those are padded, so that padding costs at most about as much as the
+        work itself."""
+        in_place = self.drafter.propose_over_pages is not None
         order = sorted(runnable, key=lambda index: items[index].features_through)
         groups: list[list[int]] = []
         current: list[int] = []
@@ -171,7 +173,8 @@ class DraftEngine:
             length = items[index].features_through
             padded = (len(current) + 1) * length
             full = len(current) >= self.config.max_batch_sequences
-            if current and (full or padded > 2 * (useful + length) + 2048):
+            wasteful = not in_place and padded > 2 * (useful + length) + 2048
+            if current and (full or wasteful):
                 groups.append(current)
                 current, useful = [], 0
             current.append(index)

@@ -13,8 +13,9 @@ Invariant: every page is either in exactly one free run or in exactly one reserv
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from dspark.errors import Overloaded
 
@@ -115,6 +116,11 @@ class PageTable:
                 found.extend(range(first + low, first + high))
             before += length
         return found
+
+    def pages(self, key: Hashable, tokens: int) -> Iterator[int]:
+        """The first of the key's pages, as many as hold so many tokens."""
+        runs = (range(run.first, run.end) for run in self._reserved[key])
+        return islice(chain.from_iterable(runs), -(-tokens // self.page_size))
 
     def release(self, key: Hashable) -> int:
         """Gives the key's pages back; returns how many. An unknown key holds none."""

@@ -123,6 +123,10 @@ def is_alive(pid: int) -> bool:
         return True
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except OSError:  # reaped since the signal, or a system without /proc
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:  # reaped since the signal, or a system without /proc
         return not Path("/proc/self/stat").exists()
+    except OSError:
+        return True
     return state not in "ZX"

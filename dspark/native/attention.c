@@ -1,7 +1,7 @@
 /* Attention over pages in place, on a CPU: each query's own keys, read once, in the checkpoint's fp32.
 
    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / ratio]) v[j, h / ratio] over the keys j that token t of its
-   sequence sees. Strides count floats. Called by address: verify_service/cpu_kernel.py says what the arguments are. */
+   sequence sees. Strides count floats. Called by address: attention.py says what the arguments are. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -137,7 +137,7 @@ int dspark_attend(float *out, float *q, const float *k, const float *v, const fl
                   const int64_t *strides, float scale,
                   void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int threads) {
     const int sequences = dims[0], pages = dims[1], page_size = dims[2], max_q = dims[7], max_k = dims[8];
-    if (pages < 1) return 2;
+    if (pages < 1 || cu_q[0] != 0 || cu_q[sequences] != dims[10]) return 2;
     for (int n = 0; n < sequences; n++) {
         int queries = cu_q[n + 1] - cu_q[n];
         if (queries < 0 || queries > max_q || used_k[n] < 0 || (!own_k && queries > used_k[n])) return 2;

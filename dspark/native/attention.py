@@ -18,7 +18,7 @@ log = structlog.get_logger("dspark.native")
 
 FEWEST = 8  # queries of a sequence that any kernel is for
 
-_Dims = ctypes.c_int32 * 10
+_Dims = ctypes.c_int32 * 11
 _Strides = ctypes.c_int64 * 7
 _NO_MEMORY = 1
 
@@ -31,6 +31,12 @@ class Tables(NamedTuple):
     blocks: Tensor  # int32 [N, P]: its pages
     max_q: int
     max_k: int
+
+    def fit(self) -> bool:
+        """Whether they are what a kernel takes their memory for. What they say it checks itself."""
+        given = (self.cu_q, self.used_k, self.blocks)
+        alike = all(one.dtype == torch.int32 and one.is_cpu and one.is_contiguous() for one in given)
+        return alike and len(self.cu_q) == len(self.used_k) + 1 == len(self.blocks) + 1
 
 
 def queries_up_to() -> int:
@@ -77,10 +83,16 @@ class PagedAttention:
 
         Raises NotImplementedError for tensors of another form, IndexError for tables that name what is not there.
         """
-        if q.dtype != torch.float32 or v.shape != k.shape or v.stride() != k.stride() or k.stride(3) != 1:
-            raise NotImplementedError("for fp32, with keys and values that are stored alike")
-        q = q if q.stride(2) == 1 else q.contiguous()
         tokens, heads, size = q.shape
+        if v.shape != k.shape or v.stride() != k.stride() or k.stride(3) != 1 or not all(map(_fp32_on_cpu, (q, k, v))):
+            raise NotImplementedError("for fp32 on a CPU, with keys and values that are stored alike")
+        if k.shape[3] != size or heads % k.shape[2]:
+            raise NotImplementedError(
+                "heads of queries and keys are of one size, and each key's serves as many of them"
+            )
+        if not at.fit():
+            raise NotImplementedError("tables are int32, row after row, of the same sequences")
+        q = q if q.stride(2) == 1 else q.contiguous()
         own_k, own_v = own or (None, None)
         if own_k is not None and own_v is not None:
             own_k, own_v = own_k.contiguous(), own_v.contiguous()
@@ -98,7 +110,9 @@ class PagedAttention:
             at.cu_q.data_ptr(),
             at.used_k.data_ptr(),
             at.blocks.data_ptr(),
-            _Dims(*at.blocks.shape, k.shape[1], heads, k.shape[2], size, window or 0, at.max_q, at.max_k, len(k)),
+            _Dims(
+                *at.blocks.shape, k.shape[1], heads, k.shape[2], size, window or 0, at.max_q, at.max_k, len(k), tokens
+            ),
             _Strides(q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), k.shape[2] * size, size),
             scale if scale is not None else size**-0.5,
             self._sharing,
@@ -107,8 +121,12 @@ class PagedAttention:
         if failed == _NO_MEMORY:
             raise MemoryError("no memory for the weights of one head")
         if failed:
-            raise IndexError(f"a page is not among the {len(k)} of the pool, or a count is larger than was said")
+            raise IndexError(f"a page is not among the {len(k)} of the pool, or a count is not what was said")
         return out
+
+
+def _fp32_on_cpu(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.is_cpu
 
 
 @torch.inference_mode()

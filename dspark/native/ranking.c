@@ -25,25 +25,24 @@ static void sort(uint64_t *keys, int count) {
     }
 }
 
-/* The one of `values` that k - 1 others are not below; their order is lost. */
-static float kth(float *values, int count, int k) {
-    int low = 0, high = count - 1, at = k - 1;
+/* The `first` smallest of `count` keys to the front, in any order. No two keys are the same. */
+static void select_first(uint64_t *keys, int count, int first) {
+    int low = 0, high = count - 1;
     while (low < high) {
-        float pivot = values[low + (high - low) / 2];
+        uint64_t pivot = keys[low + (high - low) / 2];
         int i = low, j = high;
         while (i <= j) {
-            while (i < high && values[i] > pivot) i++; /* within bounds also where something is no number */
-            while (j > low && values[j] < pivot) j--;
+            while (keys[i] < pivot) i++;
+            while (keys[j] > pivot) j--;
             if (i <= j) {
-                float other = values[i];
-                values[i++] = values[j], values[j--] = other;
+                uint64_t other = keys[i];
+                keys[i++] = keys[j], keys[j--] = other;
             }
         }
-        if (at <= j) high = j;
-        else if (at >= i) low = i;
+        if (first <= j) high = j;
+        else if (first > i) low = i;
         else break;
     }
-    return values[at];
 }
 
 /* The largest of each `wide` numbers. */
@@ -57,16 +56,21 @@ WIDEST static void peaks_of(float *restrict peaks, const float *restrict row, in
 }
 
 /* The k largest of each of `count` rows, largest first, the lower place first among equals. At least k stretches of
-   `wide` have a peak that is no less than the k-th largest peak, so what is below it is none of them. `peaks` holds two
-   for every stretch, `keys` one for every number of a row. Returns the rows that are done: one with what is no number
-   may come out short. */
+   `wide` have a peak that is no less than the k-th largest peak, so what is below it is none of them. `peaks` holds one
+   for every stretch, `keys` one for every number of a row. Returns the rows that are done: one in which something is no
+   number may come out short. */
 int dspark_largest(float *values, int64_t *places, const float *rows, int count, int width, int k, int wide,
                    float *peaks, uint64_t *keys) {
     const int stretches = (width + wide - 1) / wide;
     for (int r = 0; r < count; r++, rows += width, values += k, places += k) {
         peaks_of(peaks, rows, width, wide);
-        for (int s = 0; s < stretches; s++) peaks[stretches + s] = peaks[s];
-        const float least = kth(peaks + stretches, stretches, k);
+        for (int s = 0; s < stretches; s++) keys[s] = key_of(peaks[s], (uint32_t)s);
+        select_first(keys, stretches, k);
+        float least = peaks[(uint32_t)keys[0]];
+        for (int i = 1; i < k; i++) {
+            float peak = peaks[(uint32_t)keys[i]];
+            least = peak < least ? peak : least;
+        }
         int found = 0;
         for (int s = 0; s < stretches; s++) {
             if (!(peaks[s] >= least)) continue;
@@ -75,7 +79,8 @@ int dspark_largest(float *values, int64_t *places, const float *rows, int count,
                 if (rows[i] >= least) keys[found++] = key_of(rows[i], (uint32_t)i);
         }
         if (found < k) return r;
-        sort(keys, found);
+        select_first(keys, found, k); /* equals may be many */
+        sort(keys, k);
         for (int i = 0; i < k; i++) {
             places[i] = (int64_t)(uint32_t)keys[i];
             values[i] = rows[places[i]];

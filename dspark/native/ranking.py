@@ -21,9 +21,11 @@ LONGEST = 32  # numbers of a stretch, of which there have to be k
 def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """rows [n, V] -> the k largest of each and where they are, [n, k] and [n, k] int64, largest first.
 
-    Among equals the lower place comes first where the kernel does it (fp32 on a CPU).
+    Among equals the lower place comes first where the kernel does it (fp32 on a CPU, nothing to differentiate). Of a
+    row with what is no number it may give other places than torch, but always places of that row.
     """
-    if rows.device.type == "cpu" and rows.dtype == torch.float32 and 0 < k <= rows.shape[1] and available():
+    serves = rows.device.type == "cpu" and rows.dtype == torch.float32 and not rows.requires_grad
+    if serves and 0 < k <= rows.shape[1] and available():
         found = _found(rows.contiguous(), k)
         if found is not None:
             return found
@@ -32,13 +34,13 @@ def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _found(rows: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """None for rows with what is no number."""
+    """None where too little is a number."""
     built = kernels()
     assert built is not None
     count, width = rows.shape
     wide = max(min(LONGEST, width // (2 * k)), 1)
     values, places = rows.new_empty(count, k), torch.empty(count, k, dtype=torch.int64)
-    peaks, keys = rows.new_empty(2 * -(-width // wide)), torch.empty(width, dtype=torch.int64)
+    peaks, keys = rows.new_empty(-(-width // wide)), torch.empty(width, dtype=torch.int64)
     pointers = (values.data_ptr(), places.data_ptr(), rows.data_ptr())
     done = built.dspark_largest(*pointers, count, width, k, wide, peaks.data_ptr(), keys.data_ptr())
     return (values, places) if done == count else None

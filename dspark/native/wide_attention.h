@@ -6,7 +6,6 @@
 #include "pages.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#define HAVE_WIDE 1
 #include <immintrin.h>
 
 #define WIDE __attribute__((target("avx512f")))

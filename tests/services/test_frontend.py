@@ -398,6 +398,25 @@ async def test_a_front_end_that_stops_lets_its_streams_finish(pair: str) -> None
         await cell.freed()
 
 
+async def test_who_asks_again_while_it_stops_is_refused_in_words(pair: str) -> None:
+    """Also who asks in the moment in which the last answer ends, and with it the server."""
+    async with stage(pair) as cell:
+        frontend = await cell.frontend()
+        done: list[Completion] = []
+
+        async def ask() -> None:
+            client = cell.client(frontend)
+            while True:
+                done.append(await client.complete([1, 2], max_tokens=40))
+
+        asking = [asyncio.create_task(ask()) for _ in range(4)]
+        await until(lambda: len(done) >= 4)
+        await frontend.stop(20.0)
+        for one in asking:
+            with pytest.raises(Unavailable, match="draining"):
+                await one
+
+
 async def test_a_coordinator_that_drains_is_known_in_front(pair: str) -> None:
     async with stage(pair) as cell:
         frontend = await cell.frontend()

@@ -36,6 +36,7 @@ def test_scattered_pages_are_used_when_no_run_is_long_enough() -> None:
     assert table.base("long") is None
     assert list(table.slots("long", 0, 6)) == [0, 1, 4, 5, 8, 9]
     assert list(table.slots("long", 1, 5)) == [1, 4, 5, 8]
+    assert [list(table.pages("long", tokens)) for tokens in (0, 1, 4, 5)] == [[], [0], [0, 2], [0, 2, 4]]
 
 
 def test_the_shortest_fitting_run_is_taken() -> None:

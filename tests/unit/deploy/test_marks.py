@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,18 @@ import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+# A child that carries the mark until it becomes another program, which has none.
+UNMARKED = """
+import os, sys, time
+if not os.fork():
+    os.setsid()
+    time.sleep(0.5)
+    os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+print(flush=True)
 time.sleep(600)
 """
 
@@ -73,6 +86,17 @@ def test_a_leader_that_listens_goes_without_force(begin: Begin) -> None:
     leader = begin(cell_id, SLEEP)
     assert end_all(cell_id, leader.pid, grace_s=5.0) == []
     assert not is_alive(leader.pid)
+
+
+def test_who_took_off_the_mark_is_not_waited_for(begin: Begin) -> None:
+    cell_id = new_cell_id()
+    leader = begin(cell_id, UNMARKED)
+    (child,) = set(marked(cell_id)) - {leader.pid}
+    try:
+        assert end_all(cell_id, leader.pid, grace_s=5.0) == []
+        assert is_alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_an_id_that_leads_no_group_is_left_alone(bystander: subprocess.Popen[bytes]) -> None:

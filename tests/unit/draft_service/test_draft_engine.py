@@ -95,6 +95,21 @@ def test_only_the_slots_that_are_asked_for_are_computed(engine: DraftEngine, mon
     assert [len(block.token_ids) for block in blocks] == [3, 7]
 
 
+def test_unlike_contexts_go_apart_only_where_they_are_padded(
+    engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [item(fill(engine, sequence, 2)) for sequence in range(15)] + [item(fill(engine, 99, 190))]
+    passes = list[int]()
+    draft_group = engine._draft_group
+    monkeypatch.setattr(engine, "_draft_group", lambda group: passes.append(len(group)) or draft_group(group))
+    in_place = engine.draft(items)
+    assert passes == ([16] if engine.drafter.propose_over_pages else [15, 1])
+    passes.clear()
+    monkeypatch.setattr(engine.drafter, "propose_over_pages", None)
+    assert [block.token_ids for block in engine.draft(items)] == [block.token_ids for block in in_place]
+    assert passes == [15, 1]
+
+
 def test_fewer_slots_of_whole_blocks_are_their_head(engine: DraftEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "config", replace(engine.config, whole_blocks=True))
     cursor = fill(engine, 1, 30)

@@ -62,10 +62,29 @@ def test_other_forms_and_tables_are_refused(kernel: PagedAttention) -> None:
         kernel(q, pool, pool, tables, window=2, own=(own, own))
     with pytest.raises(NotImplementedError):
         kernel(q, pool, pool, tables, own=(own.double(), own.double()))
+    for other in (
+        (q.double(), pool, pool),
+        (q, pool.bfloat16(), pool.bfloat16()),
+        (q, pool, pool.bfloat16()),
+        (q, pool[..., :4], pool[..., :4]),
+        (q[:, :3], pool, pool),
+    ):
+        with pytest.raises(NotImplementedError):
+            kernel(*other, tables)
+    for table in (
+        {"used_k": torch.tensor([3])},
+        {"used_k": torch.tensor([3, 3]).int()},
+        {"blocks": torch.tensor([[1, 0], [1, 0]]).int()[:, :1]},
+    ):
+        with pytest.raises(NotImplementedError):
+            kernel(q, pool, pool, tables._replace(**table), own=(own, own))
     for wrong in (
         {"blocks": torch.tensor([[2]]).int()},
         {"blocks": torch.zeros(1, 0).int()},
         {"used_k": torch.tensor([5]).int()},
+        {"cu_q": torch.tensor([0, 4000]).int(), "max_q": 4000},
+        {"cu_q": torch.tensor([0, 1]).int()},
+        {"cu_q": torch.tensor([1, 2]).int()},
         {"used_k": torch.tensor([-1]).int()},
         {"max_q": 1},
     ):

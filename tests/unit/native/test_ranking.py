@@ -16,7 +16,7 @@ needs_kernels = pytest.mark.skipif(compiled.kernels() is None, reason="no C comp
 @pytest.mark.parametrize("seed", range(30))
 def test_they_are_those_of_a_stable_sort(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    count, width = int(draw.integers(1, 5)), int(draw.choice([1, 2, 63, 64, 65, 130, 1000, 4096]))
+    count, width = int(draw.integers(1, 5)), int(draw.choice([1, 2, 63, 64, 65, 130, 1000, 4096, 40_000]))
     k = int(draw.integers(1, min(width, 300) + 1))
     rows = draw.normal(size=(count, width)).astype(np.float32)
     match seed % 6:
@@ -38,13 +38,14 @@ def test_they_are_those_of_a_stable_sort(seed: int) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("share", [0.001, 0.5, 1.0])
-def test_rows_that_are_no_numbers_are_torch_s_business(share: float) -> None:
+def test_rows_with_what_is_no_number_give_some_of_theirs(share: float) -> None:
     rows = torch.randn(4, 700, generator=torch.Generator().manual_seed(1))
     rows[2, torch.rand(700, generator=torch.Generator().manual_seed(2)) < share] = torch.nan
     values, places = top(rows, 64)
     assert values.shape == places.shape == (4, 64)
     assert bool(((places >= 0) & (places < 700)).all())
     torch.testing.assert_close(values, rows.gather(1, places), equal_nan=True)
+    assert torch.equal(places[[0, 1, 3]], rows[[0, 1, 3]].topk(64).indices)
 
 
 def test_other_forms_and_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +60,14 @@ def test_other_forms_and_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     ranking.available.cache_clear()
     assert torch.equal(top(rows.float(), 5)[1], rows.float().topk(5, dim=-1).indices)
     ranking.available.cache_clear()
+
+
+@needs_kernels
+def test_what_is_learned_from_keeps_its_gradient() -> None:
+    rows = torch.randn(2, 300, requires_grad=True)
+    top(rows, 3)[0].sum().backward()
+    assert rows.grad is not None
+    assert int(rows.grad.sum()) == 6
 
 
 @needs_kernels
