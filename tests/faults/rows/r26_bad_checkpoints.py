@@ -29,7 +29,7 @@ from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 
 LIMIT_S, PATIENCE_S = 5.0, 60.0
-MEMORY, ANYWAY_MB = 1.1, 20.0  # of the folder's bytes; a child maps 16 MB of libraries anew before it reads a byte
+MEMORY, ANYWAY_MB = 1.1, 1.0  # of the folder's bytes; and what a load takes that reads nothing
 MODELS = ROOT / "models"
 
 
