@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dspark.native.attention import Tables
+from dspark.native.decoder_layer import OnePass
 from verify_service.page_pool import Slots
 from verify_service.varlen import Kernel
 
@@ -117,6 +118,7 @@ class Plan:
     tables: Tables | None = None
     kernel: Kernel | None = None
     rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of lean layers, by the model's table
+    passes: dict[int, OnePass] = field(default_factory=dict)  # of layers that are one call, likewise
 
 
 def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:

@@ -64,6 +64,11 @@ class Product:
                 for layer, part in zip(layers, parts, strict=True):
                     layer.weight = nn.Parameter(part, requires_grad=False)
 
+    @property
+    def tiles(self) -> Tiles | None:
+        """Where it is nothing but a product by the matrix unit."""
+        return self._tiles if self._bias is None else None
+
     def __call__(self, x: Tensor) -> Tensor:
         if self._tiles is not None:
             return self._tiles(x, self._bias)

@@ -33,10 +33,10 @@ class Tiles:
         self.outs, self.ins = weight.shape
         self._deep = -(-self.ins // DEEP) * DEEP
         self._packed = torch.empty(-(-self.outs // PAIR) * PAIR * self._deep, dtype=torch.int16)
-        self._at = self._packed.data_ptr()
+        self.address = self._packed.data_ptr()
         self._multiply = built.dspark_tiles_multiply
         weight = weight.contiguous()
-        built.dspark_tiles_pack(self._at, weight.data_ptr(), self.outs, self.ins)
+        built.dspark_tiles_pack(self.address, weight.data_ptr(), self.outs, self.ins)
         self.bytes = self._packed.numel() * 2
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -62,7 +62,7 @@ class Tiles:
         space = torch.empty(most * self._deep * PIECES, dtype=torch.int16)
         threads = torch.get_num_threads() if self._packed.numel() > ALONE else 1
         sharing = parallel() if threads > 1 else None
-        pointers = (out.data_ptr(), x.data_ptr(), self._at, space.data_ptr())
+        pointers = (out.data_ptr(), x.data_ptr(), self.address, space.data_ptr())
         self._multiply(*pointers, count, self.ins, self.outs, most, adds, sharing, threads)
         return out
 

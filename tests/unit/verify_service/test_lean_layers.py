@@ -13,6 +13,8 @@ from dspark.model.products import PACK_FROM, Product
 from dspark.model.target import TargetTaps
 from dspark.native import layer as native_layer
 from dspark.native import tiles
+from dspark.native.attention import PagedAttention
+from dspark.native.decoder_layer import WholeLayer
 from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
 from verify_service import self_test
 from verify_service.passes import PackedRunner
@@ -41,6 +43,20 @@ def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(
     runner.lean.undo()
     assert all("forward" not in vars(module) for module in target.model.modules())
     assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is None
+
+
+@pytest.mark.skipif(not tiles.available(), reason="no matrix unit here")
+@pytest.mark.parametrize("family", [*LEAN, "qwen3"])
+def test_steps_of_few_tokens_take_a_layer_in_one_call(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = loud(qwen3() if family == "qwen3" else FAMILIES[family]())
+    target.model.bfloat16().float()  # numbers that the matrix unit takes
+    cases = self_test.expected(target)
+    kernel, calls, compute = PagedAttention.found(), [], WholeLayer.__call__
+    monkeypatch.setattr(WholeLayer, "__call__", lambda self, *given: calls.append(self) or compute(self, *given))
+    runner = PackedRunner(target.model, None, 512, lean=True, kernel=kernel, page_size=4)
+    assert self_test.disagreement(runner, cases) is None
+    assert len(set(calls)) == 4
+    assert len(calls) >= 4 * 2, "the draft and the step of both at least"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
