@@ -305,6 +305,11 @@ class BlockProposal:
         bias, self._state = self._drafter.markov_head.bias(self._state, previous_ids, self._hidden[:, slot])
         return self._drafter.whole(self._base[:, slot] if bias is None else self._base[:, slot] + bias)
 
+    def greedy(self, anchor_ids: Tensor, slots: int) -> Tensor | None:
+        if self._drafter.draft_vocabulary is not None:
+            return None
+        return self._drafter.markov_head.greedy(self._base[:, :slots], anchor_ids)
+
     def confidence_logits(self, previous_ids: Tensor) -> Tensor | None:
         """previous_ids [n, k], anchors first -> [n, k], or None."""
         return self._drafter.confidence_logits(self._hidden[:, : previous_ids.shape[1]], previous_ids)
