@@ -74,6 +74,7 @@ class LeanLayer:
         self.copied = sum(part.copied for part in products)
         self.forms = {part.form for part in products}
         self._whole = self._as_one_call()
+        self.in_one_call = self._whole is not None
         self._entry = mlp.gate_proj.weight.new_empty(0, self._kv_heads, self._head_dim)
 
     def _as_one_call(self) -> WholeLayer | None:
