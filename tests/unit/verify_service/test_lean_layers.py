@@ -16,7 +16,7 @@ from dspark.native import tiles
 from dspark.native.attention import PagedAttention
 from dspark.native.decoder_layer import WholeLayer
 from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
-from verify_service import self_test
+from verify_service import passes, self_test
 from verify_service.passes import PackedRunner
 from verify_service.plan import Segment
 
@@ -57,6 +57,22 @@ def test_steps_of_few_tokens_take_a_layer_in_one_call(family: str, monkeypatch: 
     assert self_test.disagreement(runner, cases) is None
     assert len(set(calls)) == 4
     assert len(calls) >= 4 * 2, "the draft and the step of both at least"
+
+
+@pytest.mark.skipif(not tiles.available(), reason="no matrix unit here")
+def test_prompts_take_them_while_attention_is_a_small_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = loud(qwen3())
+    target.model.bfloat16().float()
+    calls, compute = [], WholeLayer.__call__
+    monkeypatch.setattr(WholeLayer, "__call__", lambda self, *given: calls.append(self) or compute(self, *given))
+    runner = PackedRunner(target.model, None, 512, lean=True, kernel=PagedAttention.found(), page_size=4)
+    prompt = Segment(0, 0, list(range(60)), range(60))
+    whole = runner.run([prompt], None).logits
+    assert len(calls) == 4
+    monkeypatch.setattr(passes, "LITTLE", 60 * 60 - 1)
+    by_parts = runner.run([prompt], None).logits
+    assert len(calls) == 4
+    torch.testing.assert_close(whole, by_parts, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
