@@ -101,7 +101,7 @@ class LeanLayer:
         if self._whole is not None and plan.tables is not None and isinstance(plan.kernel, PagedAttention):
             pool: KeyValuePool = kwargs["dspark_pool"]
             keys, values = pool.layer(self._call.layer, self._entry, self._entry)
-            return self._whole(x, keys, values, _one_pass(plan, pool, rotation)).unsqueeze(0)
+            return self._whole(x.contiguous(), keys, values, _one_pass(plan, pool, rotation)).unsqueeze(0)
         x = self._attend(x, plan, kwargs["dspark_pool"], rotation)
         wide = self._gate_up(self._second(x))
         if self._native is not None and self._activation is silu:
