@@ -135,7 +135,8 @@ def _one_pass(plan: Plan, pool: KeyValuePool, rotation: tuple[Tensor, Tensor]) -
     known = plan.passes.get(id(rotation[0]))
     if known is None:
         assert plan.tables is not None
-        known = plan.passes[id(rotation[0])] = OnePass(plan.slots, plan.tables, pool.page_size, rotation)
+        cos, sin = (part[0, :, : part.shape[2] // 2] for part in rotation)  # the other half is the same once more
+        known = plan.passes[id(rotation[0])] = OnePass(plan.slots, plan.tables, pool.page_size, (cos, sin))
     return known
 
 

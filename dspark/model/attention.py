@@ -21,6 +21,7 @@ from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm, rms_norm, rotate
 from dspark.native.layer import NativeLayer
+from dspark.native.tiles import Tiles
 
 
 class _Served(NamedTuple):
@@ -69,6 +70,14 @@ class Attention(nn.Module):
                 [self.q_norm.weight.detach()] * self.heads + [self.k_norm.weight.detach()] * self.kv_heads
             ),
         )
+
+    def tiles(self) -> tuple[Tiles, Tiles, Tensor] | None:
+        """Queries, keys and values; output; the norms of heads [Hq + Hkv, hd]: where it serves with products by a
+        matrix unit, and values as they come."""
+        if self._served is None or self.v_proj is None or self._value_eps is not None:
+            return None
+        qkv, out = self._served.qkv.tiles, self._served.out.tiles
+        return None if qkv is None or out is None else (qkv, out, self._served.norm)
 
     def keys_values(self, rows: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
         """rows [..., in], angles [..., hd] -> rotated keys and values, [..., Hkv, hd] each."""

@@ -13,7 +13,6 @@ L draft layers, hd head size, Hkv key-value heads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,12 +23,12 @@ from dspark.model.attention import Attention, Projected
 from dspark.model.confidence import ConfidenceHead
 from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
-from dspark.model.family import ContextTokens, Entries, Needs, PagedEntries
+from dspark.model.family import ContextTokens, Entries, Needs
 from dspark.model.layer import DraftLayer, build_layer
 from dspark.model.markov import SequentialHead, build_head
+from dspark.model.over_pages import BlocksOverPages
 from dspark.model.rotary import RotaryTable
 from dspark.model.vocabulary import VocabularyEnds
-from dspark.native.attention import PagedAttention, Tables
 
 # Of one layer: its number, its attention, what the block's rows are to it -> [n, k, H].
 Attend = Callable[[int, Attention, Projected], Tensor]
@@ -70,14 +69,11 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
 
     def serve(self) -> None:
         """Makes the serving methods fast; the weights must not change any more."""
-        for layer in self._draft_layers():
+        for layer in self.draft_layers():
             layer.serve()
         self.markov_head.serve()
         self._serve_head()
-        like = self.embed_tokens.weight
-        kernel = PagedAttention.for_blocks() if like.device.type == "cpu" and like.dtype == torch.float32 else None
-        if kernel is not None:
-            self.propose_over_pages = partial(self._over_pages, kernel)
+        self.propose_over_pages = BlocksOverPages.of(self)
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
         """A row alone makes an entry: any order, any number at once."""
@@ -109,6 +105,10 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
             slots=slots,
             room=context.room,
         )
+        return self.proposal(hidden)
+
+    def proposal(self, hidden: Tensor) -> BlockProposal:
+        """Of hidden states [n, k, H] after the final norm."""
         return BlockProposal(self, hidden)
 
     def context_kv(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         """
         longest = int(positions.max()) + 1 if positions.numel() else 1
         angles = self.rotary.at(positions, longest=longest)
-        pairs = [layer.self_attn.keys_values(context, angles) for layer in self._draft_layers()]
+        pairs = [layer.self_attn.keys_values(context, angles) for layer in self.draft_layers()]
         keys, values = zip(*pairs, strict=True)
         return torch.stack(keys), torch.stack(values)
 
@@ -155,34 +155,11 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
                 key, value = torch.cat((key, block.key), dim=1), torch.cat((value, block.value), dim=1)
             return attention.attend(block.query, key, value, mask)
 
-        return self._block(anchor_ids, anchor_positions, size, attend)[:, -slots:]
+        return self.through_layers(*self.block_inputs(anchor_ids, anchor_positions, size), attend)[:, -slots:]
 
-    def _over_pages(
-        self,
-        kernel: PagedAttention,
-        *,
-        anchor_ids: Tensor,
-        anchor_positions: Tensor,
-        context: PagedEntries,
-        slots: int,
-    ) -> BlockProposal:
-        """`propose` of entries where they are kept."""
-        n, size = len(anchor_ids), self.room(slots)
-        first = torch.arange(0, n * size + 1, size, dtype=torch.int32)
-        tables = Tables(first, context.lengths, context.blocks, size, context.longest)
-
-        def attend(layer: int, attention: Attention, block: Projected) -> Tensor:
-            query, *own = (part.flatten(0, 1) for part in block)
-            keys, values = context.keys[layer], context.values[layer]
-            out = kernel(query, keys, values, tables, attention.scale, own=(own[0], own[1]))
-            return attention.output(out.view(n, size, -1))
-
-        return BlockProposal(self, self._block(anchor_ids, anchor_positions, size, attend)[:, -slots:])
-
-    def _block(self, anchor_ids: Tensor, anchor_positions: Tensor, size: int, attend: Attend) -> Tensor:
-        """The layers, whatever reads the context: [n, size, H] after the final norm."""
-        hidden, angles = self._block_inputs(anchor_ids, anchor_positions, size)
-        for index, layer in enumerate(self._draft_layers()):
+    def through_layers(self, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:
+        """hidden [n, q, H], angles [n, q, hd], whatever reads the context -> [n, q, H] after the final norm."""
+        for index, layer in enumerate(self.draft_layers()):
             block = layer.self_attn.project(layer.input_layernorm(hidden), angles)
             hidden = layer.after(hidden, attend(index, layer.self_attn, block))
         out: Tensor = self.norm(hidden)
@@ -218,13 +195,13 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         context = self.project(features)
         context_angles = self.rotary.at(torch.arange(length, device=input_ids.device), longest=length + size)
         anchor_ids = input_ids.gather(1, anchor_positions)
-        hidden, angles = self._block_inputs(
+        hidden, angles = self.block_inputs(
             anchor_ids.flatten(), anchor_positions.flatten(), size, longest=length + size
         )
         hidden = hidden.view(batch, anchors * size, -1)
         angles = angles.view(batch, anchors * size, -1)
         groups = block_mask.for_training(anchor_positions, block_keep_mask, block_size=size, first_rows=first_rows)
-        for layer in self._draft_layers():
+        for layer in self.draft_layers():
             attention = layer.self_attn
             keys, values = attention.keys_values(context, context_angles)
             attended = attention.attend_groups(
@@ -272,10 +249,10 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
 
     # -- shared ---------------------------------------------------------------------------
 
-    def _draft_layers(self) -> list[DraftLayer]:
+    def draft_layers(self) -> list[DraftLayer]:
         return list(self.layers)  # type: ignore[arg-type]
 
-    def _block_inputs(
+    def block_inputs(
         self, anchor_ids: Tensor, anchor_positions: Tensor, size: int, *, longest: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """[n] ids and positions -> embeddings [n, q, H] and angles [n, q, hd] of the block's `size` = q query slots."""

@@ -13,7 +13,9 @@ from dspark.model.attention import Attention
 from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm
+from dspark.native.decoder_layer import Weights, WholeLayer
 from dspark.native.layer import NativeLayer
+from dspark.native.tiles import Tiles
 
 
 class GatedMLP(nn.Module):
@@ -30,6 +32,13 @@ class GatedMLP(nn.Module):
     def serve(self) -> None:
         """From now on few, fast operations; the weights must not change any more."""
         self._served = (Product([self.gate_proj, self.up_proj]), Product([self.down_proj]))
+
+    def tiles(self) -> tuple[Tiles, Tiles] | None:
+        """Gate and up, and down, where it serves with nothing but silu and products by a matrix unit."""
+        if self._served is None or self._gelu:
+            return None
+        wide, down = (part.tiles for part in self._served)
+        return None if wide is None or down is None else (wide, down)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._served is not None:
@@ -64,6 +73,26 @@ class DraftLayer(nn.Module):
         self.self_attn.serve()
         self.mlp.serve()
 
+    def in_one_call(self) -> WholeLayer | None:
+        """Where every part of it is the project's own on a CPU. Once it serves; its weights are those of now."""
+        attention, mlp = self.self_attn.tiles(), self.mlp.tiles()
+        first, second = self.input_layernorm, self.post_attention_layernorm
+        if attention is None or mlp is None or NativeLayer.found(first.weight) is None:
+            return None
+        (qkv, out, heads_norm), (gate_up, down) = attention, mlp
+        norms = (first.weight.detach(), first.eps, second.weight.detach(), second.eps, heads_norm, first.eps)
+        own = self.self_attn
+        try:
+            return WholeLayer(
+                Weights(*norms, qkv, out, gate_up, down),
+                heads=own.heads,
+                kv_heads=own.kv_heads,
+                scale=own.scale,
+                window=None,
+            )
+        except NotImplementedError:  # as of rows that are wider than the stream they are added to
+            return None
+
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer: residual stream and attention's output, [..., H] each -> [..., H]."""
         hidden = hidden + attended
@@ -82,6 +111,9 @@ class SandwichLayer(DraftLayer):
         self.pre_feedforward_layernorm = RMSNorm(size, eps, late_cast=late_cast)
         self.post_feedforward_layernorm = RMSNorm(size, eps, late_cast=late_cast)
         self.register_buffer("layer_scalar", torch.ones(1))  # in the file, and never trained
+
+    def in_one_call(self) -> None:
+        """Its norms are others."""
 
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = hidden + self.post_attention_layernorm(attended)

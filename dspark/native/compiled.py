@@ -15,7 +15,7 @@ import torch
 
 P, I32, F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 
-_INTERFACE = 8  # what `dspark_interface` says
+_INTERFACE = 9  # what `dspark_interface` says
 
 _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
     "dspark_attend": ([*[P] * 11, F32, P, ctypes.c_int], ctypes.c_int),

@@ -1,6 +1,9 @@
 """A whole decoder layer in one call, see `decoder_layer.c`: for a few rows the way to its parts and back takes as long
 as they do. The numbers are those of the parts (`layer`, `tiles`, `attention`), which are tried by formula.
 
+A target's tokens have slots in the pool, which their keys and values go into. A drafter's blocks have none: their
+tokens see each other and what is in the pages of their sequence, and nothing of them is kept.
+
 Symbols: T tokens of the pass, H hidden size, Hq and Hkv heads, D head size, W width of the mlp.
 """
 
@@ -69,33 +72,40 @@ class Weights:
 class OnePass:
     """What all layers of a pass are told: who is in it, and room to compute in."""
 
-    def __init__(self, slots: Tensor, tables: Tables, page_size: int, rotation: tuple[Tensor, Tensor]) -> None:
-        """slots: [T] int64; cos and sin, [1, T, D] each. NotImplementedError for tensors of another form."""
+    def __init__(
+        self,
+        slots: Tensor | None,  # [T] int64; None of blocks
+        tables: Tables,
+        page_size: int,
+        rotation: tuple[Tensor, Tensor],  # cos and sin, [T, D / 2] each
+    ) -> None:
+        """Raises NotImplementedError for tensors of another form."""
         cos, sin = rotation
-        tokens = len(slots)
+        tokens = len(cos)
         if not (
             tables.fit()
-            and (slots.dtype == torch.int64 and slots.is_contiguous() and slots.is_cpu)
-            and (cos.shape == sin.shape and cos.shape[:2] == (1, tokens) and cos.stride(2) == sin.stride(2) == 1)
-            and all(each.dtype == torch.float32 and each.is_cpu for each in rotation)
+            and (slots is None or (slots.dtype == torch.int64 and slots.is_contiguous() and slots.is_cpu))
+            and (slots is None or len(slots) == tokens)
+            and (cos.shape == sin.shape and cos.dim() == 2 and cos.stride(1) == sin.stride(1) == 1)
+            and all(_like(each) for each in rotation)
         ):
             raise NotImplementedError("these tensors are not of the form that the kernels for CPUs read")
-        self.tokens, self.size = tokens, cos.shape[2]
+        self.tokens, self.half = cos.shape
         threads = torch.get_num_threads()
         self._kept = (slots, tables, rotation)
         self._space, self._pieces = torch.empty(0), torch.empty(0, dtype=torch.int16)
         self.told = _Pass(
             cos.data_ptr(),
             sin.data_ptr(),
-            slots.data_ptr(),
+            slots.data_ptr() if slots is not None else None,
             tables.cu_q.data_ptr(),
             tables.used_k.data_ptr(),
             tables.blocks.data_ptr(),
             None,
             None,
             parallel() if threads > 1 else None,
-            cos.stride(1),
-            sin.stride(1),
+            cos.stride(0),
+            sin.stride(0),
             tokens,
             *tables.blocks.shape,
             page_size,
@@ -117,7 +127,8 @@ class OnePass:
 
 
 class WholeLayer:
-    """One layer. Keys and values of its tokens go into their slots, as by `NativeLayer.spread`."""
+    """One layer. Keys and values of tokens with slots go there as by `NativeLayer.spread`, pairs side by side; those of
+    blocks are as by `NativeLayer.turn`, and so must be what is in their pages."""
 
     def __init__(self, weights: Weights, *, heads: int, kv_heads: int, scale: float | None, window: int | None) -> None:
         """Raises NotImplementedError for weights that do not belong together."""
@@ -135,7 +146,8 @@ class WholeLayer:
             raise NotImplementedError("these weights are no layer that the kernels for CPUs compute as a whole")
         self._call, self._weights, self._size = built.dspark_layer, weights, size
         self._entry = (kv_heads, size)
-        self._floats, self._widest = width + joined + 2 * heads * size + 3 * wide, max(width, heads * size, wide)
+        self._floats = width + joined + 2 * (heads + kv_heads) * size + 3 * wide
+        self._widest = max(width, heads * size, wide)
         head_weights = weights.heads_norm.data_ptr() if weights.heads_norm is not None else None
         tiles = (each.address for each in (weights.qkv, weights.out, weights.gate_up, weights.down))
         self._told = _Layer(
@@ -154,7 +166,7 @@ class WholeLayer:
         Raises NotImplementedError for tensors of another form, IndexError for tables or slots that name what is not
         there.
         """
-        if x.shape != (told.tokens, self._told.width) or not _fp32(x) or told.size != self._size:
+        if x.shape != (told.tokens, self._told.width) or not _fp32(x) or 2 * told.half != self._size:
             raise NotImplementedError("these tensors are not of the form that the kernels for CPUs read")
         if not self._pools or self._pools[0]() is not keys or self._pools[1]() is not values:
             self._take(keys, values)

@@ -6,7 +6,7 @@
 #include "vectors.h"
 
 /* To be raised whenever the arguments of a function of this library change. */
-int dspark_interface(void) { return 8; }
+int dspark_interface(void) { return 9; }
 
 /* 1 / sqrt(mean of squares + eps) */
 INLINE float inverse_size(const float *restrict x, int width, float eps) {
@@ -57,23 +57,26 @@ WIDEST void dspark_turn(float *restrict out, const float *restrict x, const floa
 }
 
 /* Queries, keys and values of each token (rows of heads + 2 * kv_heads heads): the first two normed where there are
-   weights, and turned; then queries to `q`, keys and values into their slots. Returns 0; 1 for a slot that is not in
-   the pool, with nothing written. */
+   weights, and turned; then queries to `q`, keys and values into their slots, without `slots` one token after the
+   other. Pairs come to lie side by side, or stay where they were, as dims[5] says. Returns 0; 1 for a slot that is not
+   in the pool, with nothing written. */
 WIDEST int dspark_spread(float *restrict q, const float *restrict qkv, const float *weights, const float *cos,
                          const float *sin, float *keys, float *values, const int64_t *slots, const int32_t *dims,
                          const int64_t *strides, float eps) {
-    const int tokens = dims[0], heads = dims[1], kv_heads = dims[2], size = dims[3];
-    for (int t = 0; t < tokens; t++)
+    const int tokens = dims[0], heads = dims[1], kv_heads = dims[2], size = dims[3], side_by_side = dims[5];
+    for (int t = 0; slots && t < tokens; t++)
         if (slots[t] < 0 || slots[t] >= dims[4]) return 1;
     for (int t = 0; t < tokens; t++, cos += strides[2], sin += strides[3]) {
+        const int64_t slot = slots ? slots[t] : t;
         for (int h = 0; h < heads + kv_heads; h++, qkv += size) {
             const float *weight = weights ? weights + (int64_t)h * size : 0;
             float *to = h < heads ? q + ((int64_t)t * heads + h) * size
-                                  : keys + slots[t] * strides[0] + (h - heads) * strides[1];
-            turn(to, qkv, weight, eps, cos, sin, size, 1);
+                                  : keys + slot * strides[0] + (h - heads) * strides[1];
+            if (side_by_side) turn(to, qkv, weight, eps, cos, sin, size, 1);
+            else turn(to, qkv, weight, eps, cos, sin, size, 0);
         }
         for (int h = 0; h < kv_heads; h++, qkv += size) {
-            float *restrict to = values + slots[t] * strides[0] + h * strides[1];
+            float *restrict to = values + slot * strides[0] + h * strides[1];
             for (int i = 0; i < size; i++) to[i] = qkv[i];
         }
     }

@@ -19,8 +19,9 @@ from dspark.native.compiled import kernels
 
 log = structlog.get_logger("dspark.native")
 
-_Dims = ctypes.c_int32 * 5
+_Dims = ctypes.c_int32 * 6
 _Strides = ctypes.c_int64 * 4
+_SIDE_BY_SIDE = 1
 
 
 class NativeLayer:
@@ -112,7 +113,7 @@ class NativeLayer:
             keys.data_ptr(),
             values.data_ptr(),
             slots.data_ptr(),
-            _Dims(tokens, heads, kv_heads, size, keys.shape[0]),
+            _Dims(tokens, heads, kv_heads, size, keys.shape[0], _SIDE_BY_SIDE),
             _Strides(keys.stride(0), keys.stride(1), cos.stride(1), sin.stride(1)),
             eps,
         )

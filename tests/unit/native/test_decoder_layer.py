@@ -87,6 +87,12 @@ def rotation_of(tokens: int, size: int) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
+def halves_of(tokens: int, size: int) -> tuple[Tensor, Tensor]:
+    """As a pass is told them."""
+    cos, sin = rotation_of(tokens, size)
+    return cos[0, :, : size // 2], sin[0, :, : size // 2]
+
+
 def whole(shape: Shape, weights: Weights | None = None) -> WholeLayer:
     own = weights or weights_of(shape)
     return WholeLayer(own, heads=shape.heads, kv_heads=shape.kv_heads, scale=None, window=shape.window)
@@ -121,7 +127,7 @@ def test_it_is_what_its_parts_give(
 ) -> None:
     cohort, own, x = Cohort.of(used, queries), weights_of(shape), random(sum(queries), shape.width, seed=11)
     pools, others = pools_of(shape, by_head=by_head), pools_of(shape, by_head=by_head)
-    told = OnePass(cohort.slots, cohort.tables, PAGE, rotation_of(len(x), shape.size))
+    told = OnePass(cohort.slots, cohort.tables, PAGE, halves_of(len(x), shape.size))
     layer, before = whole(shape, own), x.clone()
     made = layer(x, *pools, told)
     assert torch.equal(made, by_parts(shape, own, x, *others, cohort))
@@ -130,9 +136,41 @@ def test_it_is_what_its_parts_give(
     assert torch.equal(layer(x, *pools_of(shape), told), made), "the same again, in pools of another kind"
 
 
+def blocks_by_parts(shape: Shape, own: Weights, x: Tensor, keys: Tensor, values: Tensor, tables: Tables) -> Tensor:
+    native, attention = NativeLayer.found(x), PagedAttention.found()
+    assert native is not None
+    assert attention is not None
+    assert own.heads_norm is not None
+    both = shape.heads + shape.kv_heads
+    qkv = own.qkv(native.norm(x, own.first, own.first_eps)).view(len(x), -1, shape.size)
+    qk = native.turn(qkv, own.heads_norm, own.heads_eps, torch.cat(halves_of(len(x), shape.size), dim=-1))
+    paged = (-1, PAGE, shape.kv_heads, shape.size)
+    seen = (qk[:, shape.heads :], qkv[:, both:])
+    mixed = attention(qk[:, : shape.heads], keys.view(paged), values.view(paged), tables, own=seen)
+    x = own.out.plus(mixed.flatten(1), x)
+    return own.down.plus(native.gate(own.gate_up(native.norm(x, own.second, own.second_eps))), x)
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(width=40, heads=3, kv_heads=1, size=40, wide=33)])
+@pytest.mark.parametrize(("used", "blocks"), [((7,), (5,)), ((9, 0, 11), (4, 4, 4)), ((0, 20), (16, 1))])
+def test_tokens_without_slots_see_each_other_and_are_not_kept(
+    shape: Shape, used: tuple[int, ...], blocks: tuple[int, ...]
+) -> None:
+    own, x, pools = weights_of(shape), random(sum(blocks), shape.width, seed=11), pools_of(shape, by_head=False)
+    cohort, before = Cohort.of(used, blocks), [pool.clone() for pool in pools]
+    tables = cohort.tables._replace(used_k=torch.tensor(used).int(), max_k=max(used))
+    told = OnePass(None, tables, PAGE, halves_of(len(x), shape.size))
+    assert torch.equal(whole(shape, own)(x, *pools, told), blocks_by_parts(shape, own, x, *pools, tables))
+    assert all(torch.equal(one, other) for one, other in zip(pools, before, strict=True))
+    if max(used):
+        elsewhere = OnePass(None, tables._replace(blocks=tables.blocks + PAGES), PAGE, halves_of(len(x), shape.size))
+        with pytest.raises(IndexError):
+            whole(shape, own)(x, *pools, elsewhere)
+
+
 def test_pools_that_are_let_go_of_are_gone() -> None:
     shape, cohort = Shape(), Cohort.of((2, 5), (3, 1))
-    told = OnePass(cohort.slots, cohort.tables, PAGE, rotation_of(4, shape.size))
+    told = OnePass(cohort.slots, cohort.tables, PAGE, halves_of(4, shape.size))
     pools, layer = pools_of(shape), whole(shape)
     layer(random(4, shape.width), *pools, told)
     kept = [ref(pool) for pool in pools]
@@ -143,7 +181,7 @@ def test_pools_that_are_let_go_of_are_gone() -> None:
 def test_a_wider_layer_of_the_same_pass_gets_its_room() -> None:
     narrow, wide = Shape(wide=16), Shape(wide=400)
     cohort = Cohort.of((2, 5), (3, 1))
-    told = OnePass(cohort.slots, cohort.tables, PAGE, rotation_of(4, narrow.size))
+    told = OnePass(cohort.slots, cohort.tables, PAGE, halves_of(4, narrow.size))
     for shape in (narrow, wide, narrow):
         own, x = weights_of(shape), random(4, shape.width, seed=11)
         expected = by_parts(shape, own, x, *pools_of(shape), cohort)
@@ -152,7 +190,7 @@ def test_a_wider_layer_of_the_same_pass_gets_its_room() -> None:
 
 def test_what_is_not_there_is_said() -> None:
     shape, cohort = Shape(), Cohort.of((2, 5), (3, 1))
-    x, rotation = random(4, shape.width), rotation_of(4, shape.size)
+    x, rotation = random(4, shape.width), halves_of(4, shape.size)
     layer = whole(shape)
     for slots, tables in (
         (torch.tensor([0, 1, 2, PAGE * PAGES]), cohort.tables),
@@ -167,7 +205,7 @@ def test_what_is_not_there_is_said() -> None:
 
 def test_other_forms_are_refused() -> None:
     shape, cohort = Shape(), Cohort.of((2, 5), (3, 1))
-    x, (cos, sin), (keys, values) = random(4, shape.width), rotation_of(4, shape.size), pools_of(shape)
+    x, (cos, sin), (keys, values) = random(4, shape.width), halves_of(4, shape.size), pools_of(shape)
     layer, told = whole(shape), OnePass(cohort.slots, cohort.tables, PAGE, (cos, sin))
     calls: list[tuple[Any, ...]] = [
         (x.double(), keys, values, told),
@@ -176,7 +214,7 @@ def test_other_forms_are_refused() -> None:
         (x, keys, values.contiguous(), told),
         (x, keys.bfloat16(), values.bfloat16(), told),
         (x, keys[:, :1], values[:, :1], told),
-        (x, keys, values, OnePass(cohort.slots, cohort.tables, PAGE, rotation_of(4, 2 * shape.size))),
+        (x, keys, values, OnePass(cohort.slots, cohort.tables, PAGE, halves_of(4, 2 * shape.size))),
     ]
     for call in calls:
         with pytest.raises(NotImplementedError):
@@ -184,7 +222,8 @@ def test_other_forms_are_refused() -> None:
     for slots, tables, rotation in (
         (cohort.slots.int(), cohort.tables, (cos, sin)),
         (cohort.slots, cohort.tables._replace(used_k=cohort.tables.used_k.long()), (cos, sin)),
-        (cohort.slots, cohort.tables, (cos[:, :3], sin[:, :3])),
+        (cohort.slots, cohort.tables, (cos[:3], sin[:3])),
+        (cohort.slots, cohort.tables, (cos.t().contiguous().t(), sin.t().contiguous().t())),
         (cohort.slots, cohort.tables, (cos.double(), sin.double())),
     ):
         with pytest.raises(NotImplementedError):
