@@ -102,6 +102,8 @@ class Proposal(Protocol):
 class OverPages(Protocol):
     """`Drafter.propose` without a copy of the context."""
 
+    in_one_call: bool  # each layer
+
     def __call__(
         self, *, anchor_ids: Tensor, anchor_positions: Tensor, context: PagedEntries, slots: int
     ) -> Proposal: ...
