@@ -110,14 +110,20 @@ def _in_children(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int)
 
     Only one thread exists here: a child forked beside a second thread may inherit a lock that nobody will release.
     """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        return _in_folder(work, jobs, Path(folder))
+
+
+def _in_folder(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int, folder: Path) -> list[_Ended]:
+    """The children keep what they write apart: pytest's common folder is tidied by all who use it, at the same time."""
     context = multiprocessing.get_context("fork")
     waiting, ends = list(enumerate(work))[::-1], dict[int, _Ended]()
     running: dict[int, tuple[BaseProcess, float, IO[str]]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             index, (mutant, tests) = waiting.pop()
-            said = tempfile.NamedTemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed when the child ended
-            child = context.Process(target=_child, args=(mutant, tests, said.name))
+            said = (folder / f"{index}.txt").open("w+", encoding="utf-8")
+            child = context.Process(target=_child, args=(mutant, tests, said.name, str(folder / str(index))))
             child.start()
             running[index] = (child, time.monotonic(), said)
         multiprocessing.connection.wait([child.sentinel for child, _, _ in running.values()], timeout=1.0)
@@ -162,7 +168,7 @@ def _import_the_slow() -> None:
     gc.freeze()  # else every child's collections walk through all of that, and copy its pages
 
 
-def _child(mutant: Mutant | None, tests: Sequence[str], output: str) -> None:
+def _child(mutant: Mutant | None, tests: Sequence[str], output: str, temporary: str) -> None:
     import pytest
 
     if mutant is not None:
@@ -173,6 +179,6 @@ def _child(mutant: Mutant | None, tests: Sequence[str], output: str) -> None:
         os.dup2(file.fileno(), 2)
         calm = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
         warnings = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins came with the slow imports
-        code = int(pytest.main([*calm, *warnings, *tests]))
+        code = int(pytest.main([*calm, *warnings, f"--basetemp={temporary}", *tests]))
         sys.stdout.flush()
     os._exit(ENDED + code)
