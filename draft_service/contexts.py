@@ -85,7 +85,7 @@ class ContextStore(Ledger[DraftContext]):
             if self.in_order:
                 self._rows.index_copy_(0, where[1], rows)
             else:
-                self._write(where[1], *self._drafter.ingest(ContextTokens(rows, None, where[0])))
+                self._drafter.ingest_into(ContextTokens(rows, None, where[0]), self._keys, self._values, where[1])
         for context, chunk in fresh:  # only now: a watermark never claims rows that were not written
             context.add(chunk.start, chunk.start + len(chunk.rows))
         if self.in_order:
@@ -170,7 +170,7 @@ class ContextStore(Ledger[DraftContext]):
         where = torch.tensor([positions, slots], dtype=torch.int64, device=self._device)
         token_ids = torch.from_numpy(np.concatenate(ids)).to(self._device)
         rows = self._rows.index_select(0, where[1])
-        self._write(where[1], *self._drafter.ingest(ContextTokens(rows, token_ids, where[0])))
+        self._drafter.ingest_into(ContextTokens(rows, token_ids, where[0]), self._keys, self._values, where[1])
         for context in behind:
             context.made = context.watermark - lag
 

@@ -80,6 +80,12 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
         assert tokens.rows is not None
         return self.context_kv(tokens.rows, tokens.positions)
 
+    def ingest_into(self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        assert tokens.rows is not None
+        angles = self._context_angles(tokens.positions)
+        for layer, own_keys, own_values in zip(self.draft_layers(), keys, values, strict=True):
+            layer.self_attn.store_keys_values(tokens.rows, angles, own_keys, own_values, slots)
+
     def room(self, slots: int) -> int:
         return slots + self.config.query_size - self.config.block_size
 
@@ -116,11 +122,13 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
 
         Keys come normed and rotated, ready to be cached; rows may arrive in any order.
         """
-        longest = int(positions.max()) + 1 if positions.numel() else 1
-        angles = self.rotary.at(positions, longest=longest)
+        angles = self._context_angles(positions)
         pairs = [layer.self_attn.keys_values(context, angles) for layer in self.draft_layers()]
         keys, values = zip(*pairs, strict=True)
         return torch.stack(keys), torch.stack(values)
+
+    def _context_angles(self, positions: Tensor) -> Tensor:
+        return self.rotary.at(positions, longest=int(positions.max()) + 1 if positions.numel() else 1)
 
     def block_hidden(
         self,

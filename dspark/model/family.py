@@ -145,6 +145,12 @@ class Drafter(Projection, ABC):
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens' entries, [L, ..., Hkv, hd] each; `past` where needs.past and there is any."""
 
+    def ingest_into(self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """`ingest` of tokens [T], into slots [T] of keys and values [L, slots, Hkv, hd]."""
+        made_keys, made_values = self.ingest(tokens)
+        keys.index_copy_(1, slots, made_keys)
+        values.index_copy_(1, slots, made_values)
+
     def room(self, slots: int) -> int:
         """Padding at the end of entries that `propose` has use for, to stand its own beside them without a copy."""
         return 0

@@ -21,7 +21,7 @@ log = structlog.get_logger("dspark.native")
 
 _Dims = ctypes.c_int32 * 6
 _Strides = ctypes.c_int64 * 4
-_SIDE_BY_SIDE = 1
+_SIDE_BY_SIDE, _WHERE_THEY_WERE = 1, 0
 
 
 class NativeLayer:
@@ -121,6 +121,47 @@ class NativeLayer:
             raise IndexError(f"a slot is not among the {keys.shape[0]} of the pool")
         return q
 
+    def store(
+        self,
+        kv: Tensor,  # [T, 2 Hkv, D]: keys, then values
+        weights: Tensor,  # [Hkv, D] of the keys' norm
+        eps: float,
+        angles: Tensor,  # [T, D] (cos | sin)
+        keys: Tensor,  # [slots, Hkv, D], and so are values; stored alike
+        values: Tensor,
+        slots: Tensor,  # [T] int64
+    ) -> None:
+        """Norms and turns keys, pairs (i, i + D/2) where they were; writes both into their slots.
+
+        Raises NotImplementedError for tensors of another form, IndexError for a slot outside the pool.
+        """
+        tokens, both, size = kv.shape
+        kv_heads = both // 2
+        _check(
+            _fp32(kv, weights, angles, keys, values)
+            and kv.is_contiguous()
+            and (weights.shape == (kv_heads, size) and weights.is_contiguous())
+            and (angles.shape == (tokens, size) and angles.stride(1) == keys.stride(2) == 1)
+            and (keys.shape == values.shape and keys.shape[1:] == (kv_heads, size))
+            and keys.stride() == values.stride()
+            and (slots.shape == (tokens,) and slots.dtype == torch.int64 and slots.is_contiguous() and slots.is_cpu)
+        )
+        outside = self._spread(
+            None,
+            kv.data_ptr(),
+            weights.data_ptr(),
+            angles.data_ptr(),
+            angles.data_ptr() + size // 2 * angles.element_size(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            slots.data_ptr(),
+            _Dims(tokens, 0, kv_heads, size, keys.shape[0], _WHERE_THEY_WERE),
+            _Strides(keys.stride(0), keys.stride(1), angles.stride(0), angles.stride(0)),
+            eps,
+        )
+        if outside:
+            raise IndexError(f"a slot is not among the {keys.shape[0]} of the pool")
+
 
 def _fp32(*tensors: Tensor) -> bool:
     return all(each.dtype == torch.float32 and each.device.type == "cpu" for each in tensors)
@@ -147,21 +188,25 @@ def _sound(native: NativeLayer) -> bool:
     x, weight = torch.randn(3, 40, generator=draw), torch.randn(40, generator=draw)
     qkv, weights = torch.randn(3, 4, 16, generator=draw), torch.randn(3, 16, generator=draw)
     angle = torch.randn(3, 8, generator=draw)
-    pools, slots = torch.zeros(2, 5, 1, 16), torch.tensor([4, 0, 2])
+    pools, slots = torch.zeros(4, 5, 1, 16), torch.tensor([4, 0, 2])
     turns = torch.complex(angle.cos(), angle.sin())[:, None]
     normed = rms_norm(qkv[:, :3], (16,), None, 1e-6) * weights
     turned = torch.complex(normed[..., :8], normed[..., 8:]) * turns
     rotation = (angle.cos().repeat(1, 2)[None], angle.sin().repeat(1, 2)[None])
+    angles = torch.cat((angle.cos(), angle.sin()), dim=-1)
+    native.store(qkv[:, 2:].contiguous(), weights[2:], 1e-6, angles, pools[2], pools[3], slots)
     pairs = (
         (native.norm(x, weight, 1e-6), rms_norm(x, (40,), weight, 1e-6)),
         (native.gate(x), silu(x[:, :20]) * x[:, 20:]),
         (
-            native.turn(qkv, weights, 1e-6, torch.cat((angle.cos(), angle.sin()), dim=-1)),
+            native.turn(qkv, weights, 1e-6, angles),
             torch.cat((turned.real, turned.imag), dim=-1),
         ),
         (native.spread(qkv, weights, 1e-6, rotation, pools[0], pools[1], slots, 2), _side_by_side(turned[:, :2])),
         (pools[0, slots], _side_by_side(turned[:, 2:])),
         (pools[1, slots], qkv[:, 3:]),
+        (pools[2, slots], torch.cat((turned[:, 2:].real, turned[:, 2:].imag), dim=-1)),
+        (pools[3, slots], qkv[:, 3:]),
     )
     return all(torch.allclose(made, expected, rtol=1e-4, atol=1e-5) for made, expected in pairs)
 
