@@ -132,11 +132,12 @@ class LeanLayer:
 
 
 def _one_pass(plan: Plan, pool: KeyValuePool, rotation: tuple[Tensor, Tensor]) -> OnePass:
-    known = plan.passes.get(id(rotation[0]))
+    known, _ = plan.passes.get(id(rotation[0]), (None, rotation))
     if known is None:
         assert plan.tables is not None
         cos, sin = (part[0, :, : part.shape[2] // 2] for part in rotation)  # the other half is the same once more
-        known = plan.passes[id(rotation[0])] = OnePass(plan.slots, plan.tables, pool.page_size, (cos, sin))
+        known = OnePass(plan.slots, plan.tables, pool.page_size, (cos, sin))
+        plan.passes[id(rotation[0])] = (known, rotation)
     return known
 
 

@@ -118,7 +118,8 @@ class Plan:
     tables: Tables | None = None
     kernel: Kernel | None = None
     rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of lean layers, by the model's table
-    passes: dict[int, OnePass] = field(default_factory=dict)  # of layers that are one call, likewise
+    # Of layers that are one call, likewise; beside the rotation, which has to live as long as its id counts.
+    passes: dict[int, tuple[OnePass, tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
 
 def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:

@@ -71,13 +71,16 @@ class Attention(nn.Module):
             ),
         )
 
-    def tiles(self) -> tuple[Tiles, Tiles, Tensor] | None:
-        """Queries, keys and values; output; the norms of heads [Hq + Hkv, hd]: where it serves with products by a
-        matrix unit, and values as they come."""
-        if self._served is None or self.v_proj is None or self._value_eps is not None:
-            return None
-        qkv, out = self._served.qkv.tiles, self._served.out.tiles
-        return None if qkv is None or out is None else (qkv, out, self._served.norm)
+    def tiles(self) -> tuple[Tiles, Tiles] | None:
+        """Queries, keys and values, and output, where it serves with products by a matrix unit."""
+        qkv, out = (self._served.qkv.tiles, self._served.out.tiles) if self._served is not None else (None, None)
+        return None if qkv is None or out is None else (qkv, out)
+
+    @property
+    def heads_norm(self) -> tuple[Tensor, float]:
+        """Weights [Hq + Hkv, hd] of the norms of queries and keys, once it serves, and their epsilon."""
+        assert self._served is not None
+        return self._served.norm, self.q_norm.eps
 
     def keys_values(self, rows: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
         """rows [..., in], angles [..., hd] -> rotated keys and values, [..., Hkv, hd] each."""

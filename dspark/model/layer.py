@@ -34,10 +34,8 @@ class GatedMLP(nn.Module):
         self._served = (Product([self.gate_proj, self.up_proj]), Product([self.down_proj]))
 
     def tiles(self) -> tuple[Tiles, Tiles] | None:
-        """Gate and up, and down, where it serves with nothing but silu and products by a matrix unit."""
-        if self._served is None or self._gelu:
-            return None
-        wide, down = (part.tiles for part in self._served)
+        """Gate and up, and down, where it serves with products by a matrix unit."""
+        wide, down = (part.tiles for part in self._served) if self._served is not None else (None, None)
         return None if wide is None or down is None else (wide, down)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,25 +71,15 @@ class DraftLayer(nn.Module):
         self.self_attn.serve()
         self.mlp.serve()
 
-    def in_one_call(self) -> WholeLayer | None:
+    def as_one_call(self) -> WholeLayer | None:
         """Where every part of it is the project's own on a CPU. Once it serves; its weights are those of now."""
-        attention, mlp = self.self_attn.tiles(), self.mlp.tiles()
-        first, second = self.input_layernorm, self.post_attention_layernorm
+        own, first, second = self.self_attn, self.input_layernorm, self.post_attention_layernorm
+        attention, mlp = own.tiles(), self.mlp.tiles()
         if attention is None or mlp is None or NativeLayer.found(first.weight) is None:
             return None
-        (qkv, out, heads_norm), (gate_up, down) = attention, mlp
-        norms = (first.weight.detach(), first.eps, second.weight.detach(), second.eps, heads_norm, first.eps)
-        own = self.self_attn
-        try:
-            return WholeLayer(
-                Weights(*norms, qkv, out, gate_up, down),
-                heads=own.heads,
-                kv_heads=own.kv_heads,
-                scale=own.scale,
-                window=None,
-            )
-        except NotImplementedError:  # as of rows that are wider than the stream they are added to
-            return None
+        norms = (first.weight.detach(), first.eps, second.weight.detach(), second.eps, *own.heads_norm)
+        weights = Weights(*norms, *attention, *mlp)
+        return WholeLayer(weights, heads=own.heads, kv_heads=own.kv_heads, scale=own.scale, window=None)
 
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer: residual stream and attention's output, [..., H] each -> [..., H]."""
@@ -112,8 +100,8 @@ class SandwichLayer(DraftLayer):
         self.post_feedforward_layernorm = RMSNorm(size, eps, late_cast=late_cast)
         self.register_buffer("layer_scalar", torch.ones(1))  # in the file, and never trained
 
-    def in_one_call(self) -> None:
-        """Its norms are others."""
+    def as_one_call(self) -> None:
+        """Its norms, its activation and its values are others."""
 
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = hidden + self.post_attention_layernorm(attended)

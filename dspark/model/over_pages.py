@@ -24,7 +24,7 @@ class BlocksOverPages:
 
     def __init__(self, drafter: BlockDrafter, kernel: PagedAttention) -> None:
         self._drafter, self._kernel = drafter, kernel
-        whole = [layer.in_one_call() for layer in drafter.draft_layers()]
+        whole = [layer.as_one_call() for layer in drafter.draft_layers()]
         self._whole: list[WholeLayer] = [layer for layer in whole if layer is not None]
         self.in_one_call = len(self._whole) == len(whole)
 
@@ -42,10 +42,10 @@ class BlocksOverPages:
         first = torch.arange(0, n * size + 1, size, dtype=torch.int32)
         tables = Tables(first, context.lengths, context.blocks, size, context.longest)
         inputs = self._drafter.block_inputs(anchor_ids, anchor_positions, size)
-        run = self._in_one_call if self.in_one_call else self._by_parts
+        run = self._by_layers if self.in_one_call else self._by_parts
         return self._drafter.proposal(run(*inputs, context, tables)[:, -slots:])
 
-    def _in_one_call(self, hidden: Tensor, angles: Tensor, context: PagedEntries, tables: Tables) -> Tensor:
+    def _by_layers(self, hidden: Tensor, angles: Tensor, context: PagedEntries, tables: Tables) -> Tensor:
         """hidden [n, q, H], angles [n, q, hd] -> [n, q, H] after the final norm."""
         cos, sin = angles.flatten(0, 1).chunk(2, dim=-1)
         told = OnePass(None, tables, context.keys.shape[2], (cos, sin))

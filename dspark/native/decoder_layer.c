@@ -54,23 +54,24 @@ static void product(const struct pass *p, float *out, const float *rows, const u
 int dspark_layer(float *out, const float *x, const struct layer *l, const struct pool *pool, const struct pass *p) {
     const int64_t tokens = p->tokens, queries = (int64_t)l->heads * l->size;
     const int joined = (l->heads + 2 * l->kv_heads) * l->size;
-    const int64_t own = (int64_t)l->kv_heads * l->size; /* numbers of a token's keys, where it has no slot */
+    const int64_t row = (int64_t)l->kv_heads * l->size; /* of keys, or values, that have no slot */
     float *normed = p->space, *qkv = normed + tokens * l->width, *q = qkv + tokens * joined;
-    float *own_k = q + tokens * queries, *own_v = own_k + tokens * own, *mixed = own_v + tokens * own;
+    float *own_k = q + tokens * queries, *own_v = own_k + tokens * row, *mixed = own_v + tokens * row;
     float *both = mixed + tokens * queries, *gated = both + tokens * 2 * l->wide;
+    float *keys = pool->keys, *values = pool->values;
+    int64_t rows[] = {pool->slot, pool->head, p->cos_row, p->sin_row};
+    if (p->at) own_k = own_v = 0;
+    else keys = own_k, values = own_v, rows[0] = row, rows[1] = l->size;
 
     dspark_norm(normed, x, l->first, p->tokens, l->width, l->first_eps);
     product(p, qkv, normed, l->qkv, l->width, joined, 0);
     const int32_t shape[] = {p->tokens, l->heads, l->kv_heads, l->size, pool->slots, p->at != 0};
-    const int64_t rows[] = {p->at ? pool->slot : own, p->at ? pool->head : l->size, p->cos_row, p->sin_row};
-    if (dspark_spread(q, qkv, l->heads_norm, p->cos, p->sin, p->at ? pool->keys : own_k, p->at ? pool->values : own_v,
-                      p->at, shape, rows, l->heads_eps))
-        return 3;
+    if (dspark_spread(q, qkv, l->heads_norm, p->cos, p->sin, keys, values, p->at, shape, rows, l->heads_eps)) return 3;
     const int32_t dims[] = {p->sequences, p->pages, p->page_size, l->heads, l->kv_heads, l->size, l->window,
                             p->max_q, p->max_k, pool->slots / p->page_size, p->tokens};
-    const int64_t strides[] = {queries, l->size, pool->slot * p->page_size, pool->slot, pool->head, own, l->size};
-    int failed = dspark_attend(mixed, q, pool->keys, pool->values, p->at ? 0 : own_k, p->at ? 0 : own_v, p->cu_q,
-                               p->used_k, p->blocks, dims, strides, l->scale, p->sharing, p->threads);
+    const int64_t strides[] = {queries, l->size, pool->slot * p->page_size, pool->slot, pool->head, row, l->size};
+    int failed = dspark_attend(mixed, q, pool->keys, pool->values, own_k, own_v, p->cu_q, p->used_k, p->blocks, dims,
+                               strides, l->scale, p->sharing, p->threads);
     if (failed) return failed;
     memcpy(out, x, sizeof(float) * (size_t)(tokens * l->width));
     product(p, out, mixed, l->out, (int)queries, l->width, 1);

@@ -91,6 +91,7 @@ class OnePass:
         ):
             raise NotImplementedError("these tensors are not of the form that the kernels for CPUs read")
         self.tokens, self.half = cos.shape
+        self.of_blocks = slots is None
         threads = torch.get_num_threads()
         self._kept = (slots, tables, rotation)
         self._space, self._pieces = torch.empty(0), torch.empty(0, dtype=torch.int16)
@@ -119,7 +120,7 @@ class OnePass:
     def make_room(self, floats: int, widest: int) -> None:
         """floats: of a token. widest: inputs of a product, most."""
         if self._space.numel() < floats * self.tokens:
-            self._space = torch.empty(floats * self.tokens)
+            self._space = torch.empty(floats * self.tokens, dtype=torch.float32)
             self.told.space = self._space.data_ptr()
         if self._pieces.numel() < (room := self.told.most * -(-widest // DEEP) * DEEP * PIECES):
             self._pieces = torch.empty(room, dtype=torch.int16)
@@ -138,6 +139,7 @@ class WholeLayer:
         norms = [(weights.first, (width,)), (weights.second, (width,)), (weights.heads_norm, (heads + kv_heads, size))]
         if (
             built is None
+            or heads % kv_heads
             or joined != (heads + 2 * kv_heads) * size
             or (weights.out.ins, weights.out.outs) != (heads * size, width)
             or (weights.gate_up.ins, weights.gate_up.outs, weights.down.outs) != (width, 2 * wide, width)
@@ -168,6 +170,8 @@ class WholeLayer:
         """
         if x.shape != (told.tokens, self._told.width) or not _fp32(x) or 2 * told.half != self._size:
             raise NotImplementedError("these tensors are not of the form that the kernels for CPUs read")
+        if told.of_blocks and self._told.window:
+            raise NotImplementedError("a block's tokens see all of their sequence")
         if not self._pools or self._pools[0]() is not keys or self._pools[1]() is not values:
             self._take(keys, values)
         told.make_room(self._floats, self._widest)

@@ -72,7 +72,7 @@ WIDEST int dspark_spread(float *restrict q, const float *restrict qkv, const flo
             const float *weight = weights ? weights + (int64_t)h * size : 0;
             float *to = h < heads ? q + ((int64_t)t * heads + h) * size
                                   : keys + slot * strides[0] + (h - heads) * strides[1];
-            if (side_by_side) turn(to, qkv, weight, eps, cos, sin, size, 1);
+            if (side_by_side) turn(to, qkv, weight, eps, cos, sin, size, 1); /* constants, for compilers */
             else turn(to, qkv, weight, eps, cos, sin, size, 0);
         }
         for (int h = 0; h < kv_heads; h++, qkv += size) {

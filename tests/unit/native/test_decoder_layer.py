@@ -228,6 +228,11 @@ def test_other_forms_are_refused() -> None:
     ):
         with pytest.raises(NotImplementedError):
             OnePass(slots, tables, PAGE, rotation)
+    windowed, block = Shape(window=5), OnePass(None, cohort.tables, PAGE, (cos, sin))
+    with pytest.raises(NotImplementedError):
+        whole(windowed)(x, keys, values, block)
+    with pytest.raises(NotImplementedError):
+        WholeLayer(weights_of(Shape(heads=3)), heads=3, kv_heads=2, scale=None, window=None)
     own = weights_of(shape)
     for wrong in ({"first": own.first[1:]}, {"out": own.qkv}, {"down": own.gate_up}, {"second": own.second.double()}):
         with pytest.raises(NotImplementedError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,50 @@ def test_turn_norms_and_turns_the_first_heads_where_they_stand(native: NativeLay
         native.turn(rows, weights, 1e-6, angles[:1])
     with pytest.raises(NotImplementedError):
         native.turn(rows[:, :, :5], weights, 1e-6, angles)
+
+
+@needs_kernels
+@pytest.mark.parametrize("by_head", [False, True])
+@pytest.mark.parametrize("size", [64, 6])
+def test_store_norms_and_turns_keys_where_they_stand(native: NativeLayer, by_head: bool, size: int) -> None:
+    torch.manual_seed(size)
+    kv, weights, angle = torch.randn(5, 4, size), torch.randn(2, size), torch.randn(5, size // 2)
+    angles = torch.cat((angle.cos(), angle.sin()), dim=-1)
+    keys, values = (torch.zeros(2, 30, size).transpose(0, 1) if by_head else torch.zeros(30, 2, size) for _ in range(2))
+    slots = torch.tensor([29, 0, 7, 8, 3])
+    native.store(kv, weights, 1e-6, angles, keys, values, slots)
+    torch.testing.assert_close(keys[slots], rotate(rms_norm(kv[:, :2], (size,), None, 1e-6) * weights, angles))
+    assert torch.equal(values[slots], kv[:, 2:])
+    untouched = torch.ones(30, dtype=torch.bool)
+    untouched[slots] = False
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+@needs_kernels
+def test_store_refuses_what_it_would_misread(native: NativeLayer) -> None:
+    kv, weights, angles, slots = torch.ones(2, 4, 8), torch.ones(2, 8), torch.ones(2, 8), torch.tensor([0, 1])
+    pool = torch.zeros(4, 2, 8)
+    sound: dict[str, Any] = {
+        **{"kv": kv, "weights": weights, "angles": angles},
+        **{"keys": pool, "values": pool, "slots": slots},
+    }
+    for wrong in (
+        {"kv": kv.half()},
+        {"kv": torch.ones(2, 8, 4).transpose(1, 2)},
+        {"weights": weights[:1]},
+        {"angles": angles[:, :4]},
+        {"keys": pool[:, :1]},
+        {"values": torch.zeros(2, 4, 8).transpose(0, 1)},
+        {"slots": slots.int()},
+        {"slots": slots[:1]},
+    ):
+        with pytest.raises(NotImplementedError):
+            native.store(**(sound | wrong), eps=1e-6)
+    for outside in (-1, 4):
+        with pytest.raises(IndexError, match="not among the 4"):
+            native.store(kv, weights, 1e-6, angles, pool, pool, torch.tensor([0, outside]))
+    assert not pool.any(), "a slot outside leaves all others as they were"
 
 
 @needs_kernels
