@@ -143,7 +143,7 @@ def told(part: Part) -> Told:
     turn, verdict = settled.turns[at], settled.judged.verdicts[at]
     accepted, judged = (verdict.accepted, verdict.judged) if isinstance(verdict, Verdict) else (0, 0)
     block, next_token = turn.block.token_ids, verdict.next_token if isinstance(verdict, Verdict) else 0
-    gains = _gains(settled)
+    gains, drafter = _gains(settled), _drafter(settled, at)
     alive = settled.blocks.alive()
     slots = tuple(
         Slot(
@@ -162,9 +162,9 @@ def told(part: Part) -> Told:
         round=turn.cursor.round,
         offset=part.offset,
         policy=str(turn.track.request.policy),
-        drafter=_drafter(settled, at),
+        drafter=drafter,
         empty_because="" if block else turn.empty_because or "unspecified",
-        asked=turn.slots,
+        asked=turn.slots if drafter else 0,
         slots=slots,
         prefix=turn.prefix,
         accepted=min(accepted, part.kept),

@@ -105,6 +105,7 @@ async def test_reasons(make_cell: MakeCell, policy: str, why: Why, because: str)
     assert first.why is why
     assert first.empty_because == because
     assert first.policy == policy
+    assert (first.asked > 0) == bool(first.drafter) == (policy != "off")
 
 
 async def test_without_a_curve_nothing_is_weighed(make_cell: MakeCell) -> None:
