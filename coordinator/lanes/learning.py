@@ -40,19 +40,21 @@ class Learning:
         *,
         price: float,
         speculative: bool,
+        calm: bool,
         rest_s: float | None,
     ) -> None:
-        """`rest_s`: seconds of the round that were neither drafting nor verifying; None when it overlapped another."""
+        """`calm`: neither this round nor the one before asked for drafts. `rest_s`: seconds of the round that were
+        neither drafting nor verifying; None when it overlapped another."""
         if self._monitor is not None:
             self._monitor.observe(judged.draws)
         accepted, verified = _outcomes(turns, judged)
         self.verify_s = judged.forward_s
-        if rest_s is not None:
+        if rest_s is not None and (speculative or calm):
             (self._cost.speculative if speculative else self._cost.plain).rest.observe(rest_s)
         self.extra_tokens = max(float(judged.tokens - len(turns) - int(verified.sum())), 0.0)
         if judged.tokens:  # none in verdicts that were said again
             beside = rest_s is None
-            self._cost.observe(judged.tokens, cohort.context, judged.forward_s, len(turns), beside=beside)
+            self._cost.observe(judged.tokens, cohort.context, judged.forward_s, len(turns), beside=beside, calm=calm)
         if not blocks.confidence.shape[1]:
             return
         known = (blocks.lengths > 0) & (accepted >= 0)

@@ -97,6 +97,7 @@ class RoundLoop:
         self._said_uncosted = False
         self._said_mode: Mode | None = None
         self._judged_at: float | None = None  # when the last verdicts came, while there is work
+        self._drafted = False  # drafts were asked for in the last round
         self._late: list[Callable[[], None]] = []  # what finished rounds left to learn
 
     async def run(self) -> None:
@@ -149,6 +150,8 @@ class RoundLoop:
         began, beside = self._clock.time(), self.pipelining.overlaps()
         plan = self._foresight.planned(part, turns)
         drafts = self._drafting.ask(self._ask_whom(turns, plan))
+        calm = not (drafts.orders or self._drafted)
+        self._drafted = bool(drafts.orders)
         if drafts.orders:  # else the first message is the verifier's, and clients would be served before it
             await let_orders_leave()
             self._catch_up()
@@ -164,7 +167,7 @@ class RoundLoop:
         blocks = self._learning.refit.corrected(turns, Blocks.of(turns))
         if blocks.confidence.shape[1]:
             choose_prefixes(turns, blocks, cohort.policies, terms, cohort.weight, trust)
-        judged, verified_s = await self._verify(part, turns, cohort)
+        judged, verified_s = await self._verify(part, turns, cohort, calm=calm)
         if judged is None:
             return
         committed = self._settling.settle(turns, judged.verdicts)
@@ -183,6 +186,7 @@ class RoundLoop:
             plan,
             price=self._planner.price,
             speculative=bool(drafts.orders),
+            calm=calm,
             rest_s=None if beside else now - began - drafted_s - verified_s,
         )
         self._late.append(learn)
@@ -274,7 +278,9 @@ class RoundLoop:
         await settled((reply,), self._pace.verify_s / 2, self._clock)
         return reply, True
 
-    async def _verify(self, part: int, turns: Sequence[Turn], cohort: Cohort) -> tuple[Judged | None, float]:
+    async def _verify(
+        self, part: int, turns: Sequence[Turn], cohort: Cohort, *, calm: bool
+    ) -> tuple[Judged | None, float]:
         """Verdicts on every prefix, and how long they took; None when there is nobody left to ask or to ask for."""
         if not turns or self._closed:
             return None, 0.0
@@ -305,7 +311,8 @@ class RoundLoop:
         self.heard = self._judged_at = self._clock.time()
         self._metrics.verify_rpc.observe(took)
         if alone and self._in_verification == 0 and not again:
-            drafted = any(turn.block.token_ids for turn in turns)
-            overheads = self.cost.speculative if drafted else self.cost.plain
-            overheads.verify_hops.observe(took - judged.forward_s)
+            if any(turn.block.token_ids for turn in turns):
+                self.cost.speculative.verify_hops.observe(took - judged.forward_s)
+            elif calm:
+                self.cost.plain.verify_hops.observe(took - judged.forward_s)
         return judged, took

@@ -49,6 +49,7 @@ def learn(learning: Learning, turns: list[Turn], verdicts: list[Any], tokens: in
         plan,
         price=0.3,
         speculative=True,
+        calm=False,
         rest_s=None,
     )
 
