@@ -19,7 +19,7 @@ from coordinator.scheduling.running_fit import Line, Running
 SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots, until it was seen
 CALM_WEIGHT = 0.02  # of one step in how much faster calm ones are
 CALM_BOUNDS = (0.4, 1.1)
-CALM_NEAR = 64  # steps within which both kinds are compared: what lies apart may be the machine's change, not theirs
+CALM_NEAR = 16  # steps from one kind to the other within which they are compared: later the machine may have changed
 
 
 @dataclass(slots=True)

@@ -122,6 +122,47 @@ def test_a_round_costs_its_draft_its_verification_and_its_overheads() -> None:
     assert cost.of_plain_round(4.0, 10) == pytest.approx(4.05)
 
 
+def _stretches(cost: StepCost, drafted_s: float, calm_s: float, turns: int) -> None:
+    """Steps among drafted ones and in plain stretches, by turns; seconds a token."""
+    for _ in range(turns):
+        for _ in range(20):
+            cost.observe(4.0, 10, 4.0 * drafted_s, 4)
+        for _ in range(40):
+            cost.observe(4.0, 10, 4.0 * calm_s, 4, calm=True)
+
+
+def _both(cost: StepCost) -> tuple[float, float]:
+    """Of 4 tokens: a drafted round, and a plain one."""
+    step = cost.of_round_measured(10, 0.0, 4)
+    assert step is not None
+    return float(step(np.array([4.0]))[0]), cost.of_plain_round(4.0, 10, 4)
+
+
+def test_calm_steps_are_costed_apart() -> None:
+    cost = StepCost(CostCurve([1, 10], [10], [1.0, 10.0]))
+    assert _both(cost) == pytest.approx((4.0, 4.0))
+    _stretches(cost, drafted_s=2.0, calm_s=1.2, turns=8)
+    assert _both(cost) == pytest.approx((8.0, 4.8), rel=0.1)
+
+
+@pytest.mark.parametrize("calm", [False, True])
+def test_a_machine_that_slows_down_slows_both_kinds(calm: bool) -> None:
+    cost = StepCost(CostCurve([1, 10], [10], [1.0, 10.0]))
+    _stretches(cost, drafted_s=2.0, calm_s=1.2, turns=8)
+    for _ in range(400):
+        cost.observe(4.0, 10, 4.0 * (2.4 if calm else 4.0), 4, calm=calm)
+    assert _both(cost) == pytest.approx((16.0, 9.6), rel=0.3)
+
+
+@pytest.mark.parametrize("calm", [False, True])
+def test_what_never_comes_by_turns_is_not_told_apart(calm: bool) -> None:
+    cost = StepCost(CostCurve([1, 10], [10], [1.0, 10.0]))
+    for _ in range(200):
+        cost.observe(1.0, 10, 1.7, 1, calm=calm)
+    assert cost.calm == 1.0
+    assert cost.of_plain_round(1.0, 10, 1) == pytest.approx(1.7, rel=0.05)
+
+
 def test_passes_beside_another_cohorts_step_are_costed_apart() -> None:
     cost = DraftCost(CostCurve([1, 8], [10], [0.004, 0.011]), block_size=8)
     for _ in range(50):

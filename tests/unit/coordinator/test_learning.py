@@ -54,6 +54,23 @@ def learn(learning: Learning, turns: list[Turn], verdicts: list[Any], tokens: in
     )
 
 
+@pytest.mark.parametrize(
+    ("speculative", "calm", "counted"), [(True, False, "speculative"), (False, True, "plain"), (False, False, None)]
+)
+def test_a_plain_round_among_drafted_ones_says_nothing_of_plain_stretches(
+    speculative: bool, calm: bool, counted: str | None
+) -> None:
+    costs = StepCost(None)
+    learning, turns = Learning(costs, Evidence(SLOTS), Budget()), [turn([], 0)]
+    cohort, plan = cohort_of(turns)
+    judged = Judged((Verdict(turns[0].cursor, 0, 7, 0, 0),), 0.01, 1)
+    learning.learn(
+        turns, cohort, Blocks.of(turns), judged, plan, price=0.3, speculative=speculative, calm=calm, rest_s=0.002
+    )
+    for name in ("speculative", "plain"):
+        assert getattr(costs, name).rest.seconds == (0.002 if name == counted else 0.0)
+
+
 def turn(confidence: list[float], prefix: int, row: int = 0, answer: Any = None, number: int = 1) -> Turn:
     track: Any = SimpleNamespace(request=SimpleNamespace(law=LAW), row=row, answer=answer)
     cursor = Cursor(number, 0, 1, 9)
