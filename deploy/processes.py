@@ -19,8 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from deploy.placement import homes
 from dspark.client import Client
 from dspark.errors import Unavailable
+from dspark.runtime.cpus import usable
 
 START_TIMEOUT_S = 180.0
 STOP_GRACE_S = 10.0
@@ -70,6 +72,8 @@ class LocalCell:
             "verify": verify or {},
             "draft": draft or {},
         }
+        threads = max(int(str(self._flags[role].get("threads", 1))) for role in self._counts)
+        self._homes = homes(usable(), threads)
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.children: dict[str, Child] = {}
@@ -148,6 +152,9 @@ class LocalCell:
     def _begin(self, role: str, index: int, flags: Flags) -> Child:
         words = [_option(key, value) for key, value in flags.items() if value not in (None, "")]
         name = f"{role}/{index}"
+        said = flags.get("cpus") or os.environ.get(f"DSPARK_{role.upper()}__CPUS")
+        if (cpus := self._homes.get(name)) and not said:
+            words.append(_option("cpus", cpus))
         start = [sys.executable, "-m", "dspark.cli.main", "serve", role, f"--name={name}", "--ready-json"]
         start.append(f"--parent-pid={os.getpid()}")
         return self._spawn(name, [*start, *self._place(name), *words])

@@ -14,6 +14,7 @@ from typing import Any
 
 from deploy.topology import Role
 from dspark.runtime.config import load_config
+from dspark.runtime.cpus import keep_to
 from dspark.runtime.process import Process
 
 
@@ -55,6 +56,7 @@ def load_settings(
 
 async def start_room(role: Role, settings: Mapping[str, Any], *, name: str) -> Process:
     """Runs the room in this process, on the running event loop."""
+    keep_to(settings.get("cpus") or "", f"{ROOMS[role].section}.cpus")  # first: threads inherit it
     process = importlib.import_module(f"{ROOMS[role].package}.process")
     started: Process = await process.start(config_class(role)(**settings), name=name)
     return started

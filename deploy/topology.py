@@ -38,10 +38,12 @@ class Replica:
 
 @dataclass(frozen=True)
 class Topology:
-    """All processes of a cell. templates: what one more replica of each role would be, its name aside."""
+    """All processes of a cell. templates: what one more replica of each role would be, its name aside. homes: setting
+    `cpus` of replicas by name, where their template has none."""
 
     replicas: tuple[Replica, ...]
     templates: Mapping[Role, Replica]
+    homes: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, name: str) -> Replica | None:
         return next((replica for replica in self.replicas if replica.name == name), None)
@@ -63,8 +65,11 @@ class Topology:
         return next(replica for replica in self.replicas if replica.role is Role.COORDINATOR)
 
 
-def desired(config: ClusterConfig, settings: Mapping[Role, Mapping[str, Any]]) -> Topology:
-    """The processes `config` asks for; `settings` holds the resolved configuration of each room."""
+def desired(
+    config: ClusterConfig, settings: Mapping[Role, Mapping[str, Any]], homes: Mapping[str, str] | None = None
+) -> Topology:
+    """The processes `config` asks for; `settings` holds the resolved configuration of each room, `homes` processors by
+    replica name."""
     needs: dict[Role, tuple[float, float, str | None]] = {
         Role.COORDINATOR: (0.0, config.coordinator_cpus, config.coordinator_selector),
         Role.VERIFY: (config.verifier_gpus, config.verifier_cpus, config.verifier_selector),
@@ -75,7 +80,7 @@ def desired(config: ClusterConfig, settings: Mapping[Role, Mapping[str, Any]]) -
         role: Replica(str(role), role, dict(settings.get(role, {})), gpus, cpus, _labels(selector))
         for role, (gpus, cpus, selector) in needs.items()
     }
-    return _build(templates, _counts(config.verifiers, config.drafters, config.frontends))
+    return _build(templates, _counts(config.verifiers, config.drafters, config.frontends), homes or {})
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
@@ -84,7 +89,7 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
     if drafters and not topology.has_drafter:
         raise ConfigError(f"scale: the cell was started without a drafter, {drafters} of them would have no weights")
-    return _build(topology.templates, _counts(verifiers, drafters, topology.count(Role.FRONTEND)))
+    return _build(topology.templates, _counts(verifiers, drafters, topology.count(Role.FRONTEND)), topology.homes)
 
 
 def adopted(topology: Topology, names: Iterable[str]) -> Topology:
@@ -108,6 +113,13 @@ def _counts(verifiers: int, drafters: int, frontends: int) -> dict[Role, int]:
     return {Role.COORDINATOR: 1, Role.VERIFY: verifiers, Role.DRAFT: drafters, Role.FRONTEND: frontends}
 
 
-def _build(templates: Mapping[Role, Replica], counts: Mapping[Role, int]) -> Topology:
-    replicas = [replace(templates[role], name=f"{role}/{index}") for role in Role for index in range(counts[role])]
-    return Topology(tuple(replicas), templates)
+def _build(templates: Mapping[Role, Replica], counts: Mapping[Role, int], homes: Mapping[str, str]) -> Topology:
+    names = {f"{role}/{index}": role for role in Role for index in range(counts[role])}
+    replicas = [_at_home(replace(templates[role], name=name), homes.get(name)) for name, role in names.items()]
+    return Topology(tuple(replicas), templates, homes)
+
+
+def _at_home(replica: Replica, cpus: str | None) -> Replica:
+    if cpus is None or replica.settings.get("cpus"):
+        return replica
+    return replace(replica, settings={**replica.settings, "cpus": cpus})

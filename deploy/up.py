@@ -17,6 +17,7 @@ from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
 from deploy.controller import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
 from deploy.marks import new_cell_id
+from deploy.placement import homes
 from deploy.ray_auth import check_guarded
 from deploy.rooms import load_settings
 from deploy.topology import Role, Topology, desired
@@ -24,6 +25,7 @@ from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
 from dspark.runtime.config import load_config
+from dspark.runtime.cpus import usable
 from dspark.runtime.identity import state_dir, write_token
 from dspark.runtime.security import is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
@@ -95,7 +97,9 @@ def plan_topology(
         )
         for role in Role
     }
-    return desired(config, settings)
+    threads = max(settings[role]["threads"] for role in (Role.VERIFY, Role.DRAFT))
+    # Who joins a cluster does not know what its machines have.
+    return desired(config, settings, homes(usable(), threads) if config.address is None else None)
 
 
 def bring_up(

@@ -16,6 +16,7 @@ import torch
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.native.layer import NativeLayer
 from dspark.runtime.cost_store import Curve, load_curve, store_curve
+from dspark.runtime.cpus import usable
 from dspark.types import Cursor, Law
 
 log = structlog.get_logger("dspark.profiler")
@@ -94,6 +95,7 @@ def _key(engine: DraftEngine) -> dict[str, object]:
         "device": str(engine.device) if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device),
         "dtype": engine.dtype,
         "threads": torch.get_num_threads(),
+        "processors": len(usable()),
         "torch": torch.__version__,
         "native": NativeLayer.found(next(engine.drafter.parameters())) is not None,
         "in one call": over_pages is not None and over_pages.in_one_call,

@@ -16,6 +16,7 @@ import structlog
 import torch
 
 from dspark.runtime.cost_store import Curve, load_curve, store_curve
+from dspark.runtime.cpus import usable
 from dspark.types import NO_Q, Cursor, Law, SparseQ
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
@@ -163,6 +164,7 @@ def _key(engine: VerifyEngine) -> dict[str, object]:
         "device": str(engine.device) if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device),
         "dtype": engine.dtype,
         "threads": torch.get_num_threads(),
+        "processors": len(usable()),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "limit": engine.config.cost_max_tokens,

@@ -38,6 +38,13 @@ class ListenConfig:
         default=True, metadata={"doc": "With tls_ca: callers need a certificate; off, tokens alone say who calls."}
     )
     insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without asking who calls."})
+    cpus: str | None = field(
+        default=None,
+        metadata={
+            "doc": "Processors the process is kept to, like 0-3,8; absent: any, or on a machine of two where the "
+            "cell's starter puts it."
+        },
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from benchmarks.pair import Pair
 from deploy.processes import LocalCell
 from dspark.client import Client, Finished, InvalidRequest
 from dspark.errors import Unavailable
+from dspark.runtime.cpus import usable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.services]
 
@@ -42,6 +44,14 @@ def _settled(client: Client) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+@pytest.mark.skipif(len(usable()) != 2, reason="cells are placed on machines of two processors")
+def test_the_workers_of_a_lane_share_a_processor_and_the_coordinator_has_the_other(cell: LocalCell) -> None:
+    first, second = ({number} for number in usable())
+    wanted = {"verify/0": first, "draft/0": first, "coordinator/0": second}
+    for name, child in cell.children.items():
+        assert os.sched_getaffinity(child.pid) == wanted[name]
 
 
 @pytest.mark.parametrize("policy", ["off", "greedy", "fixed:1", "fixed:7", "threshold:0.5"])
