@@ -68,6 +68,11 @@ class Drafting:
         self._overlaps = overlaps  # whether two cohorts take turns, see `pipelining`
         self.hops = Running()  # round trips of drafts less device time
 
+    @property
+    def owed(self) -> bool:
+        """Whether a drafter still computes what came too late."""
+        return bool(self._owed)
+
     def left(self, drafter: DrafterPort) -> None:
         """It is gone; what it owed fails by itself."""
         self._costs.pop(drafter, None)

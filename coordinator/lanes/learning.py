@@ -43,7 +43,7 @@ class Learning:
         calm: bool,
         rest_s: float | None,
     ) -> None:
-        """`calm`: neither this round nor the one before asked for drafts. `rest_s`: seconds of the round that were
+        """`calm`: this round follows another, and neither asked for drafts. `rest_s`: seconds of the round that were
         neither drafting nor verifying; None when it overlapped another."""
         if self._monitor is not None:
             self._monitor.observe(judged.draws)

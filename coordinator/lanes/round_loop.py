@@ -97,7 +97,7 @@ class RoundLoop:
         self._said_uncosted = False
         self._said_mode: Mode | None = None
         self._judged_at: float | None = None  # when the last verdicts came, while there is work
-        self._drafted = False  # drafts were asked for in the last round
+        self._cold = True  # drafts were asked for in the last round, or there was none
         self._late: list[Callable[[], None]] = []  # what finished rounds left to learn
 
     async def run(self) -> None:
@@ -140,7 +140,8 @@ class RoundLoop:
             return
         self._catch_up()
         if not self._tracks:
-            self._judged_at = None  # nobody is there: what comes now is no gap between rounds
+            self._judged_at = None  # nobody is there: what comes now is no gap between rounds,
+            self._cold = True  # and finds other caches
         if not self._closed:
             self._wake[part] = asyncio.get_running_loop().create_future()
             await self._wake[part]
@@ -150,8 +151,8 @@ class RoundLoop:
         began, beside = self._clock.time(), self.pipelining.overlaps()
         plan = self._foresight.planned(part, turns)
         drafts = self._drafting.ask(self._ask_whom(turns, plan))
-        calm = not (drafts.orders or self._drafted)
-        self._drafted = bool(drafts.orders)
+        calm = not (drafts.orders or self._cold or self._drafting.owed)
+        self._cold = bool(drafts.orders)
         if drafts.orders:  # else the first message is the verifier's, and clients would be served before it
             await let_orders_leave()
             self._catch_up()

@@ -87,7 +87,7 @@ class CostCurve:
 
     def seconds(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """What a step of this size is expected to take."""
-        return max(self.live.at(self._expected(tokens, context, sequences)), LEAST_SECONDS)
+        return max(self.live.at(self.measured(tokens, context, sequences)), LEAST_SECONDS)
 
     def grid(self) -> tuple[list[int], list[int], list[float]]:
         """Tokens, contexts and the convex seconds in force, [tokens, contexts] in row-major order."""
@@ -96,16 +96,17 @@ class CostCurve:
 
     def observe(self, tokens: float, context: float, seconds: float, sequences: float = 0.0) -> None:
         """Move the correction a little towards what a finished step took."""
-        self.live.observe(self._expected(tokens, context, sequences), seconds)
+        self.live.observe(self.measured(tokens, context, sequences), seconds)
 
-    def _expected(self, tokens: float, context: float, sequences: float) -> float:
+    def measured(self, tokens: float, context: float, sequences: float = 0.0) -> float:
+        """What a step of this size took when the curve was measured."""
         more = max(sequences - max(tokens / self._per_sequence, 1.0), 0.0)
-        return self._measured(tokens, context) + (self._each(context) * more if more else 0.0)
+        return self._point(tokens, context) + (self._each(context) * more if more else 0.0)
 
     def _each(self, context: float) -> float:
         return float(np.interp(context, self._contexts, self._more))
 
-    def _measured(self, tokens: float, context: float) -> float:
+    def _point(self, tokens: float, context: float) -> float:
         """One point of the stairs; without arrays, for it is asked for many times a round."""
         x, y, grid = self._points
         right = min(max(bisect_left(x, tokens), 1), len(x) - 1) if len(x) > 1 else 0

@@ -2,24 +2,20 @@
 
 Everything but the measured curves is learned from finished rounds. Plain rounds and speculative ones differ in more
 than their tokens (feature rows travel, drafts are asked for), so their overheads are kept apart. So is how long their
-steps take: a verifier that waits for drafts finds its caches cold, and on a CPU a step of the same tokens takes up to
-twice what it takes in a calm stretch, where one plain round follows another.
+steps take (`calm_steps`): those of a calm stretch, where one plain round follows another, and those among drafted ones.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from coordinator.scheduling.calm_steps import CalmSteps
 from coordinator.scheduling.cost_curve import CostCurve, Floats
 from coordinator.scheduling.prefix_scheduler import StepSeconds
 from coordinator.scheduling.running_fit import Line, Running
 
 SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots, until it was seen
-CALM_WEIGHT = 0.02  # of one step in how much faster calm ones are
-CALM_BOUNDS = (0.4, 1.1)
-CALM_NEAR = 16  # steps from one kind to the other within which they are compared: later the machine may have changed
 
 
 @dataclass(slots=True)
@@ -76,9 +72,7 @@ class StepCost:
         self.overlaps = overlaps  # whether two cohorts take turns, see `pipelining`
         self.plain, self.speculative = Overheads(), Overheads()
         self._beside = Running(weight=0.1)  # of a step beside another cohort's draft: times what it takes alone
-        self.calm = 1.0  # of a calm step: times what the same one takes among drafted ones
-        self._steps = 0
-        self._last: dict[bool, int] = {}  # step of either kind, calm or not
+        self.calm = CalmSteps()
 
     @property
     def slower_beside(self) -> float:
@@ -99,22 +93,12 @@ class StepCost:
         a plain one."""
         if self.verify is None:
             return
-        expected = self.verify.seconds(tokens, context, sequences)
         if beside:
+            expected = self.verify.seconds(tokens, context, sequences) * (self.calm.factor if calm else 1.0)
             self._beside.observe(seconds / expected)
             return
-        self._compare(seconds / expected, calm)
-        self.verify.observe(tokens, context, seconds / (self.calm if calm else 1.0), sequences)
-
-    def _compare(self, ratio: float, calm: bool) -> None:
-        """What a step took over what it takes among drafted ones moves what calm ones are expected to save, and the
-        machine's speed (`CostCurve.live`); that both kinds come by turns tells the two apart."""
-        self._steps += 1
-        self._last[calm] = self._steps
-        if self._steps - self._last.get(not calm, -CALM_NEAR) > CALM_NEAR or ratio <= 0.0:
-            return
-        off = max(min(math.log(ratio / self.calm if calm else 1.0 / ratio), 1.0), -1.0)
-        self.calm = min(max(self.calm * math.exp(CALM_WEIGHT * off), CALM_BOUNDS[0]), CALM_BOUNDS[1])
+        self.calm.observe(seconds / self.verify.measured(tokens, context, sequences), calm)
+        self.verify.observe(tokens, context, seconds / (self.calm.factor if calm else 1.0), sequences)
 
     def of_round(self, context: float, draft_s: float, sequences: float = 0.0) -> StepSeconds | None:
         """Tokens in the verification -> seconds of a speculative round, convex; None without a measured curve.
@@ -135,7 +119,7 @@ class StepCost:
         """Seconds of a round without any draft. Until one was seen, as a speculative one without its draft."""
         assert self.verify is not None
         overheads = self.plain if self.plain.seen else self.speculative
-        return self.calm * self.verify.seconds(tokens, context, sequences) + overheads.seconds
+        return self.calm.hoped * self.verify.seconds(tokens, context, sequences) + overheads.seconds
 
     def _raised(self, step: StepSeconds, by: float) -> StepSeconds:
         times = self.slower_beside if self.overlaps() else 1.0

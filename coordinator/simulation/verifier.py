@@ -81,22 +81,24 @@ class SimulatedVerifier(SimulatedWorker):
         self.command(1, arrived)
         return future
 
-    def _ride(self, budget: int, most: int) -> tuple[list[_Prompt], float]:
-        """The next tokens of prompts in line, first come, first served: those they complete, and their seconds."""
+    def _ride(self, budget: int, most: int) -> tuple[list[_Prompt], float, int]:
+        """The next tokens of prompts in line, first come, first served: the prompts they complete, their seconds, and
+        how many they are."""
         done: list[_Prompt] = []
-        seconds, taken = 0.0, 0
+        seconds, taken, tokens = 0.0, 0, 0
         while self._line and budget > 0 and taken < most:
             prompt = self._line[0]
             count = min(budget, len(prompt.order.token_ids) - prompt.run)
             prompt.run += count
             budget -= count
             taken += 1
+            tokens += count
             seconds += self.world.law.spec.prefill_seconds(count, prompt.run)
             if prompt.run == len(prompt.order.token_ids):
                 done.append(self._line.popleft())
         for prompt in done:
             prompt.seconds = seconds
-        return done, seconds
+        return done, seconds, tokens
 
     def _prefilled(self, prompts: Sequence[_Prompt]) -> None:
         for prompt in prompts:
@@ -119,7 +121,7 @@ class SimulatedVerifier(SimulatedWorker):
         done: list[_Prompt] = []
 
         def begin() -> float:
-            prompts, seconds = self._ride(budget, 1)
+            prompts, seconds, _ = self._ride(budget, 1)
             done.extend(prompts)
             return seconds
 
@@ -135,20 +137,22 @@ class SimulatedVerifier(SimulatedWorker):
         context = sum(order.cursor.committed_len for order in orders) / max(len(orders), 1)
 
         done: list[_Prompt] = []
+        ridden = 0  # tokens of prompts
 
         def arrived() -> None:
             self._rounds += 1
             self.device.submit(begin, over, urgent=True)
 
         def begin() -> float:
-            prompts, more = self._ride(RIDING, len(self._line))
+            nonlocal ridden
+            prompts, more, ridden = self._ride(RIDING, len(self._line))
             done.extend(prompts)
             return world.law.spec.verify.seconds(tokens, context) + more
 
         def over(seconds: float) -> None:
             self._rounds -= 1
             self._last_round = world.loop.time()
-            said = Judged(self._judge(orders), seconds, tokens)
+            said = Judged(self._judge(orders), seconds, tokens + ridden, ridden)
             self.serve(len(orders), partial(world.reply, future, said, len(orders), self.processor))
             self._prefilled(done)  # behind the verdicts: their first tokens are drawn after the pass
 

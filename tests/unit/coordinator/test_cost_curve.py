@@ -151,16 +151,7 @@ def test_a_machine_that_slows_down_slows_both_kinds(calm: bool) -> None:
     _stretches(cost, drafted_s=2.0, calm_s=1.2, turns=8)
     for _ in range(400):
         cost.observe(4.0, 10, 4.0 * (2.4 if calm else 4.0), 4, calm=calm)
-    assert _both(cost) == pytest.approx((16.0, 9.6), rel=0.3)
-
-
-@pytest.mark.parametrize("calm", [False, True])
-def test_what_never_comes_by_turns_is_not_told_apart(calm: bool) -> None:
-    cost = StepCost(CostCurve([1, 10], [10], [1.0, 10.0]))
-    for _ in range(200):
-        cost.observe(1.0, 10, 1.7, 1, calm=calm)
-    assert cost.calm == 1.0
-    assert cost.of_plain_round(1.0, 10, 1) == pytest.approx(1.7, rel=0.05)
+    assert _both(cost) == pytest.approx((16.0, 9.6), rel=0.15)
 
 
 def test_passes_beside_another_cohorts_step_are_costed_apart() -> None:

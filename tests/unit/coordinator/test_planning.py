@@ -242,3 +242,49 @@ def test_a_plain_lane_weighs_drafts_anew_now_and_then_and_whenever_it_has_learne
     assert max(np.diff(weighed)) <= LOOK_EVERY
     assert len(weighed) < 600 / LOOK_EVERY + 2 * len(drafted) + 2
     assert all(at + 1 in weighed for at in drafted[:-1])
+
+
+class ColdWorld(World):
+    """One sequence, every slot of which is kept with the same chance; steps among drafted ones take `cold` times what
+    calm ones take, and all are noisy."""
+
+    def __init__(self, kept: float, *, cold: float, noise: float) -> None:
+        super().__init__([[kept**slot for slot in range(1, SLOTS + 1)]], token_s=0.0005, slot_s=0.0007)
+        self._rng, self._cold, self._noise = np.random.default_rng(3), cold, noise
+        self._asked = True
+
+    def drafted_share(self, rounds: int) -> float:
+        drafted = 0
+        for _ in range(rounds):
+            plan = self.plan()
+            asked = bool((plan.able & plan.drafted).any())
+            slots, alive = plan.slots if asked else 0, self.survivals[:, : plan.slots]
+            if asked:
+                lost = np.flatnonzero(self._rng.random(slots) >= self.survivals[0, 0])
+                kept, lengths = np.array([lost[0] if len(lost) else slots]), np.array([slots])
+                self.evidence.observe(self.rows, alive, lengths, lengths, kept, least_weight=plan.least_weight)
+            calm = not (asked or self._asked)
+            seconds = self.cost.verify.measured(1.0 + slots, 64.0, 1) if self.cost.verify else 0.0
+            seconds *= np.exp(self._rng.normal(0.0, self._noise) - self._noise**2 / 2.0) * (1.0 if calm else self._cold)
+            self.cost.observe(1.0 + slots, 64.0, seconds, 1, calm=calm)
+            self._asked, drafted = asked, drafted + asked
+        return drafted / rounds
+
+
+def test_a_new_lane_whose_drafts_only_seem_to_pay_goes_plain() -> None:
+    """Between drafts a plain round would take 1.7 times what it takes without them, so that drafts look better."""
+    world = ColdWorld(0.5, cold=1.7, noise=0.05)
+    assert world.drafted_share(300) < 0.3
+    assert world.drafted_share(1000) < 0.05
+
+
+def test_drafts_that_pay_in_spite_of_cold_steps_stay() -> None:
+    assert ColdWorld(0.85, cold=1.7, noise=0.2).drafted_share(1500) > 0.9
+
+
+def test_noise_of_a_long_plain_stretch_does_not_keep_a_lane_from_drafts_that_pay() -> None:
+    world = ColdWorld(0.05, cold=1.0, noise=0.2)
+    assert world.drafted_share(3000) < 0.05
+    world.survivals[:] = 0.5 ** np.arange(1, SLOTS + 1)
+    world.drafted_share(1500)
+    assert world.drafted_share(500) > 0.9
