@@ -768,3 +768,28 @@ async def test_who_is_refused_again_and_again_hears_why(make_cell: MakeCell) -> 
     cell.verifier.declines_all = nan
     with pytest.raises(Unavailable, match="begun 3 times, and refused again: the target's logits are not numbers"):
         await read(track)
+
+
+async def test_a_round_is_calm_that_follows_another_and_neither_has_drafts(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[int, bool]] = []
+    monkeypatch.setattr(
+        "coordinator.scheduling.step_cost.StepCost.observe",
+        lambda self, tokens, context, seconds, sequences, *, beside, calm: steps.append((int(tokens), calm)),
+    )
+    cell = make_cell()
+    for _ in range(2):  # each finds the lane empty
+        await cell.finish(cell.ask(max_tokens=5, policy="off"))
+        assert steps == [(1, False), (1, True), (1, True), (1, True)]
+        steps.clear()
+    await cell.finish(cell.ask(max_tokens=20, policy="fixed:2"))
+    assert not any(calm for _, calm in steps)
+    assert any(tokens > 1 for tokens, _ in steps)
+    steps.clear()
+    drafted = cell.ask(max_tokens=7, policy="fixed:2")
+    plain = cell.ask((9, 4), max_tokens=30, policy="off")
+    await cell.finish(drafted, plain)
+    kinds = [calm for _, calm in steps]
+    assert kinds == sorted(kinds)  # no calm round while anybody drafts, then the first plain one is not calm
+    assert sum(tokens > 1 for tokens, _ in steps) < kinds.index(True)
