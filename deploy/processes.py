@@ -72,8 +72,8 @@ class LocalCell:
             "verify": verify or {},
             "draft": draft or {},
         }
-        threads = max(int(str(self._flags[role].get("threads", 1))) for role in self._counts)
-        self._homes = homes(usable(), threads)
+        several = any(str(self._said(role, "threads") or 1) != "1" for role in self._counts)
+        self._homes = homes(usable(), 2 if several else 1)
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.children: dict[str, Child] = {}
@@ -152,12 +152,15 @@ class LocalCell:
     def _begin(self, role: str, index: int, flags: Flags) -> Child:
         words = [_option(key, value) for key, value in flags.items() if value not in (None, "")]
         name = f"{role}/{index}"
-        said = flags.get("cpus") or os.environ.get(f"DSPARK_{role.upper()}__CPUS")
-        if (cpus := self._homes.get(name)) and not said:
+        if (cpus := self._homes.get(name)) and not self._said(role, "cpus"):
             words.append(_option("cpus", cpus))
         start = [sys.executable, "-m", "dspark.cli.main", "serve", role, f"--name={name}", "--ready-json"]
         start.append(f"--parent-pid={os.getpid()}")
         return self._spawn(name, [*start, *self._place(name), *words])
+
+    def _said(self, role: str, key: str) -> object:
+        """A setting that is given for a role, here or in the environment."""
+        return self._flags[role].get(key) or os.environ.get(f"DSPARK_{role.upper()}__{key.upper()}")
 
     def _place(self, name: str) -> list[str]:
         """Where a process listens: the flags that say so."""
