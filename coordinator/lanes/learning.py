@@ -54,7 +54,15 @@ class Learning:
         self.extra_tokens = max(float(judged.tokens - len(turns) - int(verified.sum())), 0.0)
         if judged.tokens:  # none in verdicts that were said again
             beside = rest_s is None
-            self._cost.observe(judged.tokens, cohort.context, judged.forward_s, len(turns), beside=beside, calm=calm)
+            self._cost.observe(
+                judged.tokens,
+                cohort.context,
+                judged.forward_s,
+                len(turns),
+                ridden=judged.prefill_tokens,
+                beside=beside,
+                calm=calm,
+            )
         if not blocks.confidence.shape[1]:
             return
         known = (blocks.lengths > 0) & (accepted >= 0)

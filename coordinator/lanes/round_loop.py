@@ -260,11 +260,12 @@ class RoundLoop:
             asked = {turn.cursor.sequence for its in orders.values() for turn in its}
             drafted = np.fromiter((turn.cursor.sequence in asked for turn in turns), np.bool_, len(turns))
             rows = int((drafted & (cohort.policies.kind == Kind.ASYNC)).sum())
-            step = self.cost.of_round_measured(cohort.context, draft_s, len(turns))
+            step = self.cost.of_round_measured(cohort.context, draft_s, len(turns), cohort.extra_tokens)
             if step is not None:
                 tokens = len(cohort.row) + cohort.extra_tokens
                 budget = self._budget.slots(rows, tokens, float(cohort.weight.sum()), step)
-        return Terms(self.cost.of_round(cohort.context, draft_s, len(turns)), cohort.extra_tokens, budget)
+        step = self.cost.of_round(cohort.context, draft_s, len(turns), cohort.extra_tokens)
+        return Terms(step, cohort.extra_tokens, budget)
 
     async def _settled(self, reply: Future[Judged], orders: Sequence[VerifyOrder]) -> tuple[Future[Judged], bool]:
         """Waits; asks once more when half of the time is over, in case a message got lost.

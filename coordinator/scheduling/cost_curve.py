@@ -9,6 +9,10 @@ trades tokens at the price they have now. Corrections use finished rounds only, 
 A measured step spreads its tokens over as few sequences as hold them; a cohort's step may have more, and each of those
 costs its attention besides. Where the curve says how much, a step is asked for by (tokens, sequences): tokens that are
 added to the same sequences are then cheaper than tokens that bring sequences along.
+
+Tokens of prompts that ride along are tokens of the step, too, but they may cost less than verified ones (nothing is
+drawn after them) or more. What they cost is learned apart: taken for the others' price, a light prompt in every other
+step would make verified tokens look cheap.
 """
 
 from __future__ import annotations
@@ -85,23 +89,36 @@ class CostCurve:
         """Tokens -> seconds at one context length, as measured."""
         return self._read(self._stairs, context, sequences, convex=False)
 
-    def seconds(self, tokens: float, context: float, sequences: float = 0.0) -> float:
-        """What a step of this size is expected to take."""
-        return max(self.live.at(self.measured(tokens, context, sequences)), LEAST_SECONDS)
+    def seconds(self, tokens: float, context: float, sequences: float = 0.0, ridden: float = 0.0) -> float:
+        """What a step of this size is expected to take; `ridden` of its tokens are of prompts."""
+        expected = self.live.at(self.measured(tokens, context, sequences)) + self.riding(ridden, context, sequences)
+        return max(expected, LEAST_SECONDS)
+
+    def riding(self, ridden: float, context: float, sequences: float) -> float:
+        """Seconds that so many tokens of prompts take more than as many others, beside a token of each sequence."""
+        return self.live.fit.other * self._measured_more(ridden, context, sequences) if ridden else 0.0
 
     def grid(self) -> tuple[list[int], list[int], list[float]]:
         """Tokens, contexts and the convex seconds in force, [tokens, contexts] in row-major order."""
-        live = np.maximum(self.live.offset + self.live.slope * self._fit, LEAST_SECONDS)
+        fit = self.live.fit
+        live = np.maximum(fit.offset + fit.slope * self._fit, LEAST_SECONDS)
         return [int(t) for t in self._tokens], [int(c) for c in self._contexts], live.ravel().tolist()
 
-    def observe(self, tokens: float, context: float, seconds: float, sequences: float = 0.0) -> None:
+    def observe(
+        self, tokens: float, context: float, seconds: float, sequences: float = 0.0, ridden: float = 0.0
+    ) -> None:
         """Move the correction a little towards what a finished step took."""
-        self.live.observe(self.measured(tokens, context, sequences), seconds)
+        more = self._measured_more(ridden, context, sequences) if ridden else 0.0
+        self.live.observe(self.measured(tokens, context, sequences), seconds, more)
 
     def measured(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """What a step of this size took when the curve was measured."""
         more = max(sequences - max(tokens / self._per_sequence, 1.0), 0.0)
         return self._point(tokens, context) + (self._each(context) * more if more else 0.0)
+
+    def _measured_more(self, tokens: float, context: float, sequences: float) -> float:
+        """By the measured curve, seconds of so many tokens on top of one of each sequence."""
+        return self.measured(sequences + tokens, context, sequences) - self.measured(sequences, context, sequences)
 
     def _each(self, context: float) -> float:
         return float(np.interp(context, self._contexts, self._more))
@@ -124,7 +141,7 @@ class CostCurve:
         return low + share * (high - low)
 
     def _read(self, grid: Floats, context: float, sequences: float, *, convex: bool) -> StepSeconds:
-        offset, slope, x = self.live.offset, self.live.slope, self._tokens
+        x, fit = self._tokens, self.live.fit
         column = self._at(grid, context)
         if sequences > 1.0 and (each := self._each(context)):
             column = column + each * np.maximum(sequences - np.maximum(x / self._per_sequence, 1.0), 0.0)
@@ -132,7 +149,7 @@ class CostCurve:
                 steps = np.maximum(np.diff(column) / np.diff(x), 0.0)
                 steps = np.maximum.accumulate(steps) if convex else steps
                 column = column[0] + np.concatenate(([0.0], np.cumsum(steps * np.diff(x))))
-        values = offset + slope * column
+        values = fit.offset + fit.slope * column
 
         def seconds(tokens: Floats) -> Floats:
             step: Floats = np.maximum(_extended(x, values, tokens), LEAST_SECONDS)

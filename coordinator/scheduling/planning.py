@@ -171,8 +171,9 @@ class Planner:
             able,
         )
         if not field.own:
-            return field, field.worth / self._cost.of_plain_round(field.tokens, cohort.context, count)
-        step = self._cost.of_round_measured(cohort.context, 0.0, count)
+            plain_s = self._cost.of_plain_round(field.tokens, cohort.context, count, cohort.extra_tokens)
+            return field, field.worth / plain_s
+        step = self._cost.of_round_measured(cohort.context, 0.0, count, cohort.extra_tokens)
         assert step is not None
         drafts_s = draft_seconds(field.own / able, int(reach[own].max()))
         return field, field.worth / (float(step(np.array([field.tokens]))[0]) + drafts_s)
@@ -184,7 +185,7 @@ class Planner:
 
     def _in_turn(self, cohort: Cohort, field: Field, drafts: Drafts, plain: float) -> Options:
         """Draft, then step."""
-        step = self._cost.of_round_measured(cohort.context, 0.0, len(cohort.row))
+        step = self._cost.of_round_measured(cohort.context, 0.0, len(cohort.row), cohort.extra_tokens)
         assert step is not None
         row_s = field.slope(step) * field.used + drafts.each / field.able
         return best_rows(field, plain, row_s, lambda tokens, share: step(tokens) + drafts.seconds(share))
@@ -195,11 +196,13 @@ class Planner:
         Half a cohort's draft passes behind the other half's step, or shows where it is longer.
         """
         assert self._cost.verify is not None
-        half = self._cost.verify.stairs(cohort.context, len(cohort.row) / 2.0)
+        count, ridden = len(cohort.row) / 2.0, cohort.extra_tokens / 2.0
+        half = self._cost.verify.stairs(cohort.context, count)
+        riding = self._cost.verify.riding(ridden, cohort.context, count)
         rest, slower = self._cost.speculative.seconds, self._cost.slower_beside
 
         def round_s(tokens: Floats, share: Floats) -> Floats:
-            each = slower * half(tokens / 2.0)
+            each = slower * (half(tokens / 2.0) + riding)
             return np.maximum(2.0 * each, each + slower * drafts.seconds(share / 2.0) + rest)
 
         row_s = field.slope(lambda tokens: 2.0 * slower * half(tokens / 2.0)) * field.used
@@ -244,7 +247,7 @@ class Planner:
         return Plan(everybody.slots, cohort.able, cohort.able, nobody, probe=True)
 
     def _set_price(self, cohort: Cohort, tokens: float, rate: float) -> None:
-        step = self._cost.of_round(cohort.context, 0.0, len(cohort.row))
+        step = self._cost.of_round(cohort.context, 0.0, len(cohort.row), cohort.extra_tokens)
         assert step is not None
         more = max(0.1 * tokens, 4.0)
         ends = step(np.array([tokens, tokens + more]))

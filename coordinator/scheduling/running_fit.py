@@ -1,4 +1,4 @@
-"""Running estimates of durations from finished rounds: a mean, and a straight line with a prior. Pure numbers.
+"""Running estimates of durations from finished rounds: a mean, and a straight line with priors. Pure numbers.
 
 One stall must not move an estimate far, one size that happened to be slow must not become a size that is never chosen
 again: observations are clipped against what was expected, and a line has two parameters for all sizes together.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 CLIP = 3.0  # an observation counts as at most this many times, and at least this part of, what was expected
 STIFFNESS = 0.0002  # variance of x, relative to its mean squared, from which on data outweigh the prior slope
+LIGHT = 1 / 64  # of that stiffness: it decides only where z is always the same
 STEEPEST = 4.0  # the slope stays within this factor of the prior's
 
 
@@ -30,8 +32,15 @@ class Running:
         self.seen = True
 
 
+class Fit(NamedTuple):
+    offset: float
+    slope: float
+    other: float
+
+
 class Line:
-    """y = offset + slope x by exponentially weighted least squares, drawn towards a prior slope of share * y/x.
+    """y = offset + slope x + other z by exponentially weighted least squares, drawn towards priors: for the slope
+    share * y/x, for `other`, of a part z of x that may cost more or less than the rest, none.
 
     With one x only the slope cannot be told from data, and the prior stands: at share 1, y in proportion to x.
     """
@@ -40,40 +49,48 @@ class Line:
         self._share, self._weight = share, weight
         self._credit = credit  # observations that y = x, where nothing else is known, is worth
         self._count = 0
-        self._x = self._y = self._xx = self._xy = 0.0  # means, variance, covariance
+        self._x = self._y = self._z = 0.0  # means
+        self._xx = self._xy = self._xz = self._zy = self._zz = 0.0  # variances, covariances
 
     @property
     def seen(self) -> bool:
         return self._count > 0
 
     @property
-    def slope(self) -> float:
+    def fit(self) -> Fit:
         if self._x <= 0.0 or self._y <= 0.0:
-            return 1.0 if self._credit else 0.0
-        prior = self._share * self._y / self._x
+            return Fit(0.0, 1.0 if self._credit else 0.0, 0.0)
+        # The priors are observations more: that nothing is left over as an offset, and, lightly, that z is like the rest.
+        prior, part = self._share * self._y / self._x, self._share * self._z / self._x
         stiff = STIFFNESS * self._x * self._x
-        fitted = (self._xy + stiff * prior) / (self._xx + stiff)
-        return min(max(fitted, prior / STEEPEST), prior * STEEPEST)
+        xx, xz, zz = self._xx + stiff, self._xz + stiff * part, self._zz + stiff * (LIGHT + part * part)
+        xy, zy = self._xy + stiff * prior, self._zy + stiff * part * prior
+        slope = (xy * zz - xz * zy) / (xx * zz - xz * xz)
+        slope = min(max(slope, prior / STEEPEST), prior * STEEPEST)
+        other = min(max((zy - slope * xz) / zz, -slope), STEEPEST * slope)
+        return Fit(self._y - slope * self._x - other * self._z, slope, other)
 
-    @property
-    def offset(self) -> float:
-        return self._y - self.slope * self._x
+    def at(self, x: float, z: float = 0.0) -> float:
+        offset, slope, other = self.fit
+        return offset + slope * x + other * z
 
-    def at(self, x: float) -> float:
-        return self.offset + self.slope * x
-
-    def observe(self, x: float, y: float) -> None:
+    def observe(self, x: float, y: float, z: float = 0.0) -> None:
         if not (math.isfinite(x) and math.isfinite(y) and x > 0.0 and y > 0.0):
             return
         if self._count == 0:
             self._x, self._y = x, x if self._credit else y
         else:
-            expected = max(self.at(x), 0.0)
+            expected = max(self.at(x, z), 0.0)
             y = min(max(y, expected / CLIP), CLIP * expected) if expected else y
         self._count += 1
         weight = max(self._weight, 1.0 / (self._count + self._credit))
-        dx, dy = x - self._x, y - self._y
+        dx, dy, dz = x - self._x, y - self._y, z - self._z
         self._x += weight * dx
         self._y += weight * dy
-        self._xx = (1.0 - weight) * (self._xx + weight * dx * dx)
-        self._xy = (1.0 - weight) * (self._xy + weight * dx * dy)
+        self._z += weight * dz
+        left = 1.0 - weight
+        self._xx = left * (self._xx + weight * dx * dx)
+        self._xy = left * (self._xy + weight * dx * dy)
+        self._xz = left * (self._xz + weight * dx * dz)
+        self._zy = left * (self._zy + weight * dz * dy)
+        self._zz = left * (self._zz + weight * dz * dz)

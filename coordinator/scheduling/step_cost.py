@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from coordinator.scheduling.calm_steps import CalmSteps
-from coordinator.scheduling.cost_curve import CostCurve, Floats
+from coordinator.scheduling.cost_curve import LEAST_SECONDS, CostCurve, Floats
 from coordinator.scheduling.prefix_scheduler import StepSeconds
 from coordinator.scheduling.running_fit import Line, Running
 
@@ -86,46 +88,55 @@ class StepCost:
         seconds: float,
         sequences: int,
         *,
+        ridden: float = 0.0,
         beside: bool = False,
         calm: bool = False,
     ) -> None:
-        """A step of so many tokens took so long, alone or beside another cohort's draft. calm: of a plain round after
-        a plain one."""
+        """A step of so many tokens, `ridden` of them of prompts, took so long, alone or beside another cohort's draft.
+        calm: of a plain round after a plain one."""
         if self.verify is None:
             return
+        factor = self.calm.factor if calm else 1.0
         if beside:
-            expected = self.verify.seconds(tokens, context, sequences) * (self.calm.factor if calm else 1.0)
-            self._beside.observe(seconds / expected)
+            self._beside.observe(seconds / (self.verify.seconds(tokens, context, sequences, ridden) * factor))
             return
-        self.calm.observe(seconds / self.verify.measured(tokens, context, sequences), calm)
-        self.verify.observe(tokens, context, seconds / (self.calm.factor if calm else 1.0), sequences)
+        own = seconds - factor * self.verify.riding(ridden, context, sequences)
+        self.calm.observe(own / self.verify.measured(tokens, context, sequences), calm)
+        self.verify.observe(tokens, context, seconds / (self.calm.factor if calm else 1.0), sequences, ridden)
 
-    def of_round(self, context: float, draft_s: float, sequences: float = 0.0) -> StepSeconds | None:
-        """Tokens in the verification -> seconds of a speculative round, convex; None without a measured curve.
+    def of_round(
+        self, context: float, draft_s: float, sequences: float = 0.0, ridden: float = 0.0
+    ) -> StepSeconds | None:
+        """Tokens in the verification, the `ridden` ones of prompts among them -> seconds of a speculative round,
+        convex; None without a measured curve.
 
         `draft_s` are the seconds the round waits for its drafts, hops included.
         """
         if self.verify is None:
             return None
-        return self._raised(self.verify.column(context, sequences), draft_s + self.speculative.seconds)
+        riding = self.verify.riding(ridden, context, sequences)
+        return self._raised(self.verify.column(context, sequences), riding, draft_s + self.speculative.seconds)
 
-    def of_round_measured(self, context: float, draft_s: float, sequences: float = 0.0) -> StepSeconds | None:
+    def of_round_measured(
+        self, context: float, draft_s: float, sequences: float = 0.0, ridden: float = 0.0
+    ) -> StepSeconds | None:
         """The same on the measured stairs."""
         if self.verify is None:
             return None
-        return self._raised(self.verify.stairs(context, sequences), draft_s + self.speculative.seconds)
+        riding = self.verify.riding(ridden, context, sequences)
+        return self._raised(self.verify.stairs(context, sequences), riding, draft_s + self.speculative.seconds)
 
-    def of_plain_round(self, tokens: float, context: float, sequences: float = 0.0) -> float:
+    def of_plain_round(self, tokens: float, context: float, sequences: float = 0.0, ridden: float = 0.0) -> float:
         """Seconds of a round without any draft. Until one was seen, as a speculative one without its draft."""
         assert self.verify is not None
         overheads = self.plain if self.plain.seen else self.speculative
-        return self.calm.hoped * self.verify.seconds(tokens, context, sequences) + overheads.seconds
+        return self.calm.hoped * self.verify.seconds(tokens, context, sequences, ridden) + overheads.seconds
 
-    def _raised(self, step: StepSeconds, by: float) -> StepSeconds:
+    def _raised(self, step: StepSeconds, riding: float, by: float) -> StepSeconds:
         times = self.slower_beside if self.overlaps() else 1.0
 
         def seconds(tokens: Floats) -> Floats:
-            raised: Floats = times * step(tokens) + by
+            raised: Floats = times * np.maximum(step(tokens) + riding, LEAST_SECONDS) + by
             return raised
 
         return seconds

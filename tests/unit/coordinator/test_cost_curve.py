@@ -1,3 +1,5 @@
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -152,6 +154,28 @@ def test_a_machine_that_slows_down_slows_both_kinds(calm: bool) -> None:
     for _ in range(400):
         cost.observe(4.0, 10, 4.0 * (2.4 if calm else 4.0), 4, calm=calm)
     assert _both(cost) == pytest.approx((16.0, 9.6), rel=0.15)
+
+
+@pytest.mark.parametrize("calm", [False, True])
+@pytest.mark.parametrize("prompt_ms", [0.02, 0.1, 0.2])
+def test_prompts_that_ride_along_leave_the_price_of_verified_tokens_alone(prompt_ms: float, calm: bool) -> None:
+    """A verified token takes 0.1 ms, one of a prompt less, as much, or more."""
+    cost, draw = StepCost(CostCurve([1, 101], [10], [0.010, 0.020])), random.Random(3)
+
+    def takes(tokens: int, ridden: int) -> float:
+        return 0.0099 + 1e-4 * tokens + 1e-3 * prompt_ms * ridden
+
+    for _ in range(600):
+        tokens, ridden = draw.randint(40, 50), draw.choice([0, 30, 60])
+        noise = draw.lognormvariate(0.0, 0.01)
+        cost.observe(tokens + ridden, 10, noise * takes(tokens, ridden), 8, ridden=ridden, calm=calm)
+    for ridden in (0, 60):
+        step = cost.of_round(10, 0.0, 8, ridden)
+        assert step is not None
+        few, more = step(np.array([40.0, 60.0]) + ridden)
+        assert few == pytest.approx(takes(40, ridden), rel=0.05)
+        assert more - few == pytest.approx(0.002, rel=0.25)
+        assert cost.of_plain_round(8.0 + ridden, 10, 8, ridden) == pytest.approx(takes(8, ridden), rel=0.08)
 
 
 def test_passes_beside_another_cohorts_step_are_costed_apart() -> None:

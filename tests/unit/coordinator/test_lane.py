@@ -776,7 +776,7 @@ async def test_a_round_is_calm_that_follows_another_and_neither_has_drafts(
     steps: list[tuple[int, bool]] = []
     monkeypatch.setattr(
         "coordinator.scheduling.step_cost.StepCost.observe",
-        lambda self, tokens, context, seconds, sequences, *, beside, calm: steps.append((int(tokens), calm)),
+        lambda self, tokens, context, seconds, sequences, *, ridden, beside, calm: steps.append((int(tokens), calm)),
     )
     cell = make_cell()
     for _ in range(2):  # each finds the lane empty
