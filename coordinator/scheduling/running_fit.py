@@ -60,7 +60,7 @@ class Line:
     def fit(self) -> Fit:
         if self._x <= 0.0 or self._y <= 0.0:
             return Fit(0.0, 1.0 if self._credit else 0.0, 0.0)
-        # The priors are observations more: that nothing is left over as an offset, and, lightly, that z is like the rest.
+        # Priors are observations more: that nothing is left over as an offset and, lightly, that z is like the rest.
         prior, part = self._share * self._y / self._x, self._share * self._z / self._x
         stiff = STIFFNESS * self._x * self._x
         xx, xz, zz = self._xx + stiff, self._xz + stiff * part, self._zz + stiff * (LIGHT + part * part)

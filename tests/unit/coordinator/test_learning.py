@@ -17,6 +17,7 @@ from coordinator.lanes.refit import ENOUGH, Refit, key_of
 from coordinator.lanes.rounds import Blocks, Turn
 from coordinator.requests.policy import Columns, Fixed
 from coordinator.scheduling.budget import Budget
+from coordinator.scheduling.cost_curve import CostCurve
 from coordinator.scheduling.evidence import Evidence
 from coordinator.scheduling.planning import Cohort, Plan
 from coordinator.scheduling.step_cost import StepCost
@@ -69,6 +70,21 @@ def test_a_plain_round_among_drafted_ones_says_nothing_of_plain_stretches(
     )
     for name in ("speculative", "plain"):
         assert getattr(costs, name).rest.seconds == (0.002 if name == counted else 0.0)
+
+
+def test_a_prompt_that_rode_along_is_told_apart_from_the_cohorts_tokens() -> None:
+    costs = StepCost(CostCurve([1, 101], [32], [0.010, 0.020]))
+    learning, turns = Learning(costs, Evidence(SLOTS), Budget()), [turn([], 0)]
+    cohort, plan = cohort_of(turns)
+    for count in range(300):
+        ridden = 64 * (count % 2)
+        judged = Judged((Verdict(turns[0].cursor, 0, 7, 0, 0),), 0.01, 1 + ridden, ridden)  # for nothing
+        learning.learn(
+            turns, cohort, Blocks.of(turns), judged, plan, price=0.3, speculative=False, calm=True, rest_s=0.002
+        )
+    assert learning.extra_tokens == 64
+    assert costs.of_plain_round(65.0, 32, 1, 64) == pytest.approx(0.010, rel=0.05)
+    assert costs.of_plain_round(65.0, 32, 1) > 0.014  # as many of its own
 
 
 def turn(confidence: list[float], prefix: int, row: int = 0, answer: Any = None, number: int = 1) -> Turn:
