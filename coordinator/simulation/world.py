@@ -31,9 +31,9 @@ class Hops:
 
     hop_s: float = 150e-6  # one way: the wire, and waking who waits
     worker_s: float = 600e-6
-    worker_sequence_s: float = 60e-6  # more for each sequence
+    worker_sequence_s: float = 40e-6  # more for each sequence
     round_s: float = 600e-6
-    round_sequence_s: float = 60e-6  # more for each sequence
+    round_sequence_s: float = 40e-6  # more for each sequence
     trailing: float = 1.0  # what follows a reply and nobody waits for (rows, clients' streams), as a share of the above
 
     def serving(self, sequences: int) -> float:
