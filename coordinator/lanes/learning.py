@@ -28,7 +28,7 @@ class Learning:
         self._cost, self._evidence, self._budget, self._monitor = cost, evidence, budget, monitor
         self.refit = Refit(every=REFIT_EVERY)
         self.verify_s = 0.0  # device seconds of the last step
-        self.extra_tokens = 0.0  # of the last step, besides its cohort: prefills
+        self.extra_tokens = 0.0  # of the last step, besides its cohort's: of prompts that rode along
 
     def learn(
         self,
@@ -51,7 +51,7 @@ class Learning:
         self.verify_s = judged.forward_s
         if rest_s is not None and (speculative or calm):
             (self._cost.speculative if speculative else self._cost.plain).rest.observe(rest_s)
-        self.extra_tokens = max(float(judged.tokens - len(turns) - int(verified.sum())), 0.0)
+        self.extra_tokens = float(judged.prefill_tokens)
         if judged.tokens:  # none in verdicts that were said again
             beside = rest_s is None
             self._cost.observe(

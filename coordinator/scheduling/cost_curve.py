@@ -11,7 +11,7 @@ costs its attention besides. Where the curve says how much, a step is asked for 
 added to the same sequences are then cheaper than tokens that bring sequences along.
 
 Tokens of prompts that ride along are tokens of the step, too, but they may cost less than verified ones (nothing is
-drawn after them) or more. What they cost is learned apart: taken for the others' price, a light prompt in every other
+drawn after them) or more. What they cost is learned apart: taken for the others' price, cheap prompts in every other
 step would make verified tokens look cheap.
 """
 
@@ -91,12 +91,14 @@ class CostCurve:
 
     def seconds(self, tokens: float, context: float, sequences: float = 0.0, ridden: float = 0.0) -> float:
         """What a step of this size is expected to take; `ridden` of its tokens are of prompts."""
-        expected = self.live.at(self.measured(tokens, context, sequences)) + self.riding(ridden, context, sequences)
-        return max(expected, LEAST_SECONDS)
+        return max(self.live.at(*self._parts(tokens, context, sequences, ridden)), LEAST_SECONDS)
 
-    def riding(self, ridden: float, context: float, sequences: float) -> float:
-        """Seconds that so many tokens of prompts take more than as many others, beside a token of each sequence."""
-        return self.live.fit.other * self._measured_more(ridden, context, sequences) if ridden else 0.0
+    def riding(self, ridden: float, context: float, sequences: float, own: float) -> float:
+        """Seconds that so many tokens of prompts take more than as many others, in a step with `own` tokens besides."""
+        if not ridden:
+            return 0.0
+        fit, (_, more) = self.live.fit, self._parts(own + ridden, context, sequences, ridden)
+        return (fit.other - fit.slope) * more
 
     def grid(self) -> tuple[list[int], list[int], list[float]]:
         """Tokens, contexts and the convex seconds in force, [tokens, contexts] in row-major order."""
@@ -108,17 +110,19 @@ class CostCurve:
         self, tokens: float, context: float, seconds: float, sequences: float = 0.0, ridden: float = 0.0
     ) -> None:
         """Move the correction a little towards what a finished step took."""
-        more = self._measured_more(ridden, context, sequences) if ridden else 0.0
-        self.live.observe(self.measured(tokens, context, sequences), seconds, more)
+        own, more = self._parts(tokens, context, sequences, ridden)
+        self.live.observe(own, seconds, more)
 
     def measured(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """What a step of this size took when the curve was measured."""
         more = max(sequences - max(tokens / self._per_sequence, 1.0), 0.0)
         return self._point(tokens, context) + (self._each(context) * more if more else 0.0)
 
-    def _measured_more(self, tokens: float, context: float, sequences: float) -> float:
-        """By the measured curve, seconds of so many tokens on top of one of each sequence."""
-        return self.measured(sequences + tokens, context, sequences) - self.measured(sequences, context, sequences)
+    def _parts(self, tokens: float, context: float, sequences: float, ridden: float) -> tuple[float, float]:
+        """By the measured curve, seconds of the tokens that are no prompts', and what the others add."""
+        whole = self.measured(tokens, context, sequences)
+        own = self.measured(tokens - ridden, context, sequences) if ridden else whole
+        return own, max(whole - own, 0.0)
 
     def _each(self, context: float) -> float:
         return float(np.interp(context, self._contexts, self._more))

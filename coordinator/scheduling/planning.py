@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from coordinator.requests.policy import Columns, Kind
 from coordinator.scheduling.choice import Bools, Drafts, DraftSeconds, Field, Options, best_rows
+from coordinator.scheduling.cost_curve import LEAST_SECONDS
 from coordinator.scheduling.evidence import WEIGHT, Evidence, keyed
 from coordinator.scheduling.prefix_scheduler import Floats, Ints
 from coordinator.scheduling.step_cost import StepCost
@@ -198,11 +199,11 @@ class Planner:
         assert self._cost.verify is not None
         count, ridden = len(cohort.row) / 2.0, cohort.extra_tokens / 2.0
         half = self._cost.verify.stairs(cohort.context, count)
-        riding = self._cost.verify.riding(ridden, cohort.context, count)
+        riding = self._cost.riding(ridden, cohort.context, count, share=0.5)
         rest, slower = self._cost.speculative.seconds, self._cost.slower_beside
 
         def round_s(tokens: Floats, share: Floats) -> Floats:
-            each = slower * (half(tokens / 2.0) + riding)
+            each = slower * np.maximum(half(tokens / 2.0) + riding, LEAST_SECONDS)
             return np.maximum(2.0 * each, each + slower * drafts.seconds(share / 2.0) + rest)
 
         row_s = field.slope(lambda tokens: 2.0 * slower * half(tokens / 2.0)) * field.used

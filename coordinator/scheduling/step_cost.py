@@ -18,6 +18,7 @@ from coordinator.scheduling.prefix_scheduler import StepSeconds
 from coordinator.scheduling.running_fit import Line, Running
 
 SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots, until it was seen
+FEW = 8  # one token in so many may be a prompt's in a step that tells how long calm ones take
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class StepCost:
         self.plain, self.speculative = Overheads(), Overheads()
         self._beside = Running(weight=0.1)  # of a step beside another cohort's draft: times what it takes alone
         self.calm = CalmSteps()
+        self._own = 0.0  # tokens of the last step that were no prompts'
 
     @property
     def slower_beside(self) -> float:
@@ -100,8 +102,9 @@ class StepCost:
         if beside:
             self._beside.observe(seconds / (self.verify.seconds(tokens, context, sequences, ridden) * factor))
             return
-        own = seconds - factor * self.verify.riding(ridden, context, sequences)
-        self.calm.observe(own / self.verify.measured(tokens, context, sequences), calm)
+        self._own = tokens - ridden
+        if FEW * ridden <= tokens:  # of others it is not certain enough what they would take without their prompts
+            self.calm.observe(seconds / self.verify.measured(tokens, context, sequences), calm)
         self.verify.observe(tokens, context, seconds / (self.calm.factor if calm else 1.0), sequences, ridden)
 
     def of_round(
@@ -114,7 +117,7 @@ class StepCost:
         """
         if self.verify is None:
             return None
-        riding = self.verify.riding(ridden, context, sequences)
+        riding = self.riding(ridden, context, sequences)
         return self._raised(self.verify.column(context, sequences), riding, draft_s + self.speculative.seconds)
 
     def of_round_measured(
@@ -123,7 +126,7 @@ class StepCost:
         """The same on the measured stairs."""
         if self.verify is None:
             return None
-        riding = self.verify.riding(ridden, context, sequences)
+        riding = self.riding(ridden, context, sequences)
         return self._raised(self.verify.stairs(context, sequences), riding, draft_s + self.speculative.seconds)
 
     def of_plain_round(self, tokens: float, context: float, sequences: float = 0.0, ridden: float = 0.0) -> float:
@@ -131,6 +134,12 @@ class StepCost:
         assert self.verify is not None
         overheads = self.plain if self.plain.seen else self.speculative
         return self.calm.hoped * self.verify.seconds(tokens, context, sequences, ridden) + overheads.seconds
+
+    def riding(self, ridden: float, context: float, sequences: float, share: float = 1.0) -> float:
+        """Seconds that tokens of prompts take more than as many others, in a step like a share of the last one."""
+        if self.verify is None:
+            return 0.0
+        return self.verify.riding(ridden, context, sequences, max(share * self._own, sequences))
 
     def _raised(self, step: StepSeconds, riding: float, by: float) -> StepSeconds:
         times = self.slower_beside if self.overlaps() else 1.0

@@ -156,26 +156,72 @@ def test_a_machine_that_slows_down_slows_both_kinds(calm: bool) -> None:
     assert _both(cost) == pytest.approx((16.0, 9.6), rel=0.15)
 
 
-@pytest.mark.parametrize("calm", [False, True])
+@pytest.mark.parametrize(("speed", "calm"), [(1.0, False), (1.0, True), (1.5, False)])
 @pytest.mark.parametrize("prompt_ms", [0.02, 0.1, 0.2])
-def test_prompts_that_ride_along_leave_the_price_of_verified_tokens_alone(prompt_ms: float, calm: bool) -> None:
+def test_prompts_that_ride_along_leave_the_price_of_verified_tokens_alone(
+    prompt_ms: float, speed: float, calm: bool
+) -> None:
     """A verified token takes 0.1 ms, one of a prompt less, as much, or more."""
     cost, draw = StepCost(CostCurve([1, 101], [10], [0.010, 0.020])), random.Random(3)
 
     def takes(tokens: int, ridden: int) -> float:
-        return 0.0099 + 1e-4 * tokens + 1e-3 * prompt_ms * ridden
+        return speed * (0.0099 + 1e-4 * tokens + 1e-3 * prompt_ms * ridden)
 
     for _ in range(600):
-        tokens, ridden = draw.randint(40, 50), draw.choice([0, 30, 60])
-        noise = draw.lognormvariate(0.0, 0.01)
+        tokens, ridden = draw.randint(20, 60), draw.choice([0, 30, 60])
+        noise = draw.lognormvariate(0.0, 0.02)
         cost.observe(tokens + ridden, 10, noise * takes(tokens, ridden), 8, ridden=ridden, calm=calm)
     for ridden in (0, 60):
         step = cost.of_round(10, 0.0, 8, ridden)
         assert step is not None
-        few, more = step(np.array([40.0, 60.0]) + ridden)
-        assert few == pytest.approx(takes(40, ridden), rel=0.05)
-        assert more - few == pytest.approx(0.002, rel=0.25)
-        assert cost.of_plain_round(8.0 + ridden, 10, 8, ridden) == pytest.approx(takes(8, ridden), rel=0.08)
+        few, more = step(np.array([30.0, 50.0]) + ridden)
+        assert few == pytest.approx(takes(30, ridden), rel=0.05)
+        assert more - few == pytest.approx(0.002 * speed, rel=0.25)
+        if speed == 1.0:  # else nothing is known of calm steps
+            assert cost.of_plain_round(30.0 + ridden, 10, 8, ridden) == pytest.approx(takes(30, ridden), rel=0.05)
+
+
+def test_prompts_past_the_end_of_a_plateau_are_told_apart_there() -> None:
+    """Up to 64 tokens a step takes the same; prompts are free, and steps full of their own tokens are not."""
+    cost, draw = StepCost(CostCurve([1, 64, 128], [10], [0.010, 0.010, 0.020])), random.Random(4)
+    for _ in range(400):
+        tokens, ridden = draw.randint(64, 84), draw.choice([0, 32])
+        cost.observe(tokens + ridden, 10, 0.010 * tokens / 64.0, 16, ridden=ridden)
+    step = cost.of_round_measured(10, 0.0, 16, 32)
+    assert step is not None
+    few, more = step(np.array([70.0, 84.0]) + 32.0)
+    assert more - few == pytest.approx(0.010 * 14.0 / 64.0, rel=0.25)
+    assert few == pytest.approx(0.010 * 70.0 / 64.0, rel=0.1)
+
+
+def test_one_prompt_in_a_slow_moment_is_no_dear_prompt() -> None:
+    curve, draw = CostCurve([1, 101], [10], [0.010, 0.020]), random.Random(5)
+    for _ in range(200):
+        curve.observe(8, 10, draw.lognormvariate(0.0, 0.03) * 0.0107, 8)
+    before = curve.seconds(68, 10, 8, ridden=60)
+    assert before == pytest.approx(0.0167, rel=0.05)
+    curve.observe(68, 10, 1.3 * before, 8, ridden=60)
+    assert curve.seconds(68, 10, 8, ridden=60) < 1.1 * before
+    assert curve.seconds(8, 10, 8) == pytest.approx(0.0107, rel=0.03)
+
+
+def test_first_steps_with_prompts_on_a_slow_machine_say_nothing_of_prompts() -> None:
+    curve = CostCurve([1, 101], [10], [0.010, 0.020])
+    for _ in range(50):
+        curve.observe(60, 10, 0.030, 8, ridden=40)
+    assert curve.riding(40, 10, 8, own=20) == pytest.approx(0.0, abs=0.0005)
+    assert curve.seconds(20, 10, 8) == pytest.approx(0.030 * 0.0119 / 0.0159, rel=0.05)
+
+
+def test_a_step_does_not_shrink_by_its_prompts() -> None:
+    """Of a curve on which tokens that bring no sequences along make others' cheaper than they were measured."""
+    curve = CostCurve(
+        [1, 8, 64, 256], [10], [0.010, 0.010, 0.0101, 0.020], sequence_seconds=[2e-4], tokens_per_sequence=8
+    )
+    for ridden in (0, 16, 32) * 100:
+        curve.observe(8 + ridden, 10, 0.0114, 8, ridden=ridden)
+    for ridden in (16, 32):
+        assert curve.seconds(8 + ridden, 10, 8, ridden=ridden) == pytest.approx(0.0114, rel=0.02)
 
 
 def test_passes_beside_another_cohorts_step_are_costed_apart() -> None:

@@ -40,13 +40,13 @@ def cohort_of(turns: list[Turn]) -> tuple[Cohort, Plan]:
     return Cohort(numbers, numbers, rows, np.ones(n), columns, yes, yes, 32.0), Plan(SLOTS, yes, yes, no)
 
 
-def learn(learning: Learning, turns: list[Turn], verdicts: list[Any], tokens: int = 0) -> None:
+def learn(learning: Learning, turns: list[Turn], verdicts: list[Any], tokens: int = 0, ridden: int = 0) -> None:
     cohort, plan = cohort_of(turns)
     learning.learn(
         turns,
         cohort,
         Blocks.of(turns),
-        Judged(tuple(verdicts), 0.01, tokens),
+        Judged(tuple(verdicts), 0.01, tokens, ridden),
         plan,
         price=0.3,
         speculative=True,
@@ -134,11 +134,18 @@ def test_slots_nobody_verified_are_no_rejections(learning: Learning) -> None:
     row = evidence.take()
     for _ in range(REFIT_EVERY):
         its = turn([0.9] * SLOTS, SLOTS, row)
-        learn(learning, [its], [Verdict(its.cursor, 2, 3, 0, 2)], tokens=3 + 7)
+        learn(learning, [its], [Verdict(its.cursor, 2, 3, 0, 2)], tokens=3)
     outcomes = learning.refit._outcomes[key_of(its)]
     assert outcomes.seen.sum(axis=1).tolist() == outcomes.accepted.sum(axis=1).tolist() == [1, 1, 0, 0, 0]
     assert evidence.trust(np.array([row]))[0] > 1.0, "both were accepted, which is more than was promised"
-    assert learning.extra_tokens == 7.0, "what ran besides the three tokens"
+
+
+def test_what_ran_besides_a_cohort_is_what_its_verifier_says(learning: Learning) -> None:
+    """A row whose verdict does not fit was in the step all the same: its tokens are no prompt's."""
+    turns = [turn([0.9] * SLOTS, SLOTS, learning._evidence.take(), number=number) for number in (1, 2)]
+    verdicts = [Verdict(turns[0].cursor, 2, 3, 0, 2), Verdict(turns[0].cursor, 1, 3, 0, 2)]
+    learn(learning, turns, verdicts, tokens=6 + 7, ridden=7)
+    assert learning.extra_tokens == 7.0
 
 
 @pytest.mark.parametrize(
