@@ -98,11 +98,10 @@ class StepCost:
         calm: of a plain round after a plain one."""
         if self.verify is None:
             return
-        factor = self.calm.factor if calm else 1.0
+        self._own, factor = tokens - ridden, self.calm.factor if calm else 1.0
         if beside:
             self._beside.observe(seconds / (self.verify.seconds(tokens, context, sequences, ridden) * factor))
             return
-        self._own = tokens - ridden
         if FEW * ridden <= tokens:  # of others it is not certain enough what they would take without their prompts
             self.calm.observe(seconds / self.verify.measured(tokens, context, sequences), calm)
         self.verify.observe(tokens, context, seconds / (self.calm.factor if calm else 1.0), sequences, ridden)
