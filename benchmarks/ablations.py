@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from benchmarks.equal_blocks import committed, laws_behind
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
-from benchmarks.row import Row, note
+from benchmarks.row import Row, note, only_rows
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from draft_service.interface import DraftItem
@@ -111,6 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_PROMPTS} prompts a domain")
     parser.add_argument("--table", type=Path, metavar="FILE", help="also write the table as JSON")
     args = parser.parse_args(argv)
+    only_rows()
     pair = chosen(args)
     prompts, tokens = (QUICK_PROMPTS, QUICK_TOKENS) if args.quick else (PROMPTS, TOKENS)
     bench = Bench(pair, prompts, tokens)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from benchmarks.row import only_rows
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.types import NO_Q, Cursor, Law, SparseQ
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
+    only_rows()
     result = measure(arguments)
     if arguments.json:
         print(json.dumps(result))

@@ -28,7 +28,7 @@ import torch
 
 from benchmarks import random_pair
 from benchmarks.random_pair import TINY, Shape
-from benchmarks.row import Row, note
+from benchmarks.row import Row, note, only_rows
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from draft_service.interface import DraftItem
@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-graphs", action="store_true", help="launch every operation by itself")
     parser.add_argument("--json", action="store_true", help="print one JSON row per part")
     args = parser.parse_args(argv)
+    only_rows()
     code = 0
     if args.only != "engines":
         bar = f"above {SGLANG_TOK_S:,.0f} tok/s at 48 streams (SGLang, published)"

@@ -6,6 +6,8 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 
+import structlog
+
 
 @dataclass(frozen=True)
 class Row:
@@ -33,3 +35,8 @@ class Row:
 def note(line: str) -> None:
     """Progress, on stderr, so that stdout stays one row."""
     print(line, file=sys.stderr, flush=True)
+
+
+def only_rows() -> None:
+    """What engines in this process log goes to stderr as well."""
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
