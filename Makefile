@@ -1,17 +1,18 @@
 PYTHON ?= python3
-TORCH ?= 2.13.0
 BIN := .venv/bin
 
-.PHONY: install demo test check protos lint test-long web-test screenshots bench-quick faults faults-long reference clean
+PIP := $(BIN)/pip install --quiet --constraint constraints.txt
+NEWEST := .venv-newest/bin
 
-# A virtual environment with everything. torch goes first, at a version with a small CPU build.
+.PHONY: install demo test test-newest check protos lint test-long web-test screenshots bench-quick faults faults-long reference clean
+
+# A virtual environment with everything, at the versions that the tests ran with.
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml $(wildcard dspark/native/*.[ch])
+.venv/.installed: pyproject.toml constraints.txt $(wildcard dspark/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet "torch==$(TORCH)"
-	$(BIN)/pip install --quiet -e ".[all]"
+	$(PIP) -e ".[all]"
 	touch $@
 
 # A local Ray cluster with the shipped pair, streaming tokens, then a small table; cleans up.
@@ -22,9 +23,16 @@ demo: install
 UNITS := tests/unit tests/paper tests/test_rooms.py tests/test_protos_fresh.py
 
 test: install check
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(UNITS)
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(addprefix --ignore=,$(UNITS) tests/web)
+	$(BIN)/python -m tests.stage $(UNITS)
+	$(BIN)/python -m tests.stage $(addprefix --ignore=,$(UNITS) tests/web)
 	@echo "left out: tests/web, which needs a browser (make web-test), and what takes minutes (make test-long)"
+
+# The newest of everything that pyproject.toml allows, in an environment of its own: what needs no port runs there.
+test-newest:
+	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
+	$(NEWEST)/pip install --quiet --upgrade pip
+	$(NEWEST)/pip install --quiet --upgrade --upgrade-strategy eager -e ".[all]"
+	$(NEWEST)/python -m tests.stage $(UNITS)
 
 # Long tests that the everyday suite leaves out.
 test-long: install
@@ -32,12 +40,12 @@ test-long: install
 
 # The live page in a headless Chromium: Debian's package `chromium`, or the one that DSPARK_CHROMIUM names.
 web-test: install
-	$(BIN)/pip install --quiet -e ".[web]"
+	$(PIP) -e ".[web]"
 	$(BIN)/python -m pytest -q -rs tests/web
 
 # Its pictures in docs/screenshots.
 screenshots: install
-	$(BIN)/pip install --quiet -e ".[web]"
+	$(PIP) -e ".[web]"
 	$(BIN)/python -m tests.web.screenshots
 
 # Short forms of the benchmark rows 3.1 to 3.6, one JSON object each; DSPARK_VLLM_PYTHON names a peer's python.

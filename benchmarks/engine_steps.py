@@ -96,19 +96,22 @@ def plain_step(arguments: argparse.Namespace, tokens: int) -> Callable[[], None]
     from transformers import DynamicCache
 
     from dspark.model.checkpoint import load_target
+    from dspark.model.library import cache_argument
 
     model = load_target(arguments.target).model
     model.set_attn_implementation("sdpa")
     ids = torch.randint(0, 100, (1, arguments.context))
+    name = cache_argument(model)
     caches = [DynamicCache() for _ in range(arguments.sequences)]
     with torch.inference_mode():
         for cache in caches:
-            model(input_ids=ids, past_key_values=cache, use_cache=True)
+            model(input_ids=ids, use_cache=True, **{name: cache})
 
     @torch.inference_mode()
     def step() -> None:
         for cache in caches:
-            model(input_ids=ids[:, :tokens], past_key_values=cache, use_cache=True).logits.argmax(dim=-1).tolist()
+            logits = model(input_ids=ids[:, :tokens], use_cache=True, **{name: cache}).logits
+            logits.argmax(dim=-1).tolist()
             cache.crop(-tokens)
 
     return step

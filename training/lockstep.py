@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from dspark.model.library import cache_argument
+
 # From the row's number to the tokens a new document of that row starts with.
 Beginning = Callable[[int], list[int]]
 
@@ -73,9 +75,10 @@ def generate(
     # What is left of the longer prompts is forced step by step while the shorter ones already sample.
     queues = [list(p[given:]) for p in prompts]
     cache = roomy_cache(model.config.get_text_config().num_hidden_layers, total)
+    held = {cache_argument(model): cache}
     fresh = ids[:, :given]
     for place in range(given, total):
-        logits = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logits = model(input_ids=fresh, use_cache=True, logits_to_keep=1, **held).logits[:, -1]
         token = draw(logits, temperatures, generator) if pick is None else pick(logits, place)
         ended = (ids[:, place - 1] == end_id) & ~forced[:, place - 1]
         for row in torch.nonzero(ended).flatten().tolist():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dspark.errors import CheckpointError
+from dspark.model.library import cache_argument
 from dspark.model.target import TargetTaps
 from verify_service.page_pool import Slots
 from verify_service.passes import Pass
@@ -25,6 +26,7 @@ class PerRequestRunner:
         self.device: torch.device = next(model.parameters()).device
         self._model = model
         self._taps = taps
+        self._cache_argument = cache_argument(model)
         self._caches: dict[int, Any] = {}
 
     @torch.inference_mode()
@@ -39,10 +41,10 @@ class PerRequestRunner:
             cache = self._cache_at(segment.key, segment.start)
             output = self._model(
                 input_ids=torch.tensor([list(segment.token_ids)], device=self.device),
-                past_key_values=cache,
                 use_cache=True,
                 # Something must be kept for the pass to have a last row.
                 logits_to_keep=torch.tensor(keep or [count - 1], device=self.device),
+                **{self._cache_argument: cache},
             )
             if keep:
                 logits.append(output.logits[0])

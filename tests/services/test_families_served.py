@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import DynamicCache
 from worker_stream import drafter, until, verifier
 
 from coordinator import process as coordinator_process
@@ -34,6 +35,7 @@ from dspark.model.formats.random_weights import write_random, write_random_targe
 from dspark.model.formats.shape_configs import config_of
 from dspark.model.formats.shapes import shape_of, tensors_of
 from dspark.model.fresh import fresh_drafter
+from dspark.model.library import cache_argument
 
 pytestmark = pytest.mark.services
 
@@ -147,12 +149,10 @@ def _plain(target: Path, prompts: list[list[int]], count: int) -> list[list[int]
     """Greedy decoding by the library alone."""
     model, answers = load_target(target).model, []
     for prompt in prompts:
-        ids, cache = torch.tensor([prompt]), None
+        ids, held = torch.tensor([prompt]), {cache_argument(model): DynamicCache(config=model.config)}
         answer: list[int] = []
         while len(answer) < count:
-            out = model(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            answer.append(int(out.logits[0, -1].argmax()))
+            answer.append(int(model(input_ids=ids, use_cache=True, **held).logits[0, -1].argmax()))
             ids = torch.tensor([answer[-1:]])
         answers.append(answer)
     return answers

@@ -30,8 +30,8 @@ def test_an_image_holds_the_packages_and_the_demo_pair_and_no_more() -> None:
     files = {str(path) for path in context()}
     tops = {name.partition("/")[0] for name in files}
     assert tops == {
-        "pyproject.toml", "README.md", "LICENSE", "dspark", "coordinator", "verify_service", "draft_service",
-        "training", "deploy", "benchmarks", "models",
+        "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "dspark", "coordinator", "verify_service",
+        "draft_service", "training", "deploy", "benchmarks", "models",
     }  # fmt: skip
     assert "models/demo-dspark/model.safetensors" in files
     assert "dspark/wire/v1/control_pb2.py" in files
