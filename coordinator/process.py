@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from coordinator.cells.cell import served
 from coordinator.cells.cell_service import CELL, CellService
 from coordinator.cells.control import ControlService
 from coordinator.cells.journal import Journal
@@ -31,7 +32,7 @@ from coordinator.workers.breaker import Doubts
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
-from dspark.runtime.identity import new_incarnation
+from dspark.runtime.identity import model_name, new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security, split_endpoint, streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, GrpcServer
@@ -100,7 +101,10 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     offer = Offer(policy=policy, rule=rule)
     security = Security.of(config)
     tokenizer = find_tokenizer(config.target, config.target_revision)
-    incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
+    incarnation, clock = new_incarnation(), asyncio.get_running_loop()
+    metrics = Metrics(
+        cell=config.cell, model_name=lambda: model_name(config.target or served(cell), config.served_model)
+    )
     metrics.policy_info.labels(policy=str(offer.policy)).set(1)
     admission = Admission(_bounds(config), clock, metrics)
     journal = _journal(config, metrics)

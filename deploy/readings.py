@@ -14,7 +14,7 @@ from deploy.autoscale import Reading
 from dspark.wire.v1 import control_pb2
 
 TTFT = "dspark_time_to_first_token_seconds"
-ITL = "dspark_inter_token_latency_seconds"
+PER_TOKEN = "dspark_request_time_per_output_token_seconds"
 QUEUE = "dspark_request_queue_time_seconds"
 DRAFT_RPC = "dspark_draft_rpc_seconds"
 VERIFY_RPC = "dspark_verify_rpc_seconds"
@@ -102,7 +102,7 @@ class Window:
             queued=status.queued,
             queue_s=self.percentile(QUEUE, 0.95),
             ttft_s=self.percentile(TTFT, 0.95),
-            itl_s=self.percentile(ITL, 0.95),
+            itl_s=self.percentile(PER_TOKEN, 0.95),
         )
 
     def _pairs(self, role: control_pb2.Role) -> list[tuple[control_pb2.ProcessStatus, control_pb2.ProcessStatus]]:

@@ -97,6 +97,8 @@ def plan_topology(
         )
         for role in Role
     }
+    for own in settings.values():  # one name on every process's metrics
+        own["served_model"] = own["served_model"] or settings[Role.COORDINATOR]["served_model"]
     threads = max(settings[role]["threads"] for role in (Role.VERIFY, Role.DRAFT))
     # Who joins a cluster does not know what its machines have.
     return desired(config, settings, homes(usable(), threads) if config.address is None else None)

@@ -17,7 +17,7 @@ from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import emptied
-from dspark.runtime.identity import new_incarnation
+from dspark.runtime.identity import model_name, new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
@@ -65,7 +65,8 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> DraftProcess:
     check(config)
     security = Security.of(config)
     incarnation = new_incarnation()
-    metrics = Metrics()
+    name_shown = model_name(config.target or config.drafter or config.engine, config.served_model)
+    metrics = Metrics(cell=config.cell, model_name=lambda: name_shown)
     device = DeviceWorker(name)
     metrics_server = None
     try:

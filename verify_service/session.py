@@ -316,5 +316,4 @@ class VerifySession:
 
     def _note_load(self) -> None:
         held = self._engine.held
-        self._metrics.sequences.set(held.sequences)
-        self._metrics.pages_held.set(held.pages_held)
+        self._metrics.note_load(held.sequences, held.pages_held, held.pages_total)

@@ -19,6 +19,7 @@ class Tally:
     verified_histogram: list[int] = field(default_factory=list)
     acceptance_histogram: list[int] = field(default_factory=list)
     committed_by_rounds: int = 0
+    shown: float | None = None  # newest commit
 
     @staticmethod
     def together(tallies: Sequence[Tally]) -> Tally:

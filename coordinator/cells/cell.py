@@ -9,6 +9,7 @@ from typing import Protocol
 from coordinator.answers.outlet import Sink
 from coordinator.requests.request import Request
 from coordinator.requests.validation import Limits
+from dspark.errors import Unavailable
 from dspark.wire.v1 import generate_pb2
 
 
@@ -58,3 +59,11 @@ class Cell(Protocol):
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         """Ends running requests in good order, whoever asked for them; returns those that were running."""
+
+
+def served(cell: Cell | None) -> str:
+    """The target as workers name it; empty while nobody has."""
+    try:
+        return cell.terms().model if cell is not None else ""
+    except Unavailable:
+        return ""

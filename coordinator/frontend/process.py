@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from coordinator.cells.cell import served
 from coordinator.frontend.config import FrontendConfig
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.http.front import HttpFront, open_front
@@ -16,7 +17,7 @@ from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION, GenerationService
 from coordinator.reception.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
-from dspark.runtime.identity import new_incarnation
+from dspark.runtime.identity import model_name, new_incarnation
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security, split_endpoint, streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, GrpcServer
@@ -70,7 +71,11 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
     check(config)
     security = Security.of(config)
     tokenizer = find_tokenizer(config.target, config.target_revision)
-    incarnation, metrics, clock = new_incarnation(), Metrics(), asyncio.get_running_loop()
+    incarnation, clock = new_incarnation(), asyncio.get_running_loop()
+    cell: RemoteCell | None = None
+    metrics = Metrics(
+        cell=config.cell, model_name=lambda: model_name(config.target or served(cell), config.served_model)
+    )
     room = config.max_streams + 64
     server = GrpcServer(
         bind=config.bind,
@@ -92,7 +97,6 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
         change.add_done_callback(changes.discard)
 
     metrics_server = None
-    cell = None
     try:
         if config.metrics_port is not None:
             metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)

@@ -14,6 +14,3 @@ class HttpConfig(PublicConfig):
     http: str | None = field(
         default=None, metadata={"doc": "host:port of the OpenAI-compatible HTTP front; port 0 takes any; absent: none."}
     )
-    served_model: str | None = field(
-        default=None, metadata={"doc": "Name HTTP clients call the target by; absent: its folder's, or the hub id."}
-    )

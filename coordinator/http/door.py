@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -16,6 +15,7 @@ from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate
 from coordinator.reception.frontdesk import FrontDesk
 from coordinator.reception.pacing import Pace
+from dspark.runtime.identity import model_name
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 
@@ -48,10 +48,7 @@ class Door:
 
     def model(self, terms: Terms) -> str:
         """The name clients use: the one that was given, the folder's, or the hub id."""
-        if self.name:
-            return self.name
-        path = Path(terms.model)
-        return path.name if path.is_absolute() or terms.model.startswith(".") or path.is_dir() else terms.model
+        return model_name(terms.model, self.name)
 
     def check_model(self, asked: str | None, terms: Terms) -> str:
         """The served name; UnknownModel for any other model. Nothing asked for is the one there is."""

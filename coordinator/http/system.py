@@ -59,7 +59,7 @@ def routes(door: Door) -> APIRouter:
     @router.get("/metrics", dependencies=[Depends(door.operator_guard)], tags=["operation"])
     async def metrics() -> Response:
         """Of this process, for Prometheus."""
-        return Response(generate_latest(door.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(door.metrics.exposed), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/version", tags=["operation"])
     async def version() -> dict[str, str]:

@@ -292,10 +292,12 @@ class Lane:
             return
         track.sequence.apply(Event.PREFILLED)
         started = None
+        now = self._clock.time()
         if track.tally.first is None:
-            track.tally.first = self._clock.time()
+            track.tally.first = now
             started = Started(track.tally.queue_s(), prefilled.cached_tokens)
-        self._settling.show_first(track, track.answer.take((prefilled.anchor,), prefilled.logprobs, started=started))
+        piece = track.answer.take((prefilled.anchor,), prefilled.logprobs, started=started)
+        self._settling.show_first(track, piece, now)
         self._loop.kick()
 
     def _refused(self, track: Track, declined: Declined) -> None:

@@ -15,14 +15,17 @@ class RoundCounts:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._tokens = 0
+        self._gaps: list[float] = []
         self._rounds: list[tuple[int, int, int, int]] = []
         self._labelled: list[tuple[str, int, int, int]] = []
         self._promised: list[tuple[float, ...]] = []  # confidences of verified slots
         self._empty: list[str] = []
 
-    def shown(self, tokens: int) -> None:
-        """Tokens were committed."""
+    def shown(self, tokens: int, gap_s: float | None) -> None:
+        """Tokens of one answer were committed, so long after those before them; None: they are its first."""
         self._tokens += tokens
+        if gap_s is not None:
+            self._gaps.append(gap_s)
 
     def judged(
         self,
@@ -54,6 +57,9 @@ class RoundCounts:
         if self._tokens:
             metrics.generation_tokens.inc(self._tokens)
             self._tokens = 0
+        gaps, self._gaps = self._gaps, []
+        for gap_s in gaps:
+            metrics.inter_token_latency.observe(gap_s)
         if not self._rounds:
             return
         self._tell_labels()

@@ -171,7 +171,7 @@ class RoundLoop:
         judged, verified_s = await self._verify(part, turns, cohort, calm=calm)
         if judged is None:
             return
-        committed = self._settling.settle(turns, judged.verdicts)
+        committed = self._settling.settle(turns, judged.verdicts, self._clock.time())
         self.rounds += len(turns)
         self.committed += committed
         now = self._clock.time()

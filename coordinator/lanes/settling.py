@@ -61,8 +61,8 @@ class Settling:
         self._vocab_size, self._metrics, self._write = vocab_size, metrics, write
         self.counts = RoundCounts(metrics)
 
-    def settle(self, turns: Sequence[Turn], verdicts: Sequence[Verdict | Declined]) -> int:
-        """Returns the tokens committed."""
+    def settle(self, turns: Sequence[Turn], verdicts: Sequence[Verdict | Declined], at: float) -> int:
+        """Returns the tokens committed. at: clock time."""
         committed = 0
         for turn, verdict in zip(turns, verdicts, strict=True):
             track = turn.track
@@ -79,20 +79,21 @@ class Settling:
             elif track.request.law.logprobs is not None and len(verdict.logprobs) != verdict.accepted + 1:
                 self._owner.ended(track, PeerError("the verifier sent a verdict without its log-probabilities"))
             else:
-                committed += self._guarded(turn, verdict)
+                committed += self._guarded(turn, verdict, at)
         if any(isinstance(each, Declined) and each.why is RefusalReason.OUT_OF_PAGES for each in verdicts):
             self._make_room()  # one leaves, whatever the number refused: it held many pages, and each wants one
         self._write()  # before this turn of the loop is over, so before anybody is shown what was committed in it
         return committed
 
-    def show_first(self, track: Track, piece: Piece) -> None:
+    def show_first(self, track: Track, piece: Piece, at: float) -> None:
         """The commit that a prefill brings."""
-        self._show(track, piece)
+        self._show(track, piece, at)
         self._write()
 
-    def _show(self, track: Track, piece: Piece) -> None:
+    def _show(self, track: Track, piece: Piece, at: float) -> None:
         """Hands a commit to the client; whoever does not read is cut."""
-        self.counts.shown(len(piece.tokens))
+        before, track.tally.shown = track.tally.shown, at
+        self.counts.shown(len(piece.tokens), at - before if before is not None else None)
         track.end = piece.end
         try:
             track.outlet.push(piece)
@@ -104,15 +105,15 @@ class Settling:
         if piece.end is not None:
             self._owner.ended(track, None)
 
-    def _guarded(self, turn: Turn, verdict: Verdict) -> int:
+    def _guarded(self, turn: Turn, verdict: Verdict, at: float) -> int:
         try:
-            return self._judged(turn, verdict)
+            return self._judged(turn, verdict, at)
         except Exception as error:  # a bug: this request fails and its neighbours do not notice
             log.error("settling.failed", sequence=turn.cursor.sequence, round=turn.cursor.round, exc_info=error)
             self._owner.ended(turn.track, PeerError("a commit failed; see the coordinator's log"))
             return 0
 
-    def _judged(self, turn: Turn, verdict: Verdict) -> int:
+    def _judged(self, turn: Turn, verdict: Verdict, at: float) -> int:
         track = turn.track
         track.sequence.apply(Event.JUDGED)
         piece = track.answer.take(
@@ -132,7 +133,7 @@ class Settling:
             committed=len(piece.tokens),
             confidence=turn.block.confidence[: verdict.judged],
         )
-        self._show(track, piece)
+        self._show(track, piece, at)
         return len(piece.tokens)
 
     def _declined(self, turn: Turn, declined: Declined) -> None:

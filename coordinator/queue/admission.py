@@ -26,7 +26,7 @@ from coordinator.queue.waiting import Waiting
 from coordinator.scheduling.running_fit import Running
 from coordinator.watching.tracing import Tracing
 from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
-from dspark.runtime.telemetry import Metrics
+from dspark.runtime.telemetry import ENDS, Metrics
 
 log = structlog.get_logger("dspark.admission")
 
@@ -345,8 +345,10 @@ class Admission:
         return error
 
     def _record(self, track: Track, error: Exception | None) -> None:
-        metrics, tally = self._metrics, track.tally
-        metrics.requests.labels(outcome=_outcome(track, error)).inc()
+        metrics, tally, outcome = self._metrics, track.tally, _outcome(track, error)
+        metrics.requests.labels(outcome=outcome).inc()
+        if (ended := "abort" if outcome == "cancelled" else outcome) in ENDS:
+            metrics.request_success.labels(finished_reason=ended).inc()
         metrics.e2e_request_latency.observe(tally.total_s())
         if tally.first is not None:
             metrics.time_to_first_token.observe(tally.first_token_s())
@@ -355,12 +357,12 @@ class Admission:
         metrics.request_prompt_tokens.observe(len(track.request.prompt))
         metrics.request_generation_tokens.observe(track.answer.log.answered)
         if track.answer.log.answered > 1:
-            metrics.inter_token_latency.observe(tally.per_token_s(track.answer.log.answered))
+            metrics.request_time_per_output_token.observe(tally.per_token_s(track.answer.log.answered))
         log.info(
             "request.ended",
             request=track.request.id,
             sequence=track.sequence.number,
-            outcome=_outcome(track, error),
+            outcome=outcome,
             tokens=track.answer.log.answered,
             rounds=tally.rounds,
         )

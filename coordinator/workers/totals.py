@@ -9,7 +9,7 @@ from dspark.wire.v1 import control_pb2
 
 LATENCIES = (
     "dspark_time_to_first_token_seconds",
-    "dspark_inter_token_latency_seconds",
+    "dspark_request_time_per_output_token_seconds",
     "dspark_e2e_request_latency_seconds",
     "dspark_request_queue_time_seconds",
     "dspark_draft_rpc_seconds",

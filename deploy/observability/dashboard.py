@@ -12,6 +12,9 @@ from typing import Any
 
 FILE = Path(__file__).parent / "grafana" / "dashboards" / "dspark.json"
 WIDTH, HEIGHT, COLUMNS = 8, 7, 3
+CHOSEN = 'cell=~"$cell",replica=~"$replica"'
+DRAFTING = 'kind="draft"'
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,22 @@ class Panel:
     stack: bool = field(default=False)
 
 
+def _of(name: str, *matchers: str) -> str:
+    """A metric, of the cells and processes that are chosen at the top of the page."""
+    return f"dspark_{name}{{{','.join((*matchers, CHOSEN))}}}"
+
+
 def _rate(name: str, by: str = "") -> str:
-    return f"sum{f' by ({by})' if by else ''} (rate(dspark_{name}[$__rate_interval]))"
+    return f"sum{f' by ({by})' if by else ''} (rate({_of(name)}[$__rate_interval]))"
+
+
+def _grown(name: str, by: str = "") -> str:
+    return _rate(name, by).replace("rate(", "increase(", 1)
 
 
 def _percentile(name: str, share: float, by: str = "") -> str:
     grouped = f"le, {by}" if by else "le"
-    return f"histogram_quantile({share}, sum by ({grouped}) (rate(dspark_{name}_bucket[$__rate_interval])))"
+    return f"histogram_quantile({share}, sum by ({grouped}) (rate({_of(f'{name}_bucket')}[$__rate_interval])))"
 
 
 def _latency(name: str) -> tuple[tuple[str, str], ...]:
@@ -45,13 +57,17 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel("Tokens per second", "short", ((_rate("generation_tokens_total"), "generated"),)),
             Panel("Time to first token", "s", _latency("time_to_first_token_seconds")),
-            Panel("Time per token", "s", _latency("inter_token_latency_seconds")),
+            Panel("Time per token", "s", _latency("request_time_per_output_token_seconds")),
             Panel(
                 "Requests",
                 "short",
-                (("sum(dspark_num_requests_running)", "running"), ("sum(dspark_num_requests_waiting)", "waiting")),
+                (
+                    (f"sum({_of('num_requests_running')})", "running"),
+                    (f"sum({_of('num_requests_waiting')})", "waiting"),
+                ),
             ),
             Panel("Requests ended", "reqps", ((_rate("requests_total", "outcome"), "{{outcome}}"),), stack=True),
+            Panel("Inter-token latency", "s", _latency("inter_token_latency_seconds"), "From one commit to the next."),
             Panel("Requests refused", "reqps", ((_rate("admission_rejections_total", "reason"), "{{reason}}"),)),
         ),
     ),
@@ -158,13 +174,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Pools",
         (
-            Panel("Workers", "short", (("max by (pool, state) (dspark_pool_replicas)", "{{pool}} {{state}}"),)),
+            Panel("Workers", "short", ((f"max by (pool, state) ({_of('pool_replicas')})", "{{pool}} {{state}}"),)),
             Panel(
                 "Drafters' busy share",
                 "percentunit",
                 (
                     (
-                        'sum by (instance) (rate(dspark_forward_seconds_sum{kind="draft"}[$__rate_interval]))',
+                        f"sum by (instance) (rate({_of('forward_seconds_sum', DRAFTING)}[$__rate_interval]))",
                         "{{instance}}",
                     ),
                 ),
@@ -174,12 +190,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Pages in use",
                 "percentunit",
-                (
-                    (
-                        "sum by (instance) (dspark_pages_held) / sum by (instance) (dspark_pages_total > 0)",
-                        "{{instance}}",
-                    ),
-                ),
+                ((f"max by (instance) ({_of('kv_cache_usage_perc')})", "{{instance}}"),),
                 "What the verifier pool is scaled by, with the queue and the promised latencies.",
             ),
             Panel("Wait for admission", "s", _latency("request_queue_time_seconds")),
@@ -187,9 +198,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Losses and preemptions",
                 "short",
                 (
-                    ("sum by (pool) (increase(dspark_worker_losses_total[$__rate_interval]))", "lost {{pool}}"),
-                    ("sum (increase(dspark_num_preemptions_total[$__rate_interval]))", "preempted"),
-                    ("sum by (reason) (increase(dspark_resends_total[$__rate_interval]))", "resent: {{reason}}"),
+                    (_grown("worker_losses_total", "pool"), "lost {{pool}}"),
+                    (_grown("num_preemptions_total"), "preempted"),
+                    (_grown("resends_total", "reason"), "resent: {{reason}}"),
                 ),
             ),
             Panel("Bytes", "Bps", ((_rate("bytes_total", "direction, kind"), "{{direction}} {{kind}}"),)),
@@ -233,9 +244,33 @@ def dashboard() -> dict[str, Any]:
         "editable": True,
         "refresh": "5s",
         "time": {"from": "now-15m", "to": "now"},
-        "templating": {"list": []},
+        "templating": {"list": [_source(), _choice("cell", ""), _choice("replica", 'cell=~"$cell"')]},
         "annotations": {"list": []},
         "panels": panels,
+    }
+
+
+def _source() -> dict[str, Any]:
+    """Which Prometheus is asked; without a choice, the default one."""
+    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1}
+
+
+def _choice(label: str, of: str) -> dict[str, Any]:
+    """Values of a label, several or all of them; all includes processes without the label."""
+    query = f"label_values(dspark_sequences{f'{{{of}}}' if of else ''}, {label})"
+    return {
+        "name": label,
+        "label": label.capitalize(),
+        "type": "query",
+        "datasource": SOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": label},
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
     }
 
 
@@ -244,14 +279,13 @@ def _at(x: int, y: int, width: int, height: int) -> dict[str, int]:
 
 
 def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
-    source = {"type": "prometheus", "uid": "prometheus"}
     stacking = {"mode": "normal" if panel.stack else "none"}
     return {
         "id": number,
         "type": panel.kind,
         "title": panel.title,
         "description": panel.text,
-        "datasource": source,
+        "datasource": SOURCE,
         "gridPos": place,
         "fieldConfig": {
             "defaults": {
@@ -263,7 +297,7 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         },
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
         "targets": [
-            {"refId": chr(65 + index), "datasource": source, "expr": query, "legendFormat": legend}
+            {"refId": chr(65 + index), "datasource": SOURCE, "expr": query, "legendFormat": legend}
             for index, (query, legend) in enumerate(panel.queries)
         ],
     }

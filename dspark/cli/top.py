@@ -75,7 +75,7 @@ def frame(window: Window, endpoint: str) -> RenderableType:
 def _cell(window: Window, endpoint: str) -> RenderableType:
     from rich.table import Table
 
-    from deploy.readings import ITL, QUEUE, TTFT
+    from deploy.readings import PER_TOKEN, QUEUE, TTFT
 
     status = window.newest.status
     rounds = window.total("dspark_rounds_total")
@@ -93,7 +93,7 @@ def _cell(window: Window, endpoint: str) -> RenderableType:
         f"{accepted / verified:.0%}" if verified else "-",
         f"{verified / drafted:.0%}" if drafted else "-",
         f"{_ms(window.percentile(TTFT, 0.5))}/{_ms(window.percentile(TTFT, 0.95))}",
-        _ms(window.percentile(ITL, 0.5)),
+        _ms(window.percentile(PER_TOKEN, 0.5)),
         _ms(window.percentile(QUEUE, 0.95)),
     )
     return table

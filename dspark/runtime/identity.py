@@ -9,11 +9,20 @@ from pathlib import Path
 from dspark.errors import ConfigError
 
 LEAST_TOKEN = 16  # characters of any secret
+DEFAULT_CELL = "dspark"
 
 
 def new_incarnation() -> int:
     """A number no other process start has: 63 random bits, never 0."""
     return secrets.randbits(63) | 1
+
+
+def model_name(model: str | None, served: str | None = None) -> str:
+    """What clients call a model: the name that was given, the folder's, or the hub id; empty where there is none."""
+    if served or not model:
+        return served or ""
+    path = Path(model)
+    return path.name if path.is_absolute() or model.startswith(".") or path.is_dir() else model
 
 
 def state_dir() -> Path:

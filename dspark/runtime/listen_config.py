@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dspark.runtime.identity import DEFAULT_CELL
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListenConfig:
@@ -36,6 +38,14 @@ class ListenConfig:
     )
     tls_require_client_cert: bool = field(
         default=True, metadata={"doc": "With tls_ca: callers need a certificate; off, tokens alone say who calls."}
+    )
+    cell: str = field(default=DEFAULT_CELL, metadata={"doc": "Name of the cell: the label `cell` of every metric."})
+    served_model: str | None = field(
+        default=None,
+        metadata={
+            "doc": "What HTTP clients call the target, and the label `model_name` of every metric; absent: the "
+            "folder's name, or the hub id."
+        },
     )
     insecure: bool = field(default=False, metadata={"doc": "Listen beyond loopback without asking who calls."})
     cpus: str | None = field(

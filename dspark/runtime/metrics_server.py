@@ -58,7 +58,7 @@ class _Listener(ThreadingHTTPServer):
     allow_reuse_port = False  # a second process must not share the port unseen
 
     def __init__(self, host: str, port: int, metrics: Metrics, security: Security) -> None:
-        self.registry, self.security = metrics.registry, security
+        self.exposed, self.security = metrics.exposed, security
         self._too_many = metrics.dropped.labels(kind="connection", reason="metrics_readers")
         self._room = threading.BoundedSemaphore(READERS)
         self._context: ssl.SSLContext | None = None
@@ -122,7 +122,7 @@ class _Page(BaseHTTPRequestHandler):
             self._answer(404, b"", "text/plain")
             return
         encoder, kind = choose_encoder(self.headers.get("Accept", ""))
-        self._answer(200, encoder(self.server.registry), kind)
+        self._answer(200, encoder(self.server.exposed), kind)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged: their paths are a stranger's words."""

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from dspark.runtime.exposition import Exposed
+from dspark.runtime.identity import DEFAULT_CELL
 from dspark.runtime.log_errors import as_data, as_text
 
 _SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MOST_LABELS = 32  # every label is a handful of time series
 _LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+ENDS = ("stop", "length", "abort")  # how answers end well, in the words of finish reasons
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -65,21 +69,34 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
 class Metrics:
     """Every metric of the system on a registry of its own, so that two services fit into one process.
 
-    A process shows all names; those it has no part in stay at zero. Names follow vLLM's suffixes under `dspark_`.
+    A process shows all names; those it has no part in stay at zero. Where the meaning is that of one of vLLM's
+    metrics, so is the name, with `dspark_` in front. `exposed` is what is shown: there every sample has the labels
+    `model_name` and `cell` besides its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, cell: str = DEFAULT_CELL, model_name: Callable[[], str] = str) -> None:
         self.registry = CollectorRegistry()
+        self.exposed = Exposed(self.registry, lambda: {"model_name": model_name(), "cell": cell})
 
         # Requests (coordinator).
         self.requests = self._counter("requests", "Requests ended, by how.", "outcome")
+        self.request_success = self._counter(
+            "request_success", "Answers that ended well, by finish reason.", "finished_reason"
+        )
+        for reason in ENDS:
+            self.request_success.labels(finished_reason=reason)  # shown from the start, so that a rate sees the first
         self.num_requests_running = self._gauge("num_requests_running", "Requests in rounds or prefill.")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests waiting for admission.")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens committed.")
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _SECONDS)
         self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Mean time per token after the first, one observation per request.", _SECONDS
+            "inter_token_latency_seconds", "From one commit of an answer to its next, of one or more tokens.", _SECONDS
+        )
+        self.request_time_per_output_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time per token after the first, one observation per request.",
+            _SECONDS,
         )
         self.e2e_request_latency = self._histogram("e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
         self.request_queue_time = self._histogram("request_queue_time_seconds", "Arrival to prefill.", _SECONDS)
@@ -181,6 +198,9 @@ class Metrics:
         self.sequences = self._gauge("sequences", "Sequences with state in this process.")
         self.pages_held = self._gauge("pages_held", "Pages held by sequences.")
         self.pages_total = self._gauge("pages_total", "Pages of the pool.")
+        self.kv_cache_usage = self._gauge(
+            "kv_cache_usage_perc", "Share of the pool's pages that sequences hold; 1 is full."
+        )
         self.feature_rows = self._counter("feature_rows", "Feature rows, by direction.", "direction")
         self.bytes = self._counter("bytes", "Payload bytes, by direction and kind.", "direction", "kind")
         self.refusals = self._counter("refusals", "Items refused, by reason.", "reason")
@@ -202,6 +222,12 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"dspark_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def note_load(self, sequences: int, pages: int, of: int) -> None:
+        """What a worker holds now."""
+        self.sequences.set(sequences)
+        self.pages_held.set(pages)
+        self.kv_cache_usage.set(pages / of if of else 0.0)
 
     def bounded_label(self, label: str) -> str:
         """The label of a request, or "other" when more than `MOST_LABELS` different ones have come."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,11 +27,19 @@ TARGET, DRAFTER = MODELS / "demo-target", MODELS / "demo-dspark"
 class HttpCell:
     """Services in this process, on one more thread; a context that stops them.
 
-    With `pair` a synthetic cell of that description, else the demo pair. `settings` go to the coordinator.
+    With `pair` a synthetic cell of that description, else the demo pair. `settings` go to the coordinator, `shared`
+    to every process.
     """
 
-    def __init__(self, pair: Path | None = None, *, workers: bool = True, **settings: Any) -> None:
-        self._pair, self._workers, self._settings = pair, workers, settings
+    def __init__(
+        self,
+        pair: Path | None = None,
+        *,
+        workers: bool = True,
+        shared: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self._pair, self._workers, self._settings, self._shared = pair, workers, settings, dict(shared or {})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cell")
         self.verifier: Any = None
@@ -76,9 +84,10 @@ class HttpCell:
         assert self.verifier.engine.held.pages_held == 0
 
     async def _start(self) -> None:
-        quiet = {"metrics_port": None, "measure_cost": False}
+        quiet = {"metrics_port": None, "measure_cost": False, **self._shared}
         if self._pair is not None:
             engine: dict[str, Any] = {"engine": "synthetic", "synthetic": str(self._pair), "metrics_port": None}
+            engine |= self._shared
             verify, draft = VerifyConfig(**engine), DraftConfig(**engine)
         else:
             verify = VerifyConfig(target=str(TARGET), drafter=str(DRAFTER), **quiet)
@@ -87,7 +96,14 @@ class HttpCell:
         if self._workers:
             self.verifier, self.drafter = await verify_process.start(verify), await draft_process.start(draft)
             known = {"verify": (self.verifier.endpoint,), "draft": (self.drafter.endpoint,)}
-        given = {"target": str(TARGET), "http": "127.0.0.1:0", "metrics_port": None, **known, **self._settings}
+        given = {
+            "target": str(TARGET),
+            "http": "127.0.0.1:0",
+            "metrics_port": None,
+            **known,
+            **self._shared,
+            **self._settings,
+        }
         self.coordinator = await coordinator_process.start(CoordinatorConfig(**given))
 
     async def _stop(self) -> None:

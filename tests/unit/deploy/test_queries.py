@@ -27,12 +27,13 @@ def _own_labels() -> dict[str, set[str]]:
     for metric in vars(Metrics()).values():
         if not hasattr(metric, "_labelnames"):
             continue
-        labels = set(metric._labelnames)
+        labels = OF_ALL | set(metric._labelnames)
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric._type, [""])
         found |= {metric._name + suffix: labels | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes}
     return found
 
 
+OF_ALL = {"model_name", "cell"}  # on every sample
 LABELS = _own_labels()
 
 
@@ -96,6 +97,20 @@ def test_labels_of_a_target_hide_none_of_a_metric() -> None:
 
 def _parse(query: str) -> Any:
     return pytest.importorskip("promql_parser").parse(query.replace("$__rate_interval", "5m"))
+
+
+def test_panels_are_of_the_chosen_source_cell_and_replica() -> None:
+    page = json.loads(dashboard.FILE.read_text())
+    choices = {each["name"]: each for each in page["templating"]["list"]}
+    assert list(choices) == ["datasource", "cell", "replica"]
+    assert choices["datasource"]["type"] == "datasource"
+    panels = [panel for panel in page["panels"] if panel["type"] != "row"]
+    for each in (*(panel for panel in panels), *(target for panel in panels for target in panel["targets"])):
+        assert each["datasource"]["uid"] == "${datasource}"
+    for panel in panels:
+        for target in panel["targets"]:
+            selectors = len(re.findall(r"dspark_\w+", target["expr"]))
+            assert selectors == target["expr"].count('cell=~"$cell",replica=~"$replica"'), target["expr"]
 
 
 def _labels_of(node: Any) -> set[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.readings import ITL, TTFT, Look, Window, percentile
+from deploy.readings import PER_TOKEN, TTFT, Look, Window, percentile
 from deploy.sizing import Curve, hint, hint_of
 from dspark.wire.v1 import control_pb2, types_pb2
 
@@ -46,7 +46,7 @@ def test_everything_is_a_difference() -> None:
     assert reading.draft_wait_s == pytest.approx(0.01)
     assert (reading.streams, reading.queued, reading.pages) == (8, 2, 0.75)
     assert reading.ttft_s == pytest.approx(0.195), "the nine of before count for nothing"
-    assert window.percentile(ITL, 0.5) is None
+    assert window.percentile(PER_TOKEN, 0.5) is None
 
 
 def test_a_coordinator_that_came_back_counts_from_nothing() -> None:

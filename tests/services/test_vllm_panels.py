@@ -1,0 +1,133 @@
+"""Panels that people have for vLLM show data here once the prefix of their metrics is replaced."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from dspark.client import Client
+from tests.services.http_cell import HttpCell, synthetic_pair, until
+
+pytestmark = pytest.mark.services
+
+MODEL, CELL = "the-model", "cell-7"
+
+# One expression per panel, in the words of the dashboards that vLLM publishes.
+PANELS = {
+    "running": 'vllm:num_requests_running{model_name="$model_name"}',
+    "waiting": 'vllm:num_requests_waiting{model_name="$model_name"}',
+    "cache": 'vllm:kv_cache_usage_perc{model_name="$model_name"}',
+    "first token": "histogram_quantile(0.99, sum by(le) "
+    '(rate(vllm:time_to_first_token_seconds_bucket{model_name="$model_name"}[5m])))',
+    "mean first token": 'rate(vllm:time_to_first_token_seconds_sum{model_name="$model_name"}[5m]) / '
+    'rate(vllm:time_to_first_token_seconds_count{model_name="$model_name"}[5m])',
+    "between tokens": "histogram_quantile(0.5, sum by(le) "
+    '(rate(vllm:inter_token_latency_seconds_bucket{model_name="$model_name"}[5m])))',
+    "per token": 'rate(vllm:request_time_per_output_token_seconds_sum{model_name="$model_name"}[5m])',
+    "whole request": "histogram_quantile(0.9, sum by(le) "
+    '(rate(vllm:e2e_request_latency_seconds_bucket{model_name="$model_name"}[5m])))',
+    "success": 'sum by(finished_reason) (increase(vllm:request_success_total{model_name="$model_name"}[5m]))',
+    "prompt tokens": 'rate(vllm:prompt_tokens_total{model_name="$model_name"}[5m])',
+    "generated tokens": 'rate(vllm:generation_tokens_total{model_name="$model_name"}[5m])',
+    "queue": 'rate(vllm:request_queue_time_seconds_sum{model_name="$model_name"}[5m])',
+    "prefill": 'rate(vllm:request_prefill_time_seconds_sum{model_name="$model_name"}[5m])',
+    "decode": 'rate(vllm:request_decode_time_seconds_sum{model_name="$model_name"}[5m])',
+    "prompts": 'sum by(le) (increase(vllm:request_prompt_tokens_bucket{model_name="$model_name"}[5m]))',
+    "answers": 'sum by(le) (increase(vllm:request_generation_tokens_bucket{model_name="$model_name"}[5m]))',
+}
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
+    pair = synthetic_pair(tmp_path_factory.mktemp("pair"), step_ms=4.0)
+    shared = {"metrics_port": 0, "served_model": MODEL, "cell": CELL}
+    with HttpCell(pair, http=None, max_running=1, policy="fixed:2", shared=shared) as running:
+        yield running
+
+
+def _scraped(cell: HttpCell) -> list[Metric]:
+    families: list[Metric] = []
+    for process in (cell.coordinator, cell.verifier, cell.drafter):
+        with urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=10) as page:
+            families += text_string_to_metric_families(page.read().decode())
+    return families
+
+
+def _samples(cell: HttpCell) -> list[Sample]:
+    return [sample for family in _scraped(cell) for sample in family.samples]
+
+
+def _selectors(node: Any) -> Iterator[Any]:
+    """Every place of an expression that reads a metric."""
+    kind = type(node).__name__
+    if kind == "VectorSelector":
+        yield node
+    elif kind == "MatrixSelector":
+        yield node.vector_selector
+    for name in ("expr", "lhs", "rhs"):
+        if (inner := getattr(node, name, None)) is not None:
+            yield from _selectors(inner)
+    for inner in getattr(node, "args", None) or ():
+        yield from _selectors(inner)
+
+
+def _grouped_by(node: Any) -> set[str]:
+    found = set(node.modifier.labels) if type(node).__name__ == "AggregateExpr" and node.modifier else set()
+    inside = [getattr(node, "expr", None), *(getattr(node, "args", None) or ())]
+    return found.union(*(_grouped_by(each) for each in inside if each is not None))
+
+
+def _shown(expression: str, samples: list[Sample]) -> float:
+    """The largest value among the samples an expression reads; fails where it reads none, or groups by no label."""
+    query = expression.replace("vllm:", "dspark_").replace("$model_name", MODEL)
+    tree = pytest.importorskip("promql_parser").parse(query)
+    largest = 0.0
+    for selector in _selectors(tree):
+        wanted = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
+        read = [each for each in samples if each.name == selector.name and wanted.items() <= each.labels.items()]
+        assert read, f"{query} reads nothing"
+        assert all(_grouped_by(tree) <= each.labels.keys() for each in read), query
+        largest = max(largest, *(each.value for each in read))
+    return largest
+
+
+def test_every_panel_shows_data(cell: HttpCell) -> None:
+    with Client(cell.coordinator.endpoint) as client:
+        client.complete([5, 6, 7], max_tokens=20, temperature=0.0, ignore_eos=True)
+        streams = [client.generate([5, 6, 7], max_tokens=4000, ignore_eos=True, request_id=name) for name in "ab"]
+        next(streams[0])
+        until(lambda: _shown(PANELS["running"], _samples(cell)) == 1)
+        until(lambda: _shown(PANELS["waiting"], _samples(cell)) == 1)
+        until(lambda: 0 < _shown(PANELS["cache"], _samples(cell)) <= 1)
+        assert set(client.abort(["a", "b"])) == {"a", "b"}
+    samples = _samples(cell)
+    for panel, expression in PANELS.items():
+        if panel not in ("running", "waiting", "cache"):
+            assert _shown(expression, samples) > 0, f"{panel}: {expression}"
+    ends = {each.labels["finished_reason"] for each in samples if each.name == "dspark_request_success_total"}
+    assert ends == {"stop", "length", "abort"}
+    gaps, whole = (
+        sum(each.value for each in samples if each.name == f"dspark_{name}_count")
+        for name in ("inter_token_latency_seconds", "request_time_per_output_token_seconds")
+    )
+    assert gaps > whole, "one observation per commit, not per request"
+
+
+def test_every_sample_says_which_model_and_cell_and_none_when_it_began(cell: HttpCell) -> None:
+    samples = _samples(cell)
+    assert len(samples) > 300
+    assert {(each.labels.get("model_name"), each.labels.get("cell")) for each in samples} == {(MODEL, CELL)}
+    assert not [each.name for each in samples if each.name.endswith("_created")]
+
+
+def test_a_coordinator_without_a_target_calls_it_what_verifiers_do(tmp_path: Any) -> None:
+    shared = {"metrics_port": 0}
+    with HttpCell(synthetic_pair(tmp_path), http=None, target=None, shared=shared) as running:
+        until(lambda: running.coordinator.membership.verifiers)
+        assert {each.labels["model_name"] for each in _samples(running)} == {"synthetic"}
