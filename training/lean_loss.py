@@ -3,7 +3,8 @@
 Rows that do not count are dropped before the vocabulary is touched. The rest go through in
 slices small enough for the cache: logits, both softmaxes, the loss and its gradient with
 respect to the slice are finished before the next slice starts, so the backward pass only
-scales what is already there. A frozen vocabulary head is neither copied nor differentiated; one
+scales what is already there. Slots of several blocks that stand at one position of the text
+share one softmax of the target. A frozen vocabulary head is neither copied nor differentiated; one
 that is trained gets its gradient slice by slice. A head of fewer tokens than the target's is
 judged against the whole law all the same: what it cannot say is distance, and no label.
 """
@@ -21,7 +22,7 @@ from dspark.model.markov import VanillaHead
 from training.anchors import gather_slots
 from training.loss import LossSums, LossWeights, slot_weights
 
-SLICE_ROWS = 128  # [128, V] in fp32 stays in the second-level cache for small vocabularies
+SLICE_ROWS = 384  # [384, V] in fp32 stays in the third-level cache for small vocabularies
 SLICE_NUMBERS = 1 << 22  # and for large ones a slice is at most so many numbers, 16 MiB
 DEVICE_SLICE_NUMBERS = 1 << 26  # elsewhere than on a CPU, where small products are slow: 256 MiB
 
@@ -54,21 +55,26 @@ def lean_block_loss(
     codes = head.codes(embedded, hidden)
     judge = drafter.confidence_head
     confidence: Tensor | None = None if judge is None else judge(hidden, embedded if judge.rank else None)
-    wanted = gather_slots(last_hidden, anchor_positions, size)
+    places = gather_slots(torch.arange(last_hidden[..., 0].numel()).view(last_hidden.shape[:2]), anchor_positions, size)
+    # [U] positions of the text, and for each of the R rows which of them; rows go through in that order.
+    positions, row_of = places.to(eval_mask.device)[eval_mask].unique(return_inverse=True)
+    order = row_of.argsort(stable=True)
     scale = slot[eval_mask]  # [R] w of the rows that count
     mixed, ce, l1 = lean_terms(
-        hidden=hidden[eval_mask],
+        hidden=hidden[eval_mask][order],
         lm_head=drafter.lm_head.weight,
-        codes=None if codes is None else codes[eval_mask],
+        codes=None if codes is None else codes[eval_mask][order],
         markov_w2=head.markov_w2.weight if isinstance(head, VanillaHead) else None,
-        wanted=wanted[eval_mask],
+        wanted=last_hidden.flatten(0, 1)[positions],
+        wanted_row=row_of[order],
         target_head=target_head,
-        target_ids=target_ids[eval_mask],
-        scale=scale,
+        target_ids=target_ids[eval_mask][order],
+        scale=scale[order],
         weights=weights,
         softcap=drafter.config.logit_softcap,
         kept=drafter.kept_tokens,
     )
+    ce, l1 = (torch.empty_like(value).index_copy_(0, order, value) for value in (ce, l1))
     acceptance = (1 - 0.5 * l1).clamp(0, 1)  # [R] c*
     bce = error = bias = torch.zeros((), device=hidden.device)
     if confidence is not None:
@@ -99,19 +105,22 @@ def lean_terms(
     *,
     hidden: Tensor,  # [R, H] of the drafter, after its final norm
     lm_head: Tensor,  # [Vd, H]; differentiated where it requires a gradient
-    wanted: Tensor,  # [R, H'] of the target, final-normed
+    wanted: Tensor,  # [U, H'] of the target, final-normed
     target_head: Tensor,  # [V, H']
     target_ids: Tensor,  # [R]
     scale: Tensor,  # [R] weight of each row
     weights: LossWeights,
+    wanted_row: Tensor | None = None,  # [R] ascending, which of `wanted` judges a row; None: U = R, each its own
     codes: Tensor | None = None,  # [R, r] of the sequential head
     markov_w2: Tensor | None = None,  # [Vd, r]
     softcap: float | None = None,  # c: base logits of both are c tanh(z / c)
     kept: Tensor | None = None,  # [Vd] target ids of the head's rows; None: Vd = V
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient, ce [R], l1 [R] without), of any rows."""
+    if wanted_row is None:
+        wanted_row = torch.arange(len(wanted), device=wanted.device)
     mixed, ce, l1 = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, codes, markov_w2, lm_head, wanted, target_head, target_ids, scale, weights, softcap, kept
+        hidden, codes, markov_w2, lm_head, wanted, wanted_row, target_head, target_ids, scale, weights, softcap, kept
     )
     return mixed, ce, l1
 
@@ -127,6 +136,7 @@ class _SlicedLoss(torch.autograd.Function):
         w2: Tensor | None,
         lm_head: Tensor,
         wanted: Tensor,
+        wanted_row: Tensor,
         target_head: Tensor,
         target_ids: Tensor,
         scale: Tensor,
@@ -146,17 +156,19 @@ class _SlicedLoss(torch.autograd.Function):
             grad_codes = None if bias is None else torch.empty_like(bias[0])
             grad_w2 = None if w2 is None else torch.zeros_like(w2, dtype=torch.float32)
             grad_head = torch.zeros_like(lm_head, dtype=torch.float32) if ctx.needs_input_grad[3] else None
-            step = (
-                min(SLICE_ROWS, SLICE_NUMBERS // len(target_head))
-                if kind == "cpu"
-                else DEVICE_SLICE_NUMBERS // len(target_head)
-            )
+            # Numbers a row takes: its own logits, and its share of the target's.
+            width = max(len(lm_head), len(target_head) * len(wanted) // max(1, len(scale)))
+            step = min(SLICE_ROWS, SLICE_NUMBERS // width) if kind == "cpu" else DEVICE_SLICE_NUMBERS // width
             step = max(1, step)
             places, said = _places(target_ids, kept, len(target_head))
+            on_host = wanted_row.cpu()
             for start in range(0, len(scale), step):
                 part = slice(start, start + step)
-                law = torch.softmax(_capped((wanted[part] @ target_head.t()).float(), softcap), dim=-1)
+                judge, spanned = wanted_row[part], on_host[part]
+                first, last = int(spanned[0]), int(spanned[-1])
+                law = torch.softmax(_capped((wanted[first : last + 1] @ target_head.t()).float(), softcap), dim=-1)
                 law = law if kept is None else law.index_select(-1, kept)
+                law = law.index_select(0, judge - first)
                 unsaid = 0.0 if kept is None else 1.0 - law.sum(dim=-1)
                 base = _capped((rows[part] @ head.t()).float(), softcap)
                 logits = base
@@ -197,7 +209,7 @@ class _SlicedLoss(torch.autograd.Function):
         for dtype in ctx.dtypes:
             grad = kept.pop(0)
             grads.append(None if grad is None or dtype is None else grad.mul_(scale).to(dtype))
-        return (*grads, None, None, None, None, None, None, None)
+        return (*grads, *([None] * 8))
 
 
 def _places(target_ids: Tensor, kept: Tensor | None, size: int) -> tuple[Tensor, Tensor | None]:

@@ -79,6 +79,26 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
         torch.autograd.grad(lean, leaves)
 
 
+def test_rows_that_share_a_judge_are_judged_as_if_each_had_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.lean_loss.SLICE_ROWS", 3)
+    generator = torch.Generator().manual_seed(9)
+    judges, head = torch.randn(4, 8, generator=generator), torch.randn(20, 8, generator=generator)
+    row = torch.tensor([0, 0, 1, 2, 2, 2, 2, 3])
+    hidden = torch.randn(8, 6, generator=generator).requires_grad_()
+    given = {
+        "hidden": hidden,
+        "lm_head": torch.randn(20, 6, generator=generator),
+        "target_head": head,
+        "target_ids": torch.randint(0, 20, (8,), generator=generator),
+        "scale": torch.rand(8, generator=generator),
+        "weights": LossWeights(),
+    }
+    apart, shared = lean_terms(wanted=judges[row], **given), lean_terms(wanted=judges, wanted_row=row, **given)
+    torch.testing.assert_close(shared, apart)
+    gradients = [torch.autograd.grad(terms[0], hidden)[0] for terms in (apart, shared)]
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def _gradients(head: HeadType, *, mixed: bool) -> dict[str, torch.Tensor]:
     drafter = tiny_drafter(head)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
