@@ -5,11 +5,12 @@ Weights and optimiser states are fp32 whatever the products are computed in. Opt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
+from training.muon import Muon
 from training.schedule import cosine, rate
 from training.settings import Settings
 
@@ -23,14 +24,13 @@ def muon_and_adamw(
     *,
     matrix_rate: float,
     vector_rate: float,
-    muon: Callable[..., Optimizer] = Muon,
 ) -> dict[str, Optimizer]:
     """Muon for the `matrices` among the `trained`, AdamW for the rest."""
     matrices = list(matrices)
     inside = {id(p) for p in matrices}
     rest = [p for p in trained if id(p) not in inside]
     return {
-        "muon": muon(matrices, lr=matrix_rate, momentum=0.95, weight_decay=0.02),
+        "muon": Muon(matrices, lr=matrix_rate, momentum=0.95, weight_decay=0.02),
         "adamw": AdamW(rest, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
     }
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training import checkpoint, record
-from training.lab.muon import Muon
 from training.optimisers import muon_and_adamw, set_rates
 from training.schedule import rate
 
@@ -52,7 +51,7 @@ def optimizers_of(model: nn.Module, pace: Pace) -> dict[str, Optimizer]:
     tables |= {id(p) for name, p in model.named_parameters() if name in TABLES}
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim == 2 and id(p) not in tables]
-    return muon_and_adamw(trained, matrices, matrix_rate=pace.matrix_rate, vector_rate=pace.vector_rate, muon=Muon)
+    return muon_and_adamw(trained, matrices, matrix_rate=pace.matrix_rate, vector_rate=pace.vector_rate)
 
 
 def train(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from training.lab.loop import Pace, Trained, train
-from training.lab.muon import Muon, orthogonalised
+from training.muon import Muon, orthogonalised
 
 PACE = Pace(steps=12, matrix_rate=0.05, vector_rate=0.01, warmup=2, probes=4, save_every_s=0.0)
 
