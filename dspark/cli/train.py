@@ -1,6 +1,7 @@
 """`dspark train STAGE`: from prompts and a target to a drafter. Every stage can be run again: it goes on where it was.
 
 split        prompts -> train.jsonl, test.jsonl
+overlap      evaluation prompts that training text has seen, counted and left out
 regenerate   the target's own answers, through a running cell
 encode       conversations -> samples (token ids)
 cache        the target's hidden states of all samples, on disk
@@ -57,6 +58,16 @@ def build_parser() -> argparse.ArgumentParser:
     split.add_argument("--seed", type=int, default=42, help="key of the split (42)")
     split.set_defaults(stage=_split)
 
+    overlap = stages.add_parser("overlap", parents=[shared], help="prompts that training text has seen")
+    overlap.add_argument("prompts", type=Path, nargs="+", metavar="FILE", help="JSONL of evaluation prompts")
+    overlap.add_argument(
+        "--training", type=Path, nargs="+", required=True, metavar="FILE", help="JSONL that is trained on"
+    )
+    overlap.add_argument(
+        "--out", type=Path, metavar="DIR", help="where the prompts that are clean go, under their names"
+    )
+    overlap.set_defaults(stage=_overlap)
+
     regenerate = stages.add_parser("regenerate", parents=[shared], help="answers of the target, through a cell")
     regenerate.add_argument("prompts", type=Path, metavar="FILE", help="rows of {id, conversations}")
     regenerate.add_argument("--target", required=True, metavar="DIR", help="the target that is served: its tokenizer")
@@ -102,6 +113,12 @@ def _split(args: argparse.Namespace) -> dict[str, Any]:
     from training.split import split_prompts
 
     return split_prompts(args.prompts, args.out, held_out=args.held_out, seed=args.seed, limit=args.limit)
+
+
+def _overlap(args: argparse.Namespace) -> dict[str, Any]:
+    from training.overlap import separate
+
+    return separate(args.prompts, args.training, out=args.out)
 
 
 def _regenerate(args: argparse.Namespace) -> dict[str, Any]:
