@@ -57,7 +57,7 @@ def lean_block_loss(
     confidence: Tensor | None = None if judge is None else judge(hidden, embedded if judge.rank else None)
     places = gather_slots(torch.arange(last_hidden[..., 0].numel()).view(last_hidden.shape[:2]), anchor_positions, size)
     # [U] positions of the text, and for each of the R rows which of them; rows go through in that order.
-    positions, row_of = places.to(eval_mask.device)[eval_mask].unique(return_inverse=True)
+    positions, row_of = torch.unique(places.to(eval_mask.device)[eval_mask], return_inverse=True)
     order = row_of.argsort(stable=True)
     scale = slot[eval_mask]  # [R] w of the rows that count
     mixed, ce, l1 = lean_terms(
