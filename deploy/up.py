@@ -29,6 +29,7 @@ from dspark.runtime.cpus import usable
 from dspark.runtime.identity import state_dir, write_token
 from dspark.runtime.security import is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
+from dspark.targets import folder_of, imported, is_imported
 
 Say = Callable[[str], None]
 Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
@@ -121,6 +122,8 @@ def bring_up(
     config = within(config, autoscale)
     if config.http is not None and not has_http():
         say("no HTTP: fastapi and uvicorn are not installed (`pip install '.[http]'` in the checkout)")
+    if config.address is None:
+        _import_models(config, say)
     files = token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
     topology = plan_topology(config, file=file, environ=environ, port=port, token_files=files)
@@ -332,13 +335,22 @@ def _check_model(name: str, model: str) -> None:
     """A path that is not there is a typing error, told at once; anything else may be a hub id."""
     path = Path(model).expanduser()
     looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
-    if looks_local and not (path / "config.json").is_file():
+    if looks_local and not is_imported(path) and not (path / "config.json").is_file():
         raise ConfigError(f"cluster.{name}: {model} is not a folder with a config.json")
+
+
+def _import_models(config: ClusterConfig, say: Say) -> None:
+    """What becomes a folder first does so here, where somebody looks on; the processes find it in the cache."""
+    for model in filter(is_imported, filter(None, (config.target, config.drafter))):
+        folder = folder_of(model)
+        if not folder.is_dir():
+            say(f"{model}: importing it once, into {folder}")
+        imported(model)
 
 
 def _full_path(model: str) -> str:
     path = Path(model).expanduser()
-    return str(path.resolve()) if path.is_dir() else model
+    return str(path.resolve()) if path.exists() else model
 
 
 def token_files(config: ClusterConfig) -> dict[str, Path]:

@@ -55,7 +55,7 @@ def _forbidden(room: str, path: Path, module: str, at_import: bool) -> str | Non
         return "dspark knows no room; dspark/cli may import one inside a function"
     if room == "coordinator" and (
         head in {"torch", "transformers", "safetensors"}
-        or module.startswith(("dspark.model", "dspark.decoding", "dspark.wire.tensors"))
+        or module.startswith(("dspark.model", "dspark.decoding", "dspark.gguf", "dspark.wire.tensors"))
     ):
         return "the coordinator never loads torch"
     if module in {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}:

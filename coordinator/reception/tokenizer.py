@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from dspark.errors import ConfigError
+from dspark.targets import imported, is_imported
 
 _FILE = "tokenizer.json"
 _WINDOW = 4  # prompt tokens the stream needs to know how the answer's first piece joins on
@@ -70,9 +71,11 @@ def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None
 
 
 def find_file(target: str | None, name: str, revision: str | None) -> Path | None:
-    """A file of a target's folder or hub id; None when there is none."""
+    """A file of a target's folder, imported target or hub id; None when there is none."""
     if not target:
         return None
+    if is_imported(target):
+        target = str(imported(target))
     if Path(target).is_dir():
         path = Path(target) / name
         return path if path.is_file() else None

@@ -1,21 +1,23 @@
-"""`dspark checkpoint check|convert|random`: what a drafter's folder holds, the same drafter in the other format, and
-random checkpoints in the exact shapes of the released ones."""
+"""`dspark checkpoint check|convert|import|random`: what a drafter's folder holds, the same drafter in the other format,
+a target out of a GGUF file, and random checkpoints in the exact shapes of the released ones."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
-NOTE = """check loads every tensor and says what it is; convert writes the speculators format; random needs no download
-and a thin one runs anywhere: the same depth, hidden size and taps, narrow everything else."""
+NOTE = """check loads every tensor and says what it is; convert writes the speculators format; import makes a folder of
+a GGUF target; random needs no download and a thin one runs anywhere: the same depth, hidden size and taps, narrow
+everything else."""
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `checkpoint`."""
     group = commands.add_parser(
-        "checkpoint", parents=[shared], help="check, convert or make up drafter checkpoints", description=NOTE
+        "checkpoint", parents=[shared], help="check, convert, import or make up checkpoints", description=NOTE
     )
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", parents=[shared], help="load a drafter of any family and format")
@@ -31,6 +33,11 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     convert.add_argument("--share-tables", action="store_true", help="leave out what is a copy of the target's")
     convert.add_argument("--keep-tokens", metavar="FILE", type=Path, help="JSON list of the ids the head may draft")
     convert.set_defaults(run=_convert)
+    taken = actions.add_parser("import", parents=[shared], help="write a GGUF target as an ordinary model folder")
+    taken.add_argument("source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel")
+    taken.add_argument("out", metavar="DIR", type=Path, help="folder to write, which must not be there yet")
+    taken.add_argument("--json", action="store_true", help="one JSON object, of a failure too")
+    taken.set_defaults(run=_import)
     made_up = actions.add_parser("random", parents=[shared], help="write random weights in a released shape")
     made_up.add_argument("name", metavar="NAME", help="for example dspark_qwen3_4b_block7")
     made_up.add_argument("out", metavar="DIR", type=Path, help="folder to write")
@@ -66,6 +73,22 @@ def _convert(args: argparse.Namespace) -> int:
             raise ConfigError(f"--keep-tokens: {args.keep_tokens} holds no list of token ids")
     to_speculators(args.drafter, args.out, verifier=args.verifier, share_tables=args.share_tables, keep_tokens=keep)
     print(args.out)
+    return 0
+
+
+def _import(args: argparse.Namespace) -> int:
+    from dspark.errors import DsparkError
+    from dspark.gguf.sources import import_target
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clears up as Ctrl-C does
+    try:
+        import_target(args.source, args.out)
+    except DsparkError as error:
+        if not args.json:
+            raise
+        print(json.dumps({"error": str(error)}))
+        return 1
+    print(json.dumps({"folder": str(args.out)}) if args.json else args.out)
     return 0
 
 

@@ -155,8 +155,12 @@ def models(target: str, drafter: str, revision: str | None) -> Iterator[Finding]
     from dspark.model.config_keys import Keys, read_json
     from dspark.model.location import locate
     from dspark.model.pairing import TOKENIZER_NAME, mismatch
+    from dspark.targets import folder_of, is_imported
 
     try:
+        if is_imported(target) and not folder_of(target).is_dir():
+            yield Finding("target", Level.OK, f"{target}: becomes a folder on first use, {folder_of(target)}")
+            return
         theirs = locate(target, revision=revision, weights=False)
         settings = read_json(theirs / CONFIG_NAME)
         keys = Keys(settings.get("text_config") or settings)

@@ -1,10 +1,11 @@
-"""From what a user typed to a folder on this machine: a path, or a hub id and a revision."""
+"""From what a user typed to a folder on this machine: a path, a target that is imported, or a hub id and a revision."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from dspark.errors import CheckpointError
+from dspark.targets import imported, is_imported
 
 # What a loader may want: settings, tokenizer files, weights. Never code, never pickles.
 _WEIGHTS = "*.safetensors"
@@ -12,10 +13,12 @@ _WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.txt", "*.model"]
 
 
 def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:
-    """An existing folder wins; anything else is a hub id, taken from the cache when offline."""
+    """An existing folder wins, then a GGUF file or a known name; else it is a hub id, from the cache when offline."""
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return folder
+    if is_imported(name_or_path):
+        return imported(name_or_path)
     from huggingface_hub import snapshot_download  # slow to import, and rarely needed
     from huggingface_hub.errors import HFValidationError
 

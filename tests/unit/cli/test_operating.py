@@ -165,6 +165,15 @@ def test_the_doctor_finds_a_pair_that_fits_and_one_that_does_not(golden_target: 
     assert str(raw["vocab_size"]) in pair.said
 
 
+def test_the_doctor_fetches_and_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (found,) = checks.models("smollm2", "none", None)
+    assert (found.level, "on first use" in found.said) == (Level.OK, True)
+    assert not list(tmp_path.iterdir())
+    (found,) = checks.models(str(tmp_path / "nothing.gguf"), "none", None)
+    assert found.level is Level.FAIL
+
+
 def test_a_port_that_is_taken_is_told() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

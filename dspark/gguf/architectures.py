@@ -1,0 +1,147 @@
+"""What llama.cpp's names mean: per architecture, the keys of its settings and the places of its tensors.
+
+Two things are undone on the way back. Files of llama shape hold the rows of q and k in pairs, for a rotation of
+neighbours; the library rotates halves. Files of gemma shape hold norms as 1 + w; the library adds the 1 itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dspark.errors import CheckpointError
+
+_SIZES = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TWO_NORMS = {**_LAYER, "ffn_norm": "post_attention_layernorm"}
+_FOUR_NORMS = {
+    **_LAYER,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One shape. `layer`: a layer's tensors, theirs to ours; `biases`: those of them that have one besides."""
+
+    model_type: str
+    model_class: str
+    layer: Mapping[str, str]
+    biases: tuple[str, ...] = ()
+    paired_rotation: bool = False
+    norms_from_one: bool = False
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", "LlamaForCausalLM", _TWO_NORMS, paired_rotation=True),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _TWO_NORMS, biases=("attn_q", "attn_k", "attn_v")),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", {**_TWO_NORMS, **_QK_NORMS}),
+    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _FOUR_NORMS, norms_from_one=True),
+    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", {**_FOUR_NORMS, **_QK_NORMS}, norms_from_one=True),
+}
+# Of the largest of each family the queries are scaled by the width per head instead of by the head's size; nothing in
+# the file says so but the depth.
+_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+
+
+def architecture_of(settings: Mapping[str, Any]) -> Architecture:
+    """The shape a file has, if it is one that can be served."""
+    name = settings.get("general.architecture")
+    if name not in ARCHITECTURES:
+        raise CheckpointError(f"general.architecture: {name!r} is none of {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of a file with these settings and tensors of these names."""
+    made, prefix = architecture_of(settings), settings["general.architecture"]
+
+    def said(key: str, default: Any = None) -> Any:
+        value = settings.get(f"{prefix}.{key}", default)
+        if value is None:
+            raise CheckpointError(f"{prefix}.{key}: not there")
+        return value
+
+    config: dict[str, Any] = {ours: said(theirs) for theirs, ours in _SIZES.items()}
+    for key, value in config.items():
+        if isinstance(value, bool | str | list):
+            raise CheckpointError(f"{prefix}: {key} is {value!r}, one number is wanted")
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    if heads < 1:
+        raise CheckpointError(f"{prefix}.attention.head_count: {heads} heads")
+    config |= {
+        "architectures": [made.model_class],
+        "model_type": made.model_type,
+        "num_key_value_heads": said("attention.head_count_kv", heads),
+        "head_dim": said("attention.key_length", said("rope.dimension_count", width // heads)),
+        "vocab_size": len(settings.get("tokenizer.ggml.tokens") or ()) or said("vocab_size"),
+        "tie_word_embeddings": "output.weight" not in names,
+        "rope_theta": said("rope.freq_base", 1_000_000.0 if prefix == "gemma3" else 10_000.0),
+        "dtype": "bfloat16",
+        **{
+            f"{token}_token_id": settings.get(f"tokenizer.ggml.{theirs}_token_id")
+            for token, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+        },
+    }
+    scaling = settings.get(f"{prefix}.rope.scaling.type", "none")
+    if scaling == "linear":
+        config["rope_scaling"] = {"rope_type": "linear", "factor": said("rope.scaling.factor")}
+    elif scaling != "none":
+        raise CheckpointError(f"{prefix}.rope.scaling.type: {scaling!r} is neither none nor linear")
+    if made.norms_from_one:
+        config |= _gemma(prefix, config, said)
+    return config
+
+
+def _gemma(prefix: str, config: Mapping[str, Any], said: Any) -> dict[str, Any]:
+    by_width = config["num_hidden_layers"] == _SCALED_BY_WIDTH[prefix]
+    scale = config["hidden_size"] // config["num_attention_heads"] if by_width else config["head_dim"]
+    more = {"sliding_window": said("attention.sliding_window"), "query_pre_attn_scalar": scale}
+    if prefix == "gemma2":
+        more["attn_logit_softcapping"] = said("attn_logit_softcapping", 50.0)
+        more["final_logit_softcapping"] = said("final_logit_softcapping", 30.0)
+    return more
+
+
+def expected(config: Mapping[str, Any], made: Architecture) -> dict[str, str]:
+    """Every tensor the model needs: theirs to ours."""
+    whole = {name: ours for name, ours in _WHOLE.items() if name != "output" or not config["tie_word_embeddings"]}
+    names = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in whole.items()}
+    for layer in range(config["num_hidden_layers"]):
+        for theirs, ours in made.layer.items():
+            for part in ("weight", "bias") if theirs in made.biases else ("weight",):
+                names[f"blk.{layer}.{theirs}.{part}"] = f"model.layers.{layer}.{ours}.{part}"
+    return names
+
+
+def restored(name: str, values: Any, config: Mapping[str, Any], made: Architecture) -> Any:
+    """A tensor's float32 values as the library wants them, [rows, ...]."""
+    place = name.split(".")[-2]
+    if made.paired_rotation and place in ("attn_q", "attn_k"):
+        heads = config["num_attention_heads" if place == "attn_q" else "num_key_value_heads"]
+        if values.shape[0] % (2 * heads):
+            raise CheckpointError(f"{name}: {values.shape[0]} rows are not {heads} heads of an even size")
+        pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(values.shape)
+    return values - 1 if made.norms_from_one and place.endswith("norm") else values

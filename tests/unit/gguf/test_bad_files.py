@@ -1,0 +1,171 @@
+"""Files that cannot be served are refused by name, and leave nothing behind."""
+
+from __future__ import annotations
+
+import resource
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dspark.errors import CheckpointError
+from dspark.gguf.folder import import_gguf
+from tests.unit.gguf.files import random_model, write_gguf
+
+
+def _head(tensors: int, keys: int, rest: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + rest
+
+
+def _key(name: str, kind: int) -> bytes:
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind)
+
+
+FOREIGN = {
+    "empty": (b"", "does not begin with GGUF"),
+    "another format": (b"PK\x03\x04" + bytes(100), "does not begin with GGUF"),
+    "magic alone": (b"GGUF", "truncated"),
+    "an old version": (_head(0, 0, version=1), "version 1"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
+    "a million settings": (_head(0, 1 << 40), "more than"),
+    "a string longer than the file": (_head(0, 1, struct.pack("<Q", 1 << 60)), "truncated"),
+    "an array longer than the file": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 62)), "truncated"),
+    "strings longer than the file": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 8, 1 << 62)), "truncated"),
+    "an unknown type": (_head(0, 1, _key("a", 77)), "type 77"),
+    "arrays in arrays": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 9, 1)), "type 9"),
+    "text that is none": (_head(0, 1, struct.pack("<Q", 2) + b"\xff\xff" + bytes(8)), "not readable"),
+    "one key twice": (_head(0, 2, (_key("a", 0) + b"\x01") * 2), "a: there twice"),
+    "no model": (_head(0, 0), "general.architecture: None"),
+}
+
+
+@pytest.mark.parametrize("name", list(FOREIGN))
+def test_a_foreign_file_is_refused(name: str, tmp_path: Path) -> None:
+    content, wanted = FOREIGN[name]
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=wanted) as caught:
+        import_gguf(file, tmp_path / "out")
+    assert str(caught.value).startswith(f"{file}: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf"]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return random_model("llama")
+
+
+def _without(name: str) -> Callable[[dict[str, np.ndarray]], None]:
+    return lambda tensors: tensors.__delitem__(name)
+
+
+def _put(name: str, values: np.ndarray) -> Callable[[dict[str, np.ndarray]], None]:
+    return lambda tensors: tensors.update({name: values.astype(np.float32)})
+
+
+def _spoil(name: str, value: float) -> Callable[[dict[str, np.ndarray]], None]:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        tensors[name] = tensors[name].copy()
+        tensors[name].flat[5] = value
+
+    return change
+
+
+CHANGED = {
+    "blk.1.ffn_up.weight": ({"change": _without("blk.1.ffn_up.weight")}, "missing: blk.1.ffn_up.weight"),
+    "a tensor of nobody": ({"change": _put("blk.0.extra.weight", np.ones(4))}, "unexpected.*blk.0.extra.weight"),
+    "frequencies": ({"change": _put("rope_freqs.weight", np.ones(16))}, "rope_freqs.weight.*Llama 3.1"),
+    "shape": ({"change": _put("blk.0.attn_v.weight", np.ones((32, 64)))}, "v_proj.weight .32, 64. instead of .64, 64."),
+    "NaN": ({"change": _spoil("blk.0.attn_q.weight", np.nan)}, "blk.0.attn_q.weight holds NaN"),
+    "infinity": ({"change": _spoil("output_norm.weight", np.inf)}, "output_norm.weight holds NaN or infinite"),
+    "depth": ({"settings": {"llama.block_count": 3}}, "missing: blk.2"),
+    "heads": ({"settings": {"llama.attention.head_count": 0}}, "head_count: 0"),
+    "heads that do not divide": ({"settings": {"llama.attention.head_count": 3}}, "128 rows are not 3 heads"),
+    "no width": ({"settings": {"llama.embedding_length": None}}, "llama.embedding_length: not there"),
+    "words for a number": ({"settings": {"llama.context_length": "long"}}, "max_position_embeddings is 'long'"),
+    "scaling": ({"settings": {"llama.rope.scaling.type": "yarn"}}, "rope.scaling.type: 'yarn'"),
+    "no vocabulary": ({"settings": {"tokenizer.ggml.tokens": None}}, "tokenizer.ggml.tokens: not there"),
+    "tokenizer": ({"settings": {"tokenizer.ggml.model": "bert"}}, "tokenizer.ggml: .*bert"),
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGED))
+def test_a_file_that_is_not_what_it_says_is_refused(name: str, llama: Any, tmp_path: Path) -> None:
+    more, wanted = CHANGED[name]
+    file = write_gguf(tmp_path / "bad.gguf", llama, "llama", **more)
+    with pytest.raises(CheckpointError, match=wanted) as caught:
+        import_gguf(file, tmp_path / "out")
+    assert str(caught.value).startswith(f"{file}: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf"]
+
+
+def test_an_architecture_without_a_place_here_is_named(llama: Any, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 5) + b"mamba", 1))
+    with pytest.raises(CheckpointError, match="'mamba' is none of llama, qwen2, qwen3, gemma2, gemma3"):
+        import_gguf(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.999])
+def test_a_truncated_file_is_refused_before_anything_is_written(share: float, llama: Any, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(CheckpointError, match="truncated"):
+        import_gguf(file, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf"]
+
+
+def test_an_unknown_storage_format_is_refused(llama: Any, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
+    name = b"blk.0.attn_norm.weight"
+    whole = bytearray(file.read_bytes())
+    at = whole.index(name) + len(name) + 4 + 8  # behind the number of dimensions, and one of them
+    whole[at : at + 4] = struct.pack("<I", 99)
+    file.write_bytes(whole)
+    with pytest.raises(CheckpointError, match=r"blk.0.attn_norm.weight: storage format 99"):
+        import_gguf(file, tmp_path / "out")
+
+
+@pytest.fixture
+def _small_files() -> Iterator[None]:
+    """No file may grow beyond 50 kB, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("_small_files")
+def test_a_full_disk_is_told_and_leaves_nothing(llama: Any, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", llama, "llama")
+    (tmp_path / "place").mkdir()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    with pytest.raises(CheckpointError, match="cannot be written: File too large"):
+        import_gguf(file, tmp_path / "place" / "out")
+    assert not list((tmp_path / "place").iterdir())
+
+
+def test_too_little_space_is_told_before_the_weights_are_read(
+    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dspark.gguf.folder as folder
+
+    file = write_gguf(tmp_path / "tiny.gguf", llama, "llama")
+    monkeypatch.setattr(folder, "_SPARE_BYTES", 1 << 60)
+    with pytest.raises(CheckpointError, match=r"cannot be written: [0-9]+ bytes wanted, [0-9]+ free"):
+        import_gguf(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_in_use_is_left_alone(llama: Any, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", llama, "llama")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("kept")
+    with pytest.raises(CheckpointError, match="there already"):
+        import_gguf(file, out)
+    assert [path.name for path in out.iterdir()] == ["mine.txt"]

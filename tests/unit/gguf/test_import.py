@@ -1,0 +1,120 @@
+"""A GGUF target becomes a folder: the library's tensors to the bit, a model that computes the same, its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from coordinator.http.template import find_template
+from coordinator.reception.tokenizer import find_tokenizer
+from dspark.gguf.folder import import_gguf
+from dspark.model.checkpoint import load_target
+from tests.unit.gguf.files import CONFIGS, SPECIAL, TEMPLATE, Kind, random_model, write_gguf
+
+MIXED = {
+    "token_embd": Kind.Q8_0,
+    "attn_q": Kind.Q4_1,
+    "attn_k": Kind.Q4_0,
+    "attn_v": Kind.Q5_1,
+    "attn_output": Kind.Q8_0,
+    "ffn_gate": Kind.F16,
+    "ffn_up": Kind.BF16,
+    "ffn_down": Kind.Q5_0,
+}
+
+
+@pytest.mark.parametrize("architecture", list(CONFIGS))
+def test_tensors_are_those_of_the_librarys_loader_to_the_bit(architecture: str, tmp_path: Path) -> None:
+    model = random_model(architecture)
+    file = write_gguf(tmp_path / "tiny.gguf", model, architecture, kinds=MIXED)
+    import_gguf(file, tmp_path / "out")
+    theirs = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)["tensors"]
+    ours = load_file(tmp_path / "out" / "model.safetensors")
+    tied = model.config.tie_word_embeddings
+    assert ours.keys() == {name for name in theirs if name != "lm_head.weight" or not tied}
+    wrong = [name for name, tensor in ours.items() if not torch.equal(tensor, theirs[name].to(torch.bfloat16))]
+    assert not wrong
+
+
+@pytest.mark.parametrize("architecture", list(CONFIGS))
+def test_the_folder_computes_what_the_model_did_before_it_was_converted(architecture: str, tmp_path: Path) -> None:
+    """The order of rotary halves, the offset of norms, sizes and constants: one wrong value and logits differ."""
+    model = random_model(architecture)
+    import_gguf(write_gguf(tmp_path / "tiny.gguf", model, architecture), tmp_path / "out")
+    ids = torch.randint(0, 200, (1, 100), generator=torch.Generator().manual_seed(1))
+    loaded = load_target(tmp_path / "out")
+    # Gemma's norms lose a bit when 1 is added in the file.
+    torch.testing.assert_close(loaded.model(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    assert loaded.stop_ids == (2,)
+    assert (loaded.context_length, loaded.hidden_size) == (512, 64)
+
+
+def test_rows_of_q_and_k_are_put_back_into_halves(tmp_path: Path) -> None:
+    model = random_model("llama")
+    import_gguf(write_gguf(tmp_path / "tiny.gguf", model, "llama"), tmp_path / "out")
+    kept = load_file(tmp_path / "out" / "model.safetensors")
+    for place in ("q_proj", "k_proj"):
+        name = f"model.layers.1.self_attn.{place}.weight"
+        assert torch.equal(kept[name].float(), model.state_dict()[name])
+
+
+def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:
+    file = write_gguf(
+        tmp_path / "tiny.gguf", random_model("llama"), "llama", settings={"tokenizer.ggml.eot_token_id": 0}
+    )
+    out = tmp_path / "out"
+    import_gguf(file, out)
+    tokenizer = find_tokenizer(str(out), None)
+    assert tokenizer is not None
+    text = "then 1907 or  12, ünd\n"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special=True) == text
+    assert tokenizer.name_of(tokenizer.encode(" the")[0]) == "Ġth"
+    assert tokenizer.encode(SPECIAL[1]) == (1,)
+    assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+    template = find_template(str(out), None)
+    assert template is not None
+    said: dict[str, Any] = json.loads((out / "generation_config.json").read_text())
+    assert said == {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 2}
+
+
+def test_digits_stay_alone_where_the_vocabulary_was_learned_so(tmp_path: Path) -> None:
+    """Two spaces before a number are one token only where the number does not take the second one."""
+    tokens = {"tokenizer.ggml.merges": ["Ġ Ġ", "Ġ t"]}
+    model = random_model("llama")
+    from tests.unit.gguf.files import BYTE_TOKENS
+
+    spelled = ["ĠĠ" if token == "Ġth" else token for token in BYTE_TOKENS]
+    for pre, first in (("smollm", "ĠĠ"), ("gpt-2", "Ġ")):
+        settings = {**tokens, "tokenizer.ggml.tokens": spelled, "tokenizer.ggml.pre": pre}
+        file = write_gguf(tmp_path / f"{pre}.gguf", model, "llama", settings=settings)
+        import_gguf(file, tmp_path / pre)
+        tokenizer = find_tokenizer(str(tmp_path / pre), None)
+        assert tokenizer is not None
+        assert tokenizer.name_of(tokenizer.encode("  1")[0]) == first
+
+
+def test_a_sentencepiece_vocabulary_keeps_its_first_token(tmp_path: Path) -> None:
+    pieces = ["<unk>", "<s>", "</s>", "▁a", "▁", "a", "b", *(f"<0x{n:02X}>" for n in range(256))]
+    pieces += [f"x{n}" for n in range(288 - len(pieces))]
+    settings = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [0.0] * 3 + [-1.0] + [-2.0] * (len(pieces) - 4),
+        "tokenizer.ggml.token_type": [2, 3, 3, *([1] * 4), *([6] * 256), *([1] * 25)],
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    import_gguf(write_gguf(tmp_path / "tiny.gguf", random_model("llama"), "llama", settings=settings), tmp_path / "out")
+    tokenizer = find_tokenizer(str(tmp_path / "out"), None)
+    assert tokenizer is not None
+    assert tokenizer.encode("a")[0] == 1
+    assert tokenizer.decode(tokenizer.encode("a b"), skip_special=True).strip() == "a b"

