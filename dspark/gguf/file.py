@@ -182,4 +182,4 @@ def _size(name: str, shape: tuple[int, ...], kind: int) -> int:
         elements *= length
     if not shape or not elements or shape[-1] % per_block:
         raise CheckpointError(f"{name}: {list(shape)} cannot be stored in blocks of {per_block}")
-    return elements // per_block * bytes_of_block
+    return elements // int(per_block) * int(bytes_of_block)
