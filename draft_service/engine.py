@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import structlog
 import torch
 
 from draft_service.config import DraftConfig
@@ -25,6 +26,8 @@ from dspark.pages import Held
 from dspark.types import NO_Q, Block, Cursor, EmptyReason, Refusal, Rule, SparseQ
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2
+
+log = structlog.get_logger("dspark.draft")
 
 
 class DraftEngine:
@@ -182,15 +185,33 @@ class DraftEngine:
         return [*groups, current] if current else groups
 
     def _draft_sound(self, items: list[DraftItem]) -> list[Block]:
-        """Blocks of a batch; where rows that are not numbers spoil it, only their own sequences pay."""
+        """Blocks of a batch; where rows that are not numbers or a bug spoil it, only their own sequences pay.
+
+        Raises what fails for everybody.
+        """
         try:
             return self._draft_group(items)
         except FloatingPointError:
-            if len(items) > 1:
-                return [block for item in items for block in self._draft_sound([item])]
-            cursor = items[0].cursor
-            watermark = self.watermark(cursor.sequence, cursor.epoch)
-            return [Block(cursor, empty_reason=EmptyReason.INVALID, watermark=watermark)]
+            if len(items) == 1:
+                return [self._spoilt(items[0])]
+        except Exception:
+            if len(items) == 1:
+                raise
+        blocks, failed = [], 0
+        for item in items:
+            try:
+                blocks += self._draft_sound([item])
+            except Exception as error:
+                failed += 1
+                if failed == len(items):
+                    raise
+                log.error("draft.failed", sequence=item.cursor.sequence, exc_info=error)
+                blocks.append(self._spoilt(item))
+        return blocks
+
+    def _spoilt(self, item: DraftItem) -> Block:
+        watermark = self.watermark(item.cursor.sequence, item.cursor.epoch)
+        return Block(item.cursor, empty_reason=EmptyReason.INVALID, watermark=watermark)
 
     def _draft_group(self, items: list[DraftItem]) -> list[Block]:
         size = self.drafter.config.block_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import structlog
 from torch import Tensor
 
 from dspark.decoding.acceptance import Case, Watch, judge
@@ -13,6 +14,10 @@ from dspark.decoding.shaping import Shaper, law_problem
 from dspark.errors import DsparkError
 from dspark.types import Law, Refusal, RefusalReason, TokenLogprobs
 from verify_service.sequences import SequenceState, invalid
+
+log = structlog.get_logger("dspark.verify")
+
+_BUG = Refusal(RefusalReason.INTERNAL, "its law or its rows met a bug; see the verifier's log")
 
 
 def rule_problem(law: Law, vocab_size: int) -> Refusal | None:
@@ -30,6 +35,21 @@ def shaper_of(state: SequenceState) -> Shaper | None:
     return state.shaper.follow(state.token_ids)
 
 
+def unready(state: SequenceState) -> Refusal | None:
+    """Why a sequence cannot be judged, found out before anybody else is in a pass with it; None when it can."""
+    try:
+        shaper_of(state)
+    except Exception as error:
+        return failed(state.sequence, error)
+    return None
+
+
+def failed(sequence: int, error: Exception) -> Refusal:
+    """A bug at one sequence of many: its neighbours do not notice."""
+    log.error("sequence.failed", sequence=sequence, exc_info=error)
+    return _BUG
+
+
 def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
     """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V], if the law asks."""
     return () if law.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, law.logprobs)
@@ -44,7 +64,7 @@ def judge_each(
     """
     try:
         return list(judge(logits, cases, near_ties, watch))
-    except (FloatingPointError, DsparkError):
+    except Exception:  # not numbers, or a bug: whose it is shows one by one
         decided: list[tuple[int, int] | Refusal] = []
         for case in cases:
             try:
@@ -53,4 +73,6 @@ def judge_each(
                 decided.append(Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers"))
             except DsparkError as error:
                 decided.append(invalid(str(error)))
+            except Exception as error:
+                decided.append(failed(case.cursor.sequence, error))
         return decided

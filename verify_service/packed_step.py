@@ -15,11 +15,11 @@ from torch import Tensor
 
 from dspark.decoding.acceptance import Case, Watch
 from dspark.decoding.draws import Labels
-from dspark.types import Draws, Refusal, Verdict
+from dspark.types import Draws, Refusal, TokenLogprobs, Verdict
 from verify_service.feature_store import FeatureRows
 from verify_service.forced import Forced
 from verify_service.holdings import Holdings
-from verify_service.judging import judge_each, shaper_of, told
+from verify_service.judging import failed, judge_each, shaper_of, told
 from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
 from verify_service.sequences import SequenceState, VerifyItem
@@ -137,18 +137,19 @@ class PackedStep:
         if self._forced is not None:
             decisions = self._forced.apply(result.logits, cases, decisions)
         for item, case, decided in zip(items, cases, decisions, strict=True):
+            state = self._holdings.states[item.cursor.sequence]
+            if not isinstance(decided, Refusal):
+                decided = _with_logprobs(state, result.logits[case.first_row :], item.draft_ids, *decided)
             if isinstance(decided, Refusal):
                 outcomes.append(decided)
                 wanted.append(None)
                 continue
-            accepted, next_token = decided
-            state = self._holdings.states[item.cursor.sequence]
+            accepted, next_token, logprobs = decided
             start, kept = state.cached, [item.anchor, *item.draft_ids[:accepted]]
             state.token_ids.extend(item.draft_ids[:accepted])
             state.token_ids.append(next_token)
             state.cached += len(kept)
             through = state.cached if self._holdings.store is not None else 0
-            logprobs = told(state.law, result.logits[case.first_row :], [*item.draft_ids[:accepted], next_token])
             state.last = Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
             outcomes.append(state.last)
             wanted.append(_committed(state, start, kept, case.first_row, item.wants_rows))
@@ -189,6 +190,16 @@ class PackedStep:
             state = each.state
             made[at] = FeatureRows(state.sequence, state.epoch, each.start, each.token_ids, own, store.form)
         return made
+
+
+def _with_logprobs(
+    state: SequenceState, logits: Tensor, draft_ids: Sequence[int], accepted: int, next_token: int
+) -> tuple[int, int, tuple[TokenLogprobs, ...]] | Refusal:
+    """A decision and what is told of its tokens, before anything of it is committed."""
+    try:
+        return accepted, next_token, told(state.law, logits, [*draft_ids[:accepted], next_token])
+    except Exception as error:
+        return failed(state.sequence, error)
 
 
 def _committed(state: SequenceState, start: int, ids: list[int], row: int, awaited: bool) -> _Committed | None:

@@ -20,6 +20,7 @@ from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows
 from verify_service.holdings import Holdings
 from verify_service.interface import Judged, Prefill, Progress
+from verify_service.judging import unready
 from verify_service.packed_step import Chunk, PackedStep, PassFailed, Stepped
 from verify_service.sequences import VerifyItem, check_item, invalid, unknown
 
@@ -61,6 +62,8 @@ class Rounds:
             seen.add(item.cursor.sequence)
             state = self._holdings.states.get(item.cursor.sequence)
             answer = check_item(state, item, vocab_size=self._vocab_size)
+            if answer is None and state is not None:
+                answer = unready(state)
             if answer is None:
                 runnable.append(index)
             else:

@@ -25,8 +25,9 @@ from coordinator.queue.shares import Shares
 from coordinator.queue.waiting import Waiting
 from coordinator.scheduling.running_fit import Running
 from coordinator.watching.tracing import Tracing
-from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
+from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.telemetry import ENDS, Metrics
+from dspark.types import RefusalReason
 
 log = structlog.get_logger("dspark.admission")
 
@@ -238,7 +239,7 @@ class Admission:
         )
         refused, track.refused = track.refused, None
         if track.handovers > self._bounds.max_handovers:
-            self.ended(track, Unavailable(_given_up(track, refused)))
+            self.ended(track, _given_up(track, refused))
         else:
             self._soon()
 
@@ -383,12 +384,14 @@ def _outcome(track: Track, error: Exception | None) -> str:
     return "error"
 
 
-def _given_up(track: Track, refused: Declined | None) -> str:
-    """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on."""
+def _given_up(track: Track, refused: Declined | None) -> DsparkError:
+    """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on, perhaps by
+    a bug, which is no reason for a client to try again."""
     if refused is None:
-        return f"{track.handovers} verifiers were lost; {_said(track)}"
+        return Unavailable(f"{track.handovers} verifiers were lost; {_said(track)}")
     why = refused.message or refused.why.name.lower()
-    return f"begun {track.handovers} times, and refused again: {why}; {_said(track)}"
+    told = f"begun {track.handovers} times, and refused again: {why}; {_said(track)}"
+    return PeerError(told) if refused.why is RefusalReason.INTERNAL else Unavailable(told)
 
 
 def _said(track: Track) -> str:

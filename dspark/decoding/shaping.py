@@ -97,12 +97,14 @@ class Shaper:
         self._bias = np.zeros(FIRST_COLUMNS, np.float32)
         self._end = np.zeros(FIRST_COLUMNS, np.bool_)
         for token, bias in self.law.logit_bias:
-            self._bias[self._column_of(token)] = bias
+            column = self._column_of(token)  # first: a new column may replace the arrays
+            self._bias[column] = bias
         for token in self._ends:
-            self._end[self._column_of(token)] = True
+            column = self._column_of(token)
+            self._end[column] = True
 
     def _column_of(self, token: int) -> int:
-        """The column of an id, made when it is new."""
+        """The column of an id, made when it is new; the arrays are others then."""
         column = self._column.get(token)
         if column is None:
             column = self._column[token] = len(self._column)

@@ -19,8 +19,9 @@ from worker_stream import drafter, verifier
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
-from dspark.client import AsyncClient, Chunk, Completion, Finished
+from dspark.client import AsyncClient, Chunk, Completion, Finished, ServerError
 from dspark.decoding.reference import Round, replay
+from dspark.decoding.shaping import Shaper
 from dspark.model.checkpoint import load_target
 from dspark.types import Law, Rule, Verdict
 
@@ -151,6 +152,39 @@ async def test_a_bias_forces_and_forbids_tokens(cell: Cell) -> None:
     plain = await cell.ask(temperature=0.0)
     without = await cell.ask(temperature=0.0, logit_bias=dict.fromkeys(plain.token_ids, -100.0))
     assert not set(plain.token_ids) & set(without.token_ids)
+
+
+@pytest.mark.parametrize("policy", ["off", "fixed:7"])
+async def test_every_id_of_the_vocabulary_may_have_a_bias_and_many_may_end_an_answer(cell: Cell, policy: str) -> None:
+    forced: dict[str, Any] = {"temperature": 0.0, "policy": policy, "max_tokens": 12, "min_tokens": 6}
+    everything = {token: -50.0 + (100.0 if token == 77 else 0.0) for token in range(VOCAB)}
+    assert (await cell.ask(logit_bias=everything, **forced)).token_ids == (77,) * 12
+    half = dict.fromkeys(range(30), -100.0)
+    answer = await cell.ask(logit_bias=half, stop_token_ids=list(range(30, 70)), **forced)
+    assert not set(answer.token_ids[:6]) & set(range(70))
+    answer = await cell.ask(stop_token_ids=list(range(64)), **forced)
+    assert not set(answer.token_ids[:6]) & set(range(64))
+
+
+async def test_a_bug_at_one_request_is_its_own_failure_and_not_one_to_try_again(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = Shaper.changes
+
+    def fails(self: Shaper, *arguments: Any, **options: Any) -> Any:
+        if dict(self.law.logit_bias).get(5) == 7.0:
+            raise IndexError("a bug")
+        return inner(self, *arguments, **options)
+
+    others: dict[str, Any] = {"temperature": 0.0, "presence_penalty": 1.0, "max_tokens": 60}
+    wanted = await cell.ask(**others)
+    monkeypatch.setattr(Shaper, "changes", fails)
+    good, bad = await asyncio.gather(
+        cell.ask(**others), cell.ask(logit_bias={5: 7.0}, temperature=0.0), return_exceptions=True
+    )
+    assert isinstance(bad, ServerError), bad
+    assert isinstance(good, Completion), good
+    assert good.token_ids == wanted.token_ids
 
 
 @pytest.mark.parametrize("policy", ["off", "fixed:7"])

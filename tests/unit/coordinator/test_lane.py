@@ -766,7 +766,7 @@ async def test_who_is_refused_again_and_again_hears_why(make_cell: MakeCell) -> 
     nan = Declined(Cursor(0, 0, 0, 0), RefusalReason.INTERNAL, "the target's logits are not numbers")
     track = cell.ask(max_tokens=30)
     cell.verifier.declines_all = nan
-    with pytest.raises(Unavailable, match="begun 3 times, and refused again: the target's logits are not numbers"):
+    with pytest.raises(PeerError, match="begun 3 times, and refused again: the target's logits are not numbers"):
         await read(track)
 
 

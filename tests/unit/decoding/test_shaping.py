@@ -272,3 +272,23 @@ def test_the_first_token_is_shaped_too() -> None:
     logits[2] = 99.0
     assert first_token(logits, law, Cursor(1, 1, 0, 2), Shaper.of(law, [5, 5])) == 0
     assert first_token(logits, law, Cursor(1, 1, 0, 3), Shaper.of(law, [5, 5, 0])) == 2
+
+
+# -- as many ids as may be named ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("biased", "ends"), [(65, 0), (0, 64), (0, 65), (30, 40), (64, 1), (1024, 0), (1024, 1024), (129, 129)]
+)
+def test_as_many_ids_as_may_be_named_are_changed_each_by_its_own(biased: int, ends: int) -> None:
+    vocab = 3100
+    law = Law(
+        logit_bias=tuple((2 * token, 0.5 + token / 1024) for token in range(biased)),
+        min_tokens=2 if ends else 0,
+        stop_token_ids=tuple(3 * token for token in range(ends)),
+        prompt_len=1,
+    )
+    row = torch.linspace(-3.0, 3.0, vocab)
+    for said in ((5,), (5, 6, 7)):
+        (made,) = shaped(row.unsqueeze(0), [(0, (), Shaper.of(law, said))]).tolist()
+        assert made == pytest.approx(plainly(row.tolist(), law, said), abs=1e-5)

@@ -112,3 +112,25 @@ def test_only_laws_that_ask_pay_for_it(engine: DraftEngine) -> None:
     context = engine._contexts.get(1)
     assert context is not None
     assert context.shaper is None
+
+
+def test_a_bug_at_one_sequence_empties_its_own_block_alone(
+    engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursors = [fill(engine, sequence) for sequence in (1, 2, 3)]
+    laws = [Law(0.0), Law(0.0, logit_bias=((77, 5.0),)), Law(0.0, logit_bias=((78, 5.0),))]
+    items = [DraftItem(c, ANCHOR, len(HISTORY), law) for c, law in zip(cursors, laws, strict=True)]
+    wanted = [block.token_ids for block in engine.draft(items)]
+    inner = Shaper.changes
+
+    def fails(self: Shaper, *arguments: object, **options: object) -> object:
+        if self.law.logit_bias == ((77, 5.0),):
+            raise IndexError("a bug")
+        return inner(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Shaper, "changes", fails)
+    blocks = engine.draft(items)
+    assert [block.token_ids for block in blocks] == [wanted[0], (), wanted[2]]
+    assert blocks[1].empty_reason is EmptyReason.INVALID
+    with pytest.raises(IndexError):
+        engine.draft([items[1]])  # nobody else is there to tell whose fault it is

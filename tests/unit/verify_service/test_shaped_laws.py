@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from dspark.decoding.shaping import Shaper
 from dspark.model.checkpoint import load_target
 from dspark.types import Cursor, Law, Refusal, RefusalReason, SparseQ, Verdict
 from verify_service.config import VerifyConfig
@@ -117,3 +119,27 @@ def test_log_probabilities_of_a_lost_verdict_are_told_again(engine: VerifyEngine
     first = judge(engine, 1, 1, tokens, [4, 5])
     assert len(first.logprobs) == first.accepted + 1
     assert judge(engine, 1, 1, tokens, [4, 5]) == first
+
+
+@pytest.mark.parametrize("broken", ["follow", "changes"])
+def test_a_bug_at_one_sequence_refuses_it_and_nobody_else(
+    engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    laws = {1: Law(0.0), 2: SHAPED, 3: Law(0.0, presence_penalty=0.5, prompt_len=11)}
+    tokens = {sequence: [*PROMPT, begin(engine, sequence, PROMPT, law)] for sequence, law in laws.items()}
+    inner = getattr(Shaper, broken)
+
+    def fails(self: Shaper, *arguments: Any, **options: Any) -> Any:
+        if self.law is SHAPED:
+            raise IndexError("a bug")
+        return inner(self, *arguments, **options)
+
+    items = [VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b""), False) for s in laws]
+    with monkeypatch.context() as patch:
+        patch.setattr(Shaper, broken, fails)
+        outcomes = engine.verify(items)
+    assert [type(outcome) for outcome in outcomes] == [Verdict, Refusal, Verdict]
+    assert isinstance(outcomes[1], Refusal)
+    assert outcomes[1].reason is RefusalReason.INTERNAL
+    (again,) = engine.verify([items[1]])
+    assert isinstance(again, Verdict), "it stands where it stood"
