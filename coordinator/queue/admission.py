@@ -385,8 +385,8 @@ def _outcome(track: Track, error: Exception | None) -> str:
 
 
 def _given_up(track: Track, refused: Declined | None) -> DsparkError:
-    """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on, perhaps by
-    a bug, which is no reason for a client to try again."""
+    """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on. A bug of
+    its own is no reason for a client to try again."""
     if refused is None:
         return Unavailable(f"{track.handovers} verifiers were lost; {_said(track)}")
     why = refused.message or refused.why.name.lower()
