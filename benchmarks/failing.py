@@ -10,14 +10,15 @@ import argparse
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Unpack
 
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.synthetic_cell import FLAT
 from deploy.processes import Flags, LocalCell
-from dspark.client import AsyncClient, Chunk, DsparkError, Finished
+from dspark.client import AsyncClient, Chunk, DsparkError, Finished, Options
 
 SYNTHETIC_ROOM = 1 << 21  # token slots of a synthetic worker
 
@@ -27,7 +28,7 @@ class Stream:
     """One answer as its client saw it."""
 
     prompt: Sequence[int]
-    options: Mapping[str, object]
+    options: Options
     ids: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # monotonic, of every chunk
     finish: str = ""
@@ -40,7 +41,8 @@ class Stream:
         return [later - earlier for earlier, later in itertools.pairwise(self.times)]
 
     async def run(self, client: AsyncClient, *, resume_s: float = 0.0) -> None:
-        asked = client.generate(self.prompt, timeout=900, resume_s=resume_s, ignore_eos=True, **self.options)
+        options: Options = {**self.options, "ignore_eos": True}
+        asked = client.generate(self.prompt, timeout=900, resume_s=resume_s, **options)
         try:
             async for event in asked:
                 if isinstance(event, Chunk):
@@ -109,9 +111,9 @@ class Setup:
             draft={**given, **({"context_tokens": SYNTHETIC_ROOM} if self.synthetic else {}), **(draft or {})},
         )
 
-    def streams(self, count: int, tokens: int, **options: object) -> list[Stream]:
+    def streams(self, count: int, tokens: int, **options: Unpack[Options]) -> list[Stream]:
         """Every second one at temperature 0, the others coupled."""
-        laws: list[dict[str, object]] = [{"temperature": 0.0}, {"temperature": 0.8, "rule": "coupled"}]
+        laws: list[Options] = [{"temperature": 0.0}, {"temperature": 0.8, "rule": "coupled"}]
         prompts = self.prompts(count)
         return [
             Stream(prompt, {"max_tokens": tokens, "seed": 1000 + at, "policy": "fixed:3", **laws[at % 2], **options})

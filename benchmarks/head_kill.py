@@ -24,7 +24,7 @@ from benchmarks.row import Row, note
 from benchmarks.synthetic_cell import FLAT
 from deploy.head import environment, free_ports
 from deploy.marks import end_all, marked, new_cell_id
-from dspark.client import AsyncClient
+from dspark.client import AsyncClient, Options
 from dspark.runtime.identity import write_token
 
 STREAMS = 8
@@ -86,7 +86,7 @@ class Site:
         end_all(self._cell, 0)
 
     async def storm(self, kills: int, tokens: int) -> dict[str, object]:
-        options = {"max_tokens": tokens, "policy": "fixed:3", "temperature": 0.0}
+        options: Options = {"max_tokens": tokens, "policy": "fixed:3", "temperature": 0.0}
         wave = [Stream([n + 2, 3], {**options, "seed": n}) for n in range(STREAMS)]
         token = (self._folder / "home" / "operator_token").read_text().strip()
         streams: list[Stream] = []

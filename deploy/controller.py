@@ -26,9 +26,9 @@ from deploy.readings import Look, Window
 from deploy.reconcile import Observed, Phase, Start, Stop
 from deploy.rooms import ROOMS
 from deploy.topology import Replica, Role, Topology, adopted, resized
+from dspark.client import CellStatus
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.tls import Tls
-from dspark.wire.v1 import control_pb2
 
 log = structlog.get_logger("deploy.controller")
 
@@ -95,7 +95,7 @@ class Announcer(Protocol):
     ) -> Announced:
         """Replaces its set of workers; those that drain get nothing new."""
 
-    async def status(self, coordinator: Started) -> control_pb2.GetStatusReply:
+    async def status(self, coordinator: Started) -> CellStatus:
         """The whole cell as it sees it."""
 
 

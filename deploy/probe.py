@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deploy.topology import Role
 from dspark.client.errors import read_error
+from dspark.client.status import CellStatus, read_status
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
@@ -118,16 +119,16 @@ class ControlAnnouncer:
             raise read_error(error, coordinator.endpoint) from None
         return Announced(int(reply.connected), tuple(reply.idle))
 
-    async def status(self, coordinator: Started) -> control_pb2.GetStatusReply:
+    async def status(self, coordinator: Started) -> CellStatus:
         """The whole cell as the coordinator sees it."""
         stub = await self._stub(coordinator.endpoint)
         try:
-            reply: control_pb2.GetStatusReply = await stub.GetStatus(
+            reply = await stub.GetStatus(
                 control_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
             raise read_error(error, coordinator.endpoint) from None
-        return reply
+        return read_status(reply)
 
     async def _stub(self, endpoint: str) -> Any:
         if endpoint != self._endpoint or self._channel is None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deploy.autoscale import Reading
-from dspark.wire.v1 import control_pb2
+from dspark.client import CellStatus, Distribution, ProcessStatus
 
 TTFT = "dspark_time_to_first_token_seconds"
 PER_TOKEN = "dspark_request_time_per_output_token_seconds"
@@ -25,9 +25,9 @@ class Look:
     """One status of the cell and when it was taken (any monotonic clock, seconds)."""
 
     at: float
-    status: control_pb2.GetStatusReply
+    status: CellStatus
 
-    def workers(self, role: control_pb2.Role) -> list[control_pb2.ProcessStatus]:
+    def workers(self, role: str) -> list[ProcessStatus]:
         return [process for process in self.status.processes if process.role == role]
 
 
@@ -74,7 +74,7 @@ class Window:
             counts = grown if min(grown, default=0) >= 0 else counts
         return percentile(newest.bounds, counts, share)
 
-    def busy(self, role: control_pb2.Role) -> dict[str, float]:
+    def busy(self, role: str) -> dict[str, float]:
         """Share of the time each worker's device worked, by name."""
         return {
             now.name: min(max((now.busy_s - before.busy_s) / self.span_s, 0.0), 1.0)
@@ -84,16 +84,16 @@ class Window:
 
     def draft_wait_s(self) -> float:
         """Mean wait of a cohort for a busy drafter."""
-        pairs = self._pairs(control_pb2.ROLE_DRAFT)
+        pairs = self._pairs("draft")
         waits = sum(now.waits - before.waits for now, before in pairs)
         return sum(now.wait_s - before.wait_s for now, before in pairs) / waits if waits > 0 else 0.0
 
     def reading(self) -> Reading:
         """What the autoscaler decides by."""
         status = self.newest.status
-        verifiers = [each for each in self.newest.workers(control_pb2.ROLE_VERIFY) if each.state == "serving"]
+        verifiers = [each for each in self.newest.workers("verify") if each.state == "serving"]
         total = sum(each.pages_total for each in verifiers)
-        busy = self.busy(control_pb2.ROLE_DRAFT)
+        busy = self.busy("draft")
         return Reading(
             streams=sum(lane.running + lane.waiting for lane in status.lanes) + status.queued,
             drafter_busy=sum(busy.values()) / len(busy) if busy else None,
@@ -105,7 +105,7 @@ class Window:
             itl_s=self.percentile(PER_TOKEN, 0.95),
         )
 
-    def _pairs(self, role: control_pb2.Role) -> list[tuple[control_pb2.ProcessStatus, control_pb2.ProcessStatus]]:
+    def _pairs(self, role: str) -> list[tuple[ProcessStatus, ProcessStatus]]:
         """(now, before) of the workers that serve and were there, as the same process, in the oldest look."""
         before = {(each.name, each.incarnation): each for each in self._looks[0].workers(role)}
         pairs = []
@@ -130,5 +130,5 @@ def percentile(bounds: Sequence[float], counts: Sequence[float], share: float) -
     return bounds[-1] if bounds else None
 
 
-def _distribution(status: control_pb2.GetStatusReply, name: str) -> control_pb2.Distribution | None:
+def _distribution(status: CellStatus, name: str) -> Distribution | None:
     return next((each for each in status.distributions if each.name == name), None)

@@ -16,7 +16,7 @@ from operator import itemgetter
 
 from coordinator.scheduling.pipelining import LEAST_SEQUENCES
 from deploy.readings import DRAFT_RPC, Window
-from dspark.wire.v1 import control_pb2, types_pb2
+from dspark.client import CellStatus, MeasuredCost
 
 MOST_DRAFTERS = 256
 
@@ -30,13 +30,9 @@ class Curve:
     seconds: tuple[tuple[float, ...], ...]
 
     @staticmethod
-    def of(curve: types_pb2.CostCurve) -> Curve | None:
+    def of(curve: MeasuredCost | None) -> Curve | None:
         """None when nothing was measured."""
-        if not curve.seconds:
-            return None
-        width = max(len(curve.contexts), 1)
-        rows = [tuple(curve.seconds[start : start + width]) for start in range(0, len(curve.seconds), width)]
-        return Curve(tuple(curve.tokens), tuple(curve.contexts) or (0,), tuple(rows))
+        return None if curve is None else Curve(curve.tokens, curve.contexts or (0,), curve.seconds)
 
     def at(self, row: float, context: float) -> float:
         """Never below the cheapest measured pass."""
@@ -101,7 +97,7 @@ def hint(
 def hint_of(window: Window, *, streams: int | None = None, busy: float = 0.7, context: float = 256.0) -> Hint | None:
     """From a running cell: its curves, its hops, what its rounds verify. None without drafters or curves."""
     status = window.newest.status
-    lane = next((lane for lane in status.lanes if lane.draft_cost.seconds and lane.verify_cost.seconds), None)
+    lane = next((lane for lane in status.lanes if lane.draft_cost and lane.verify_cost), None)
     if lane is None:
         return None
     draft, verify = Curve.of(lane.draft_cost), Curve.of(lane.verify_cost)
@@ -127,7 +123,7 @@ def hint_of(window: Window, *, streams: int | None = None, busy: float = 0.7, co
     )
 
 
-def _mean(status: control_pb2.GetStatusReply, name: str) -> float:
+def _mean(status: CellStatus, name: str) -> float:
     for each in status.distributions:
         count = sum(map(int, each.counts)) if each.name == name else 0
         if count:

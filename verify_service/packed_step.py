@@ -138,13 +138,12 @@ class PackedStep:
             decisions = self._forced.apply(result.logits, cases, decisions)
         for item, case, decided in zip(items, cases, decisions, strict=True):
             state = self._holdings.states[item.cursor.sequence]
-            if not isinstance(decided, Refusal):
-                decided = _with_logprobs(state, result.logits[case.first_row :], item.draft_ids, *decided)
-            if isinstance(decided, Refusal):
-                outcomes.append(decided)
+            complete = _with_logprobs(state, result.logits[case.first_row :], item.draft_ids, decided)
+            if isinstance(complete, Refusal):
+                outcomes.append(complete)
                 wanted.append(None)
                 continue
-            accepted, next_token, logprobs = decided
+            accepted, next_token, logprobs = complete
             start, kept = state.cached, [item.anchor, *item.draft_ids[:accepted]]
             state.token_ids.extend(item.draft_ids[:accepted])
             state.token_ids.append(next_token)
@@ -193,9 +192,12 @@ class PackedStep:
 
 
 def _with_logprobs(
-    state: SequenceState, logits: Tensor, draft_ids: Sequence[int], accepted: int, next_token: int
+    state: SequenceState, logits: Tensor, draft_ids: Sequence[int], decided: tuple[int, int] | Refusal
 ) -> tuple[int, int, tuple[TokenLogprobs, ...]] | Refusal:
     """A decision and what is told of its tokens, before anything of it is committed."""
+    if isinstance(decided, Refusal):
+        return decided
+    accepted, next_token = decided
     try:
         return accepted, next_token, told(state.law, logits, [*draft_ids[:accepted], next_token])
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator, Sequence
 
@@ -13,8 +14,10 @@ from coordinator.reception.answering import Answering
 from coordinator.reception.reading import Shown
 from dspark.client.request import Sampling, write_request
 from dspark.errors import Cancelled, InvalidRequest
+from dspark.numerals import shown
 
 MAX_PROMPTS = 256
+_KEY = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each
 GIVEN = 64  # characters of a client's name that go into ours
 
 _PLAIN = (
@@ -41,7 +44,7 @@ def sampling(body: Body, *, max_tokens: int | None, logprobs: int | None) -> Sam
     return Sampling(
         max_tokens=max_tokens,
         logprobs=logprobs,
-        seed=None if body.seed is None else body.seed % 2**64,  # OpenAI's seeds are signed
+        seed=_seed(body.seed),
         stop=body.stop or (),
         stop_token_ids=body.stop_token_ids or (),
         logit_bias=_biases(body.logit_bias or {}),
@@ -55,12 +58,21 @@ def sampling(body: Body, *, max_tokens: int | None, logprobs: int | None) -> Sam
     )
 
 
+def _seed(given: int | None) -> int | None:
+    """OpenAI's seeds are signed, those of the gRPC interface are not: each has a key of its own."""
+    if given is None or 0 <= given < 2**64:
+        return given
+    if not -(2**63) <= given < 0:
+        raise InvalidRequest("seed", f"must be in -2^63..2^64-1, got {shown(given)}")
+    return given + 2**64
+
+
 def _biases(given: dict[str, float]) -> dict[int, float]:
     """JSON has no numbers for keys."""
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        raise InvalidRequest("logit_bias", "keys are token ids") from None
+    for token in given:
+        if not _KEY.fullmatch(token):
+            raise InvalidRequest("logit_bias", f"keys are token ids, and {shown(token)} is none")
+    return {int(token): bias for token, bias in given.items()}
 
 
 def new_id(kind: str, given: str | None) -> str:

@@ -32,7 +32,7 @@ async def read_body(request: Request, kind: type[T], most: int) -> T:
     if media != "application/json":
         raise HTTPException(415, f"content-type: {media[:100] or 'none'} is not application/json")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
+    if declared.isascii() and declared.isdigit() and int(declared) > most:
         raise _too_large(most)
     content = bytearray()
     try:

@@ -123,6 +123,6 @@ def _max_tokens(door: Door, body: ChatBody, prompt: tuple[int, ...]) -> int:
 
 
 def _logprobs(body: ChatBody) -> int | None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs", "only beside logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None

@@ -16,13 +16,24 @@ T = TypeVar("T", bound="Body")
 
 # Values that ask for nothing.
 _IDLE: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
     "best_of": (1,),
+    "detokenize": (True,),
+    "documents": ([],),
+    "early_stopping": (False,),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "include_reasoning": (True,),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
+    "priority": (0,),
     "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
@@ -101,11 +112,16 @@ class Body(BaseModel):
             field, problem = _path(first["loc"]), str(first["msg"])
             raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
         for name, value in (body.model_extra or {}).items():
-            if value is not None and name not in _LABELS and value not in _IDLE.get(name, ()):
+            if value is not None and name not in _LABELS and not _is_idle(name, value):
                 raise Unsupported(name[:100], "is not supported" if name in _IDLE else "is not a field of this request")
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options", "only beside stream")
         return body
+
+
+def _is_idle(name: str, value: Any) -> bool:
+    """Whether a value asks for nothing; `true` is not 1."""
+    return any(value == idle and type(value) is type(idle) for idle in _IDLE.get(name, ()))
 
 
 class AtFirst(FailFast):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import InvalidRequest
+from dspark.numerals import number_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def _slots(argument: str, field: str) -> int:
 
 def _share(argument: str, field: str) -> float:
     try:
-        at = float(argument)
+        at = number_in(argument)
     except ValueError:
         at = math.nan
     if not 0.0 <= at <= 1.0:

@@ -171,7 +171,7 @@ def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, limit
     if not params.HasField("max_tokens"):
         return min(DEFAULT_MAX_TOKENS, room, *([limits.capacity - prompt_len] if limits.capacity else []))
     if params.max_tokens < 1:
-        raise InvalidRequest(field, "must be at least 1")
+        raise InvalidRequest(field, f"must be at least 1, got {params.max_tokens}")
     if params.max_tokens > room:
         raise InvalidRequest(
             field,

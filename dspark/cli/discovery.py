@@ -17,7 +17,7 @@ from dspark.cli import credentials
 from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:
-    from dspark.wire.v1.control_pb2 import GetStatusReply
+    from dspark.client import CellStatus
 
 Groups = list[dict[str, Any]]
 
@@ -36,7 +36,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_discover)
 
 
-def groups(reply: GetStatusReply) -> Groups:
+def groups(reply: CellStatus) -> Groups:
     """One target group per process that shows metrics: [{"targets": [...], "labels": {...}}]."""
     found: Groups = []
     for process in reply.processes:

@@ -6,18 +6,18 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspark.client import Client
-    from dspark.wire.v1.control_pb2 import RoundExplanation
+    from dspark.client import Client, RoundExplanation
 
 _WHY = {
-    "NO_DRAFT": "no draft",
-    "WHOLE": "the block was over",
-    "ROOM": "no room for more",
-    "FIXED": "the policy's number",
-    "THRESHOLD": "the next one's confidence is too low",
-    "PRICE": "the next one brings less than it costs",
-    "BUDGET": "the step's budget",
+    "no_draft": "no draft",
+    "whole": "the block was over",
+    "room": "no room for more",
+    "fixed": "the policy's number",
+    "threshold": "the next one's confidence is too low",
+    "price": "the next one brings less than it costs",
+    "budget": "the step's budget",
 }
+_SIGNS = {"accepted": "+", "rejected": "x", "void": "-", "unverified": ".", "cut": "|"}
 
 
 def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> int:
@@ -28,35 +28,22 @@ def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> i
 
 
 def shape(told: RoundExplanation) -> dict[str, Any]:
-    """The message as it is in JSON, with the names of enumerations."""
-    from google.protobuf.json_format import MessageToDict
+    """As one JSON object; what is not there is left out."""
+    from dataclasses import asdict
 
-    made: dict[str, Any] = MessageToDict(
-        told, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return made
+    return {name: value for name, value in asdict(told).items() if value is not None}
 
 
 def line(told: RoundExplanation) -> str:
     """Of one round: `+` accepted, `x` rejected, `-` behind it, `.` not verified."""
-    from dspark.wire.v1 import control_pb2
-
-    signs = {
-        control_pb2.FATE_ACCEPTED: "+",
-        control_pb2.FATE_REJECTED: "x",
-        control_pb2.FATE_VOID: "-",
-        control_pb2.FATE_UNVERIFIED: ".",
-        control_pb2.FATE_CUT: "|",
-    }
-    why = control_pb2.PrefixEnd.Name(told.why).removeprefix("PREFIX_END_")
-    words = _WHY.get(why, why.lower())
+    words = _WHY.get(told.why, told.why)
     if told.empty_because:
         words += f": {told.empty_because}"
-    if why == "PRICE" and told.HasField("price"):
+    if told.why == "price" and told.price is not None:
         words += f" ({told.slots[told.prefix].gain:.2f} tokens against {told.price:.2f})"
     if told.late:
         words += f"; late: {', '.join(told.late)}"
-    block = "".join(signs[slot.fate] for slot in told.slots)
+    block = "".join(_SIGNS.get(slot.fate, "?") for slot in told.slots)
     return (
         f"{told.offset:5d}  {block:<12}  verified {told.prefix}, accepted {told.accepted}, "
         f"committed {len(told.token_ids)}  step of {told.sequences}: {told.step_tokens} tokens  "

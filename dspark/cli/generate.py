@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark.cli import credentials
 from dspark.errors import InvalidRequest
+from dspark.numerals import number_in, whole_in
 
 if TYPE_CHECKING:
     from dspark.client import Client
@@ -96,7 +97,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def _ids(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.replace(",", " ").split()]
+        return [whole_in(part) for part in text.replace(",", " ").split()]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
 
@@ -104,7 +105,7 @@ def _ids(text: str) -> list[int]:
 def _bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     try:
-        return int(token), float(bias)
+        return whole_in(token), number_in(bias)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS") from None
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.numbers import numbers
+from dspark.cli.numbers import numbers, one_whole
 from dspark.errors import DsparkError
 
 RULES = ("token", "block", "coupled")
@@ -119,7 +119,7 @@ def _from_zero(text: str) -> list[float]:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = one_whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value

@@ -31,6 +31,7 @@ from dspark.cli import (
     status,
     top,
 )
+from dspark.cli.numbers import Parser
 from dspark.errors import DsparkError
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
@@ -39,9 +40,9 @@ Commands find the cluster through the state folder; DSPARK_HOME names another fo
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    shared = argparse.ArgumentParser(add_help=False)
+    shared = Parser(add_help=False)
     shared.add_argument("--debug", action="store_true", help="print the traceback of a failure")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dspark",
         description="DSpark speculative decoding served from two pools of gRPC services.",
         epilog=EPILOG,

@@ -33,7 +33,7 @@ def read_sizes(words: list[str]) -> tuple[dict[str, int], bool | None]:
         name, _, value = word.partition("=")
         if name in given:
             raise ConfigError(f"scale: {name} is given twice")
-        if name in ("verify", "draft") and value.isdigit():
+        if name in ("verify", "draft") and value.isascii() and value.isdigit():
             given[name] = int(value)
         elif name == "autoscale" and value in WORDS:
             autoscale = WORDS[value]

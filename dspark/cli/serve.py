@@ -14,6 +14,8 @@ import os
 import typing
 from typing import Any
 
+from dspark.cli.numbers import Parser
+
 ROLES = ("coordinator", "frontend", "verify", "draft")
 
 
@@ -35,7 +37,7 @@ def room_parser(role: str) -> argparse.ArgumentParser:
     from deploy.topology import Role
 
     cls = config_class(Role(role))
-    parser = argparse.ArgumentParser(prog=f"dspark serve {role}", description=(cls.__doc__ or "").strip())
+    parser = Parser(prog=f"dspark serve {role}", description=(cls.__doc__ or "").strip())
     parser.add_argument("--debug", action="store_true", help="print the traceback of a failure")
     parser.add_argument("--config", metavar="FILE", help="YAML file with a section for this role")
     parser.add_argument("--name", default=f"{role}/0", help="replica name for people")

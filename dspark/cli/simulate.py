@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.cli.numbers import numbers, whole, whole_or_zero
+from dspark.numerals import whole_in
 
 DESCRIPTION = """Simulates verifiers and drafters of given step times and acceptance probabilities (FILE, see
 docs/simulator.md) under the coordinator's own admission, lanes and scheduler, in simulated time. Lists make a sweep:
@@ -63,7 +64,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 def _span(text: str) -> tuple[int, int]:
     low, _, high = text.partition("..")
     try:
-        return int(low), int(high or low)
+        return whole_in(low), whole_in(high or low)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor a span such as 32..512") from None
 

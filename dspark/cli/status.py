@@ -11,7 +11,7 @@ from dspark.cli import credentials
 from dspark.errors import ConfigError, DsparkError, Expired, Unavailable
 
 if TYPE_CHECKING:
-    from dspark.wire.v1.control_pb2 import GetStatusReply
+    from dspark.client import CellStatus, MeasuredCost
 
 PROCESS = (
     "role",
@@ -64,7 +64,7 @@ def _status(args: argparse.Namespace) -> int:
     return 0
 
 
-def _hint(reply: GetStatusReply, streams: int | None) -> dict[str, Any] | None:
+def _hint(reply: CellStatus, streams: int | None) -> dict[str, Any] | None:
     """What the measured costs ask for, see `deploy.sizing`; None without drafters or cost curves."""
     from dataclasses import asdict
 
@@ -97,24 +97,15 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
     )
 
 
-def as_json(endpoint: str, reply: GetStatusReply) -> dict[str, Any]:
+def as_json(endpoint: str, reply: CellStatus) -> dict[str, Any]:
     """The stable shape `--json` prints."""
-    from dspark.wire.v1.control_pb2 import Role
-
-    roles = {
-        Role.ROLE_COORDINATOR: "coordinator",
-        Role.ROLE_FRONTEND: "frontend",
-        Role.ROLE_VERIFY: "verify",
-        Role.ROLE_DRAFT: "draft",
-    }
     return {
         "endpoint": endpoint,
         "version": reply.version,
         "queued": reply.queued,
         "queue_limit": reply.queue_limit,
         "processes": [
-            {name: getattr(process, name) for name in PROCESS}
-            | {"role": roles.get(process.role, "unknown"), "model": process.model, "detail": process.detail}
+            {name: getattr(process, name) for name in PROCESS} | {"model": process.model, "detail": process.detail}
             for process in reply.processes
         ],
         "lanes": [
@@ -136,18 +127,15 @@ def as_json(endpoint: str, reply: GetStatusReply) -> dict[str, Any]:
     }
 
 
-def _curve(curve: Any) -> dict[str, Any] | None:
+def _curve(curve: MeasuredCost | None) -> dict[str, Any] | None:
     """{tokens, contexts, seconds as rows per token count, source}; None when there is no curve."""
-    if not curve.seconds:
-        return None
-    width = max(len(curve.contexts), 1)
-    seconds = list(curve.seconds)
-    return {
-        "tokens": list(curve.tokens),
-        "contexts": list(curve.contexts),
-        "seconds": [seconds[start : start + width] for start in range(0, len(seconds), width)],
-        "source": curve.source,
-    }
+    from dataclasses import asdict
+
+    return None if curve is None else {name: _plain(value) for name, value in asdict(curve).items()}
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _print(shape: dict[str, Any]) -> None:

@@ -102,12 +102,7 @@ def _cell(window: Window, endpoint: str) -> RenderableType:
 def _pools(window: Window) -> RenderableType:
     from rich.table import Table
 
-    from dspark.wire.v1 import control_pb2
-
-    busy = {
-        **window.busy(control_pb2.ROLE_VERIFY),
-        **window.busy(control_pb2.ROLE_DRAFT),
-    }
+    busy = window.busy("verify") | window.busy("draft")
     table = Table(box=None, pad_edge=False)
     for name in ("process", "state", "busy", "sequences", "pages"):
         table.add_column(name)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.cli import train_all
+from dspark.cli.numbers import Parser
 from dspark.cli.train_options import (
     add_asking,
     add_settings,
@@ -43,10 +44,8 @@ def run(words: Sequence[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Options of all stages."""
-    parser = argparse.ArgumentParser(
-        prog="dspark train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    shared = argparse.ArgumentParser(add_help=False)
+    parser = Parser(prog="dspark train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shared = Parser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print one JSON object")
     stages = parser.add_subparsers(required=True, metavar="STAGE")
 

@@ -8,6 +8,8 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from dspark.numerals import whole_in
+
 
 def add_settings(parser: argparse.ArgumentParser, *, only: Sequence[str] = (), leave_out: Sequence[str] = ()) -> None:
     """Flags of a training run; `samples` stands without one."""
@@ -65,7 +67,7 @@ def asking_of(args: argparse.Namespace, *, prefix: str = "") -> Any:
 
 def _layers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(whole_in(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of layers") from None
 

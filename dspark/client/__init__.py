@@ -34,6 +34,9 @@ from dspark.client.events import (
     TokenLogprobs,
     Usage,
 )
+from dspark.client.explanation import RoundExplanation, SlotExplanation
+from dspark.client.request import Options
+from dspark.client.status import CellStatus, Distribution, LaneStatus, MeasuredCost, ProcessStatus
 from dspark.client.synchronous import Client, Stream
 from dspark.runtime.tls import Tls
 
@@ -42,6 +45,7 @@ __all__ = [
     "AsyncStream",
     "Cancelled",
     "Cell",
+    "CellStatus",
     "Choice",
     "ChoiceEnd",
     "Chunk",
@@ -49,14 +53,21 @@ __all__ = [
     "Completion",
     "DeadlineExceeded",
     "Denied",
+    "Distribution",
     "DsparkError",
     "Event",
     "Finished",
     "InvalidRequest",
+    "LaneStatus",
+    "MeasuredCost",
     "ModelInfo",
     "NoCell",
+    "Options",
     "Overloaded",
+    "ProcessStatus",
+    "RoundExplanation",
     "ServerError",
+    "SlotExplanation",
     "Speculation",
     "Stream",
     "Timings",

@@ -1,18 +1,22 @@
 """Keyword arguments to messages, and the call options every client uses.
 
-Checks here only what the wire cannot carry; every judgement on values is the server's, so that all clients hear the
-same sentence.
+Checks here only what the wire cannot carry, and that no number becomes another one on its way; every other judgement on
+values is the server's, so that all clients hear the same sentence.
 """
 
 from __future__ import annotations
 
+import inspect
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict, TypeVar
 
+from dspark.client.fields import SAMPLING, ids_of, text_of, weight_of
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import generate_pb2, types_pb2
+
+M = TypeVar("M", bound=Callable[..., Any])
 
 # A stream is tried again only before its first message, so no token can come twice. Whoever fails for all must not be
 # asked ever more often for it: a failure costs a token, an answer brings a tenth of one, and below half of them nothing
@@ -36,32 +40,13 @@ SERVICE_CONFIG: dict[str, object] = {
 RULES = {"": 0, "token": types_pb2.RULE_TOKEN, "block": types_pb2.RULE_BLOCK, "coupled": types_pb2.RULE_COUPLED}
 
 
-_SCALARS = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "n",
-    "seed",
-    "ignore_eos",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-)
-
-
 @dataclass(frozen=True)
 class Sampling:
     """Options of one request; None leaves the choice to the deployment.
 
-    temperature: 0 is greedy. top_k: 0 keeps everything. top_p: nucleus mass in (0, 1]. min_p: least probability kept,
-    as a share of the likeliest one. repetition_penalty: over prompt and answer, above 1 discourages. presence_penalty,
-    frequency_penalty: over the answer, above 0 discourages. logit_bias: added to the logits of ids.
+    temperature: 0 is greedy. top_k: 0 and -1 keep everything. top_p: nucleus mass in (0, 1]. min_p: least probability
+    kept, as a share of the likeliest one. repetition_penalty: over prompt and answer, above 1 discourages.
+    presence_penalty, frequency_penalty: over the answer, above 0 discourages. logit_bias: added to the logits of ids.
     max_tokens: longest answer. min_tokens: nothing ends it before. stop, stop_token_ids: what ends it.
     include_stop_str_in_output: keep what ended it in the text. ignore_eos: do not end at the target's stop tokens.
     logprobs: tell each token's log-probability and so many likeliest ones. n: answers to the same prompt.
@@ -70,6 +55,7 @@ class Sampling:
     drafter: replica that is to draft, e.g. "draft/1"; empty takes the least loaded one.
     cache_salt: computed prefixes are shared with requests of the same salt only.
     label: acceptance is counted under it in the coordinator's metrics; letters, digits and ._- up to 32.
+    request_id: its name, at most 128 characters; made up when empty.
     """
 
     max_tokens: int | None = None
@@ -84,7 +70,7 @@ class Sampling:
     min_tokens: int | None = None
     logprobs: int | None = None
     n: int | None = None
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     seed: int | None = None
     ignore_eos: bool | None = None
@@ -96,47 +82,82 @@ class Sampling:
     drafter: str = ""
     cache_salt: str = ""
     label: str = ""
-    request_id: str = field(default="")
+    request_id: str = ""
+
+
+class Options(TypedDict, total=False):
+    """The same as keyword arguments, for type checkers and editors."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float]
+    min_tokens: int | None
+    logprobs: int | None
+    n: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    seed: int | None
+    ignore_eos: bool | None
+    skip_special_tokens: bool | None
+    include_stop_str_in_output: bool | None
+    policy: str
+    rule: str
+    weight: float | None
+    drafter: str
+    cache_salt: str
+    label: str
+    request_id: str
+
+
+def spelled_out(method: M) -> M:
+    """Shows every option wherever Python is asked for the signature, as `help` does."""
+    signature = inspect.signature(method)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default={} if one.name == "logit_bias" else one.default,
+            annotation=one.type,
+        )
+        for one in fields(Sampling)
+    ]
+    method.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return method
 
 
 def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb2.GenerateRequest:
     """The message that asks for one answer to a text or to token ids."""
     if options.rule not in RULES:
         raise InvalidRequest("rule", f"{options.rule!r} is none of token, block, coupled")
-    given: dict[str, Any] = {name: value for name in _SCALARS if (value := getattr(options, name)) is not None}
-    if options.logit_bias:
-        given["logit_bias"] = dict(options.logit_bias)
-    for name, value in given.items():
-        try:
-            generate_pb2.SamplingParams(**{name: value})
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"sampling_params.{name}", str(error)) from error
-    try:
-        params = generate_pb2.SamplingParams(
-            stop=[options.stop] if isinstance(options.stop, str) else list(options.stop),
-            stop_token_ids=list(options.stop_token_ids),
-            **given,
-        )
-        request = generate_pb2.GenerateRequest(
-            request_id=options.request_id or f"cmpl-{secrets.token_hex(12)}",
-            sampling_params=params,
-            speculation=generate_pb2.SpeculationParams(
-                policy=options.policy,
-                rule=RULES[options.rule],  # type: ignore[arg-type]
-                weight=options.weight,
-                drafter=options.drafter,
-            ),
-            cache_salt=options.cache_salt,
-            label=options.label,
-        )
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            try:
-                request.tokenized.input_ids.extend(int(token) for token in prompt)
-            except (TypeError, ValueError) as error:
-                raise InvalidRequest("tokenized.input_ids", str(error)) from error
-            request.tokenized.SetInParent()
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest("request", str(error)) from error
+    params = generate_pb2.SamplingParams(
+        **{
+            name: read(f"sampling_params.{name}", value)
+            for name, read in SAMPLING.items()
+            if (value := getattr(options, name)) is not None
+        }
+    )
+    request = generate_pb2.GenerateRequest(
+        request_id=text_of("request_id", options.request_id) or f"cmpl-{secrets.token_hex(12)}",
+        sampling_params=params,
+        speculation=generate_pb2.SpeculationParams(
+            policy=text_of("speculation.policy", options.policy),
+            rule=RULES[options.rule],  # type: ignore[arg-type]
+            weight=weight_of(options.weight),
+            drafter=text_of("speculation.drafter", options.drafter),
+        ),
+        cache_salt=text_of("cache_salt", options.cache_salt),
+        label=text_of("label", options.label),
+    )
+    if isinstance(prompt, str):
+        request.text = text_of("text", prompt)
+    else:
+        request.tokenized.input_ids.extend(ids_of("tokenized.input_ids", prompt))
+        request.tokenized.SetInParent()
     return request

@@ -9,15 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 
 from dspark.client.cell import find_cell
 from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Completion, Event, Finished, ModelInfo, read_event, read_model_info
-from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
+from dspark.client.explanation import RoundExplanation, read_explanation
+from dspark.client.request import SERVICE_CONFIG, Options, Sampling, spelled_out, write_request
 from dspark.client.resuming import Resuming
+from dspark.client.status import CellStatus, read_status
 from dspark.errors import DsparkError
 from dspark.runtime.channel import auth_metadata, sync_channel
 from dspark.runtime.tls import Tls
@@ -102,8 +104,14 @@ class Client:
         self._operator = self._channel if operator == endpoint else sync_channel(operator, tls=tls)
         self._control = control_pb2_grpc.ControlStub(self._operator)  # type: ignore[no-untyped-call]
 
+    @spelled_out
     def generate(
-        self, prompt: str | Sequence[int], *, timeout: float | None = None, resume_s: float = 0.0, **options: Any
+        self,
+        prompt: str | Sequence[int],
+        *,
+        timeout: float | None = None,
+        resume_s: float = 0.0,
+        **options: Unpack[Options],
     ) -> Stream:
         """Streams the answer to a text or to token ids. `options`: see `Sampling`; `timeout`: the deadline.
 
@@ -117,8 +125,14 @@ class Client:
 
         return Stream(ask, request, self.endpoint, Resuming(request, resume_s=resume_s, timeout=timeout))
 
+    @spelled_out
     def complete(
-        self, prompt: str | Sequence[int], *, timeout: float | None = None, resume_s: float = 0.0, **options: Any
+        self,
+        prompt: str | Sequence[int],
+        *,
+        timeout: float | None = None,
+        resume_s: float = 0.0,
+        **options: Unpack[Options],
     ) -> Completion:
         """The whole answer at once."""
         with self.generate(prompt, timeout=timeout, resume_s=resume_s, **options) as stream:
@@ -136,21 +150,18 @@ class Client:
         """What is served."""
         return read_model_info(self._once(self._generation.GetModelInfo, generate_pb2.GetModelInfoRequest(), timeout))
 
-    def status(self, *, timeout: float = 5.0) -> control_pb2.GetStatusReply:
+    def status(self, *, timeout: float = 5.0) -> CellStatus:
         """The whole cell as its coordinator sees it; needs the operator's token where there is one."""
-        reply = self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout)
-        assert isinstance(reply, control_pb2.GetStatusReply)
-        return reply
+        return read_status(self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout))
 
-    def explain(
-        self, request_id: str, *, rounds: int = 0, timeout: float | None = None
-    ) -> Iterator[control_pb2.RoundExplanation]:
+    def explain(self, request_id: str, *, rounds: int = 0, timeout: float | None = None) -> Iterator[RoundExplanation]:
         """The rounds of a running request as they are settled, at most so many; needs the operator's token where there
         is one."""
         message = control_pb2.ExplainRequest(request_id=request_id, rounds=rounds)
         call = self._control.Explain(message, timeout=timeout, metadata=self._metadata)
         try:
-            yield from call
+            for told in call:
+                yield read_explanation(told)
         except grpc.RpcError as error:
             raise read_error(error, self.endpoint) from None
         finally:

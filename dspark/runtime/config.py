@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from dspark.errors import ConfigError
+from dspark.numerals import number, number_in, whole, whole_in
 
 T = TypeVar("T")
 
@@ -95,9 +96,9 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
                 return word in _TRUE
             raise ValueError("must be true or false")
         if hint in (int, float):
-            if isinstance(value, bool):
-                raise ValueError("must be a number")
-            return hint(value)
+            if isinstance(value, str):
+                return whole_in(value) if hint is int else number_in(value)
+            return whole(value) if hint is int else number(value)
         if hint is str:
             if isinstance(value, dict | list):
                 raise ValueError("must be a text")

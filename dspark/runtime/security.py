@@ -28,7 +28,7 @@ SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
 def split_endpoint(endpoint: str) -> tuple[str, int]:
     """(host, port) of "host:port"; port 0 means any."""
     host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ConfigError(f"bind: {endpoint!r} is not host:port")
     return host.strip("[]"), int(port)
 

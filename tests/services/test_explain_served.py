@@ -11,10 +11,9 @@ import pytest
 
 from dspark.cli.explaining import line, shape
 from dspark.cli.main import main
-from dspark.client import Client, InvalidRequest
+from dspark.client import AsyncClient, Client, InvalidRequest, LaneStatus, RoundExplanation
 from dspark.errors import Denied
 from dspark.runtime.identity import write_token
-from dspark.wire.v1 import control_pb2
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
 pytestmark = pytest.mark.services
@@ -47,11 +46,25 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
         assert told.policy == "fixed:2"
     assert rounds[-1].offset + len(rounds[-1].token_ids) == 200
     whole = next(told for told in rounds if told.prefix == 2)
-    assert whole.why == control_pb2.PREFIX_END_FIXED
-    assert shape(whole)["why"] == "PREFIX_END_FIXED"
+    assert whole.why == "fixed"
+    assert {slot.fate for slot in whole.slots} <= {"accepted", "rejected", "void", "unverified", "cut"}
+    assert shape(whole)["why"] == "fixed"
     assert "verified 2" in line(whole)
     assert "the policy's number" in line(whole)
     until(lambda: not cell.coordinator.membership.explain.watched)
+
+
+async def test_the_asyncio_client_explains_too(cell: HttpCell) -> None:
+    async with AsyncClient(cell.coordinator.endpoint) as client:
+        stream = client.generate([5, 6, 7], max_tokens=2000, temperature=0.0, ignore_eos=True, request_id="other")
+        await anext(stream)
+        told = [one async for one in client.explain("other", rounds=3, timeout=60.0)]
+        assert [type(one) for one in told] == [RoundExplanation] * 3
+        stream.close()
+        with pytest.raises(InvalidRequest):
+            _ = [one async for one in client.explain("nobody", timeout=10.0)]
+        lane = (await client.status()).lanes[0]
+        assert (type(lane), lane.verifier) == (LaneStatus, "verify/0")
 
 
 def test_so_many_rounds_and_no_more(cell: HttpCell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,28 @@ def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
         (completion(logprobs=21), "logprobs"),
         (completion(presence_penalty=3), "presence_penalty"),
         (completion(logit_bias={"x": 1}), "logit_bias"),
+        *((completion(logit_bias={key: 1}), "logit_bias") for key in ("1_0", " 1", "+1", "01", "1.0", "-1", "٣", "")),
+        (completion(logit_bias={"4294967296": 1}), "logit_bias"),
+        (completion(logit_bias={"1": "2"}), "logit_bias"),
+        (completion(logit_bias={"1": True}), "logit_bias"),
+        (completion(seed=10**30), "seed"),
+        (completion(seed=2**64), "seed"),
+        (completion(seed=-(2**63) - 1), "seed"),
+        (completion(seed=1.5), "seed"),
+        (completion(seed=True), "seed"),
+        (completion(temperature=True), "temperature"),
+        (completion(temperature=1e300), "temperature"),
+        (completion(max_tokens=2.0), "max_tokens"),
+        (completion(max_tokens="2"), "max_tokens"),
+        (completion(max_tokens=-1), "max_tokens"),
+        (completion(top_k=-2), "top_k"),
+        (completion(stop_token_ids=[-1]), "stop_token_ids"),
+        (completion(stop_token_ids=[1.7]), "stop_token_ids[0]"),
+        (completion(stream=1), "stream"),
+        (completion(ignore_eos=1), "ignore_eos"),
+        (completion(prompt=[1.7, 2.2]), "prompt"),
+        (completion(prompt=[True]), "prompt"),
+        (completion(prompt=[2**32]), "prompt"),
         (completion(logit_bias={"1": 1000}), "logit_bias"),
         (completion(stop=["x"] * 17), "stop"),
         (completion(stop=[""]), "stop"),
@@ -92,6 +114,9 @@ def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str
     [
         ("completions", completion(suffix="x"), "suffix"),
         ("completions", completion(best_of=4), "best_of"),
+        ("completions", completion(best_of=True), "best_of"),
+        ("completions", completion(length_penalty=0.5), "length_penalty"),
+        ("completions", completion(priority=3), "priority"),
         ("completions", completion(frobnicate=1), "frobnicate"),
         ("completions", completion(echo=True, logprobs=1), "echo"),
         ("chat/completions", chat(tools=[{"type": "function"}]), "tools"),
@@ -132,6 +157,16 @@ def test_a_conversation_that_cannot_be_read_is_named(cell: HttpCell, body: dict[
     assert answer.json()["error"]["param"] == param
 
 
+def test_a_least_value_is_named_in_the_same_words_everywhere(cell: HttpCell) -> None:
+    said = [post(cell, completion(max_tokens=given)).json()["error"]["message"] for given in (0, -1)]
+    assert said == ["max_tokens: must be at least 1, got 0", "max_tokens: must be at least 1, got -1"]
+    said = [
+        post(cell, chat(max_completion_tokens=given), "chat/completions").json()["error"]["message"]
+        for given in (0, -1)
+    ]
+    assert said == [f"max_completion_tokens: must be at least 1, got {given}" for given in (0, -1)]
+
+
 def test_a_conversation_is_bounded_as_any_text_is(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.reception.frontdesk.MAX_TEXT", 5000)
     long = post(cell, chat({"role": "user", "content": "x" * 6000}, max_tokens=1), "chat/completions")
@@ -144,6 +179,11 @@ def test_fields_that_ask_for_nothing_and_labels_are_let_through(cell: HttpCell) 
         user="u", metadata={"a": "b"}, best_of=1, echo=False, suffix=None, logit_bias=None, stop=None, seed=None, n=None
     )
     assert post(cell, idle).status_code == 200
+    idle = completion(
+        top_k=-1, min_p=0, min_tokens=0, priority=0, length_penalty=1.0, logits_processors=[], seed=-(2**63), user=None
+    )
+    assert post(cell, idle).status_code == 200
+    assert post(cell, chat(max_tokens=3, logprobs=False, top_logprobs=0), "chat/completions").status_code == 200
     body = chat(max_tokens=3, tools=[], tool_choice="none", response_format={"type": "text"}, safety_identifier="x")
     assert post(cell, body, "chat/completions").status_code == 200
 

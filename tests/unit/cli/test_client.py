@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent import futures
+from dataclasses import fields
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from dspark.client import (
@@ -26,6 +30,7 @@ from dspark.client import (
     Unavailable,
     Unsupported,
 )
+from dspark.client.request import Options, Sampling
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc, types_pb2
 
 
@@ -171,11 +176,92 @@ def test_every_sampling_field_has_an_option(service: tuple[Counter, str]) -> Non
     assert seen.sampling_params == generate_pb2.SamplingParams(**fields)
 
 
-def test_a_field_the_wire_cannot_carry_is_refused_by_name(service: tuple[Counter, str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("n", -1, "must be in 1..16, got -1"),
+        ("n", 2.0, "must be a whole number, got 2.0"),
+        ("max_tokens", -1, "must be at least 1, got -1"),
+        ("max_tokens", True, "must be a whole number, got True"),
+        ("max_tokens", "3", "must be a whole number, got '3'"),
+        ("max_tokens", 2**32, "must be at most 4294967295, got 4294967296"),
+        ("min_tokens", -1, "must be at least 0, got -1"),
+        ("top_k", -2, "must be in -1..4294967295, got -2"),
+        ("logprobs", 2**31, "must be at most 2147483647, got 2147483648"),
+        ("seed", 10**30, f"must be at most {2**64 - 1}, got {10**30}"),
+        ("seed", -1, f"must be in 0..{2**64 - 1}, got -1"),
+        ("seed", 1.5, "must be a whole number, got 1.5"),
+        ("temperature", "hot", "must be a number, got 'hot'"),
+        ("temperature", True, "must be a number, got True"),
+        ("min_p", np.bool_(True), "must be a number, got np.True_"),
+        ("logit_bias", {-1: 1.0}, "-1 is not a token id"),
+        ("logit_bias", {"1_0": 1.0}, "must be a whole number, got '1_0'"),
+        ("logit_bias", {1.7: 1.0}, "must be a whole number, got 1.7"),
+        ("logit_bias", {1: "2"}, "must be a number, got '2'"),
+        ("logit_bias", [1, 2], "must be a mapping of token ids to numbers, got [1, 2]"),
+        ("stop", [3], "must be a text, got 3"),
+        ("stop_token_ids", [-1], "-1 is not a token id"),
+        ("stop_token_ids", [1.7], "must be a whole number, got 1.7"),
+        ("stop_token_ids", [2**32], "4294967296 is not a token id"),
+        ("ignore_eos", 1, "must be true or false, got 1"),
+    ],
+)
+async def test_what_would_become_another_value_on_the_wire_is_refused_by_name(
+    name: str, value: Any, problem: str
+) -> None:
+    options: Any = {name: value}
+    with Client("127.0.0.1:9") as client:
+        for ask in (client.generate, client.complete):
+            with pytest.raises(InvalidRequest) as refused:
+                ask([9], **options)
+            assert (refused.value.field, str(refused.value)) == (
+                f"sampling_params.{name}",
+                f"sampling_params.{name}: {problem}",
+            )
+    async with AsyncClient("127.0.0.1:9") as other:
+        with pytest.raises(InvalidRequest, match=re.escape(problem)):
+            other.generate([9], **options)
+
+
+@pytest.mark.parametrize("prompt", [[1.7, 2.2], [True], ["1"], [-1], [2**32], 7, b"abc", np.array([1.0])])
+def test_a_prompt_is_taken_as_it_is_or_not_at_all(prompt: Any) -> None:
+    with Client("127.0.0.1:9") as client, pytest.raises(InvalidRequest) as refused:
+        client.generate(prompt)
+    assert refused.value.field == "tokenized.input_ids"
+
+
+def test_numbers_of_other_libraries_are_numbers(service: tuple[Counter, str]) -> None:
     with Client(service[1]) as client:
-        for name, value in (("n", -1), ("logit_bias", {-1: 1.0}), ("min_p", "x"), ("logprobs", 2**31)):
-            with pytest.raises(InvalidRequest, match=f"sampling_params.{name}"):
-                client.complete([9], **{name: value})
+        client.complete(
+            np.array([9, 10]), max_tokens=np.int64(1), temperature=np.float32(0.5), top_k=-1, seed=np.uint64(2**64 - 1)
+        )
+    assert service[0].seen is not None
+    params = service[0].seen.sampling_params
+    assert list(service[0].seen.tokenized.input_ids) == [9, 10]
+    assert (params.max_tokens, params.temperature, params.top_k, params.seed) == (1, 0.5, 0, 2**64 - 1)
+
+
+def test_both_clients_spell_out_the_same_options() -> None:
+    names = {name for name in vars(Client) if not name.startswith("_")}
+    assert names == {name for name in vars(AsyncClient) if not name.startswith("_")}
+    assert {"generate", "complete", "abort", "model_info", "status", "explain", "close"} <= names
+    for name in ("__init__", *names):
+        one, other = (inspect.signature(getattr(kind, name)) for kind in (Client, AsyncClient))
+        assert one.parameters == other.parameters, name
+        kinds = {parameter.kind for parameter in one.parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds, f"{name} takes anything"
+        assert "Any" not in {str(parameter.annotation) for parameter in one.parameters.values()}
+        plain = _awaited(one.return_annotation), _awaited(other.return_annotation)
+        assert plain[0] == plain[1], name
+    sampling = {field.name: field.type for field in fields(Sampling)}
+    assert {name: hint.__forward_arg__ for name, hint in Options.__annotations__.items()} == sampling
+    spelled = inspect.signature(Client.generate).parameters
+    assert set(sampling) | {"self", "prompt", "timeout", "resume_s"} == set(spelled)
+    assert spelled["temperature"].annotation == "float | None"
+
+
+def _awaited(annotation: str) -> str:
+    return annotation.replace("Async", "")
 
 
 @pytest.mark.parametrize("how", ["break", "close", "client"])

@@ -15,9 +15,8 @@ from dspark.cli import lifecycle
 from dspark.cli.main import build_parser, main
 from dspark.cli.passed_on import split
 from dspark.cli.status import as_json
-from dspark.client import Cell, NoCell, find_cell
+from dspark.client import Cell, CellStatus, LaneStatus, MeasuredCost, NoCell, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive, write_cell
-from dspark.wire.v1 import control_pb2
 
 
 def _cell(**changes: object) -> Cell:
@@ -208,12 +207,20 @@ def test_every_command_is_documented() -> None:
 
 
 def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
-    reply = control_pb2.GetStatusReply(version="1", queue_limit=8)
-    reply.processes.add(role=control_pb2.ROLE_DRAFT, name="draft/0", pid=5, incarnation=2**62, state="serving")
-    lane = reply.lanes.add(verifier="verify/0", drafters=["draft/0"], policy="greedy", mean_acceptance_length=2.5)
-    lane.verify_cost.tokens.extend([1, 4])
-    lane.verify_cost.contexts.extend([64, 128])
-    lane.verify_cost.seconds.extend([0.1, 0.2, 0.3, 0.4])
+    reply = CellStatus(
+        version="1",
+        queue_limit=8,
+        processes=(ProcessStatus(role="draft", name="draft/0", pid=5, incarnation=2**62, state="serving"),),
+        lanes=(
+            LaneStatus(
+                verifier="verify/0",
+                drafters=("draft/0",),
+                policy="greedy",
+                mean_acceptance_length=2.5,
+                verify_cost=MeasuredCost((1, 4), (64, 128), ((0.1, 0.2), (0.3, 0.4))),
+            ),
+        ),
+    )
     shape = json.loads(json.dumps(as_json("h:1", reply)))
     (process,), (found,) = shape["processes"], shape["lanes"]
     assert (process["role"], process["name"], process["pid"], process["incarnation"]) == ("draft", "draft/0", 5, 2**62)

@@ -7,6 +7,7 @@ import json
 import socket
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
 from dspark.cli.scale import read_sizes
 from dspark.cli.top import frame
+from dspark.client import CellStatus, LaneStatus, ProcessStatus
 from dspark.errors import ConfigError, Unavailable
-from dspark.wire.v1 import control_pb2
 
 
 def test_sizes_are_read_as_typed() -> None:
@@ -72,19 +73,19 @@ def test_a_line_for_people_says_when_who_what_and_how_much() -> None:
     assert readable(record) == 'T controller     WARNING replica.lost reason="is gone"'
 
 
-STATUS = control_pb2.GetStatusReply(
+STATUS = CellStatus(
     version="0.1.0",
     queue_limit=9,
-    processes=[
-        control_pb2.ProcessStatus(
-            role=control_pb2.ROLE_COORDINATOR, name="coordinator/0", endpoint="10.0.0.1:7000", state="serving",
+    processes=(
+        ProcessStatus(
+            role="coordinator", name="coordinator/0", endpoint="10.0.0.1:7000", state="serving",
             metrics_port=9100, incarnation=5,
         ),
-        control_pb2.ProcessStatus(
-            role=control_pb2.ROLE_DRAFT, name="draft/0", endpoint="10.0.0.2:7000", state="draining", pid=3, busy_s=1,
+        ProcessStatus(
+            role="draft", name="draft/0", endpoint="10.0.0.2:7000", state="draining", pid=3, busy_s=1,
         ),
-    ],
-    lanes=[control_pb2.LaneStatus(verifier="verify/0", drafters=["draft/0"], running=3, policy="greedy")],
+    ),
+    lanes=(LaneStatus(verifier="verify/0", drafters=("draft/0",), running=3, policy="greedy"),),
     totals={"dspark_generation_tokens_total": 10, "dspark_rounds_total": 4},
 )  # fmt: skip
 
@@ -127,12 +128,12 @@ def test_a_frame_shows_rates_of_the_window() -> None:
 
     window = Window(10)
     window.add(Look(0.0, STATUS))
-    later = control_pb2.GetStatusReply()
-    later.CopyFrom(STATUS)
-    later.totals["dspark_generation_tokens_total"] = 210
-    later.totals["dspark_rounds_total"] = 104
-    later.totals["dspark_spec_decode_num_accepted_tokens_total"] = 150
-    window.add(Look(2.0, later))
+    totals = {
+        "dspark_generation_tokens_total": 210,
+        "dspark_rounds_total": 104,
+        "dspark_spec_decode_num_accepted_tokens_total": 150,
+    }
+    window.add(Look(2.0, replace(STATUS, totals=totals)))
     out = io.StringIO()
     Console(file=out, width=160).print(frame(window, "10.0.0.1:7000"))
     text = out.getvalue()

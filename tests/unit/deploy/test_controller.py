@@ -15,8 +15,8 @@ from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Announced, Controller, Started, StartFailed
 from deploy.topology import Replica, Role, desired
+from dspark.client import CellStatus, LaneStatus
 from dspark.errors import ConfigError, Unavailable
-from dspark.wire.v1 import control_pb2
 
 
 class HealthFleet:
@@ -67,7 +67,7 @@ class Listener:
         self.told: list[dict[str, int]] = []
         self.drained: list[frozenset[str]] = []
         self.needed: set[str] = set()
-        self.cell = control_pb2.GetStatusReply()
+        self.cell = CellStatus()
         self.deaf = False
 
     async def announce(
@@ -79,7 +79,7 @@ class Listener:
         self.drained.append(frozenset(draining))
         return Announced(len(workers), tuple(draining - self.needed))
 
-    async def status(self, coordinator: Started) -> control_pb2.GetStatusReply:
+    async def status(self, coordinator: Started) -> CellStatus:
         return self.cell
 
 
@@ -246,9 +246,9 @@ async def test_pools_follow_the_load_within_their_bounds(monkeypatch: pytest.Mon
     task = await _run(controller)
     with pytest.raises(ConfigError, match="9 drafters, while autoscaling keeps 0 to 3"):
         controller.resize(1, 9)
-    listener.cell = control_pb2.GetStatusReply(lanes=[control_pb2.LaneStatus(verifier="verify/0", running=4)])
+    listener.cell = CellStatus(lanes=(LaneStatus(verifier="verify/0", running=4),))
     await _until(lambda: "draft/0" in fleet.servers)
-    listener.cell = control_pb2.GetStatusReply()
+    listener.cell = CellStatus()
     await _until(lambda: "draft/0" not in fleet.servers)
     assert controller.sizes() == (1, 0)
     task.cancel()
@@ -274,7 +274,7 @@ def test_sizes_that_are_refused_leave_autoscaling_as_it_was() -> None:
 async def test_a_cell_without_a_drafter_is_never_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_module, "TICK_S", 0.02)
     fleet, listener = HealthFleet(), Listener()
-    listener.cell = control_pb2.GetStatusReply(lanes=[control_pb2.LaneStatus(verifier="verify/0", running=4)])
+    listener.cell = CellStatus(lanes=(LaneStatus(verifier="verify/0", running=4),))
     topology = desired(ClusterConfig(target="t", drafter="none", drafters=0), {Role.DRAFT: {"drafter": "none"}})
     config = AutoscaleConfig(enabled=True, look_s=0.03, window_s=0.1, up_after_s=0.0, cool_down_s=0.0)
     controller = Controller(topology, fleet, listener, autoscale=config)

@@ -13,8 +13,8 @@ import yaml
 
 from deploy.observability import dashboard
 from dspark.cli.discovery import groups
+from dspark.client import CellStatus, ProcessStatus
 from dspark.runtime.telemetry import Metrics
-from dspark.wire.v1 import control_pb2
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -84,8 +84,8 @@ def test_a_query_that_could_never_match_is_noticed(query: str) -> None:
 
 def test_labels_of_a_target_hide_none_of_a_metric() -> None:
     """Prometheus would rename the metric's to exported_NAME, and queries by it would be about the target."""
-    process = control_pb2.ProcessStatus(name="draft/0", endpoint="10.0.0.2:7000", metrics_port=9102)
-    (found,) = groups(control_pb2.GetStatusReply(processes=[process]))
+    process = ProcessStatus(name="draft/0", endpoint="10.0.0.2:7000", metrics_port=9102)
+    (found,) = groups(CellStatus(processes=(process,)))
     given = set(found["labels"])
     scrape = yaml.safe_load((DEPLOY / "observability" / "prometheus.yml").read_text())["scrape_configs"][0]
     given |= {label for target in scrape["static_configs"] for label in target["labels"]}

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deploy.readings import PER_TOKEN, TTFT, Look, Window, percentile
 from deploy.sizing import Curve, hint, hint_of
-from dspark.wire.v1 import control_pb2, types_pb2
+from dspark.client import CellStatus, Distribution, LaneStatus, MeasuredCost, ProcessStatus
 
 BOUNDS = [0.1, 0.2, 0.4]
 
 
-def _status(
-    tokens: float, busy_s: float, counts: list[int], *, incarnation: int = 1, waits: int = 0
-) -> control_pb2.GetStatusReply:
-    return control_pb2.GetStatusReply(
-        processes=[
-            control_pb2.ProcessStatus(
-                role=control_pb2.ROLE_DRAFT, name="draft/0", incarnation=incarnation, pid=7, state="serving",
+def _status(tokens: float, busy_s: float, counts: list[int], *, incarnation: int = 1, waits: int = 0) -> CellStatus:
+    return CellStatus(
+        processes=(
+            ProcessStatus(
+                role="draft", name="draft/0", incarnation=incarnation, pid=7, state="serving",
                 busy_s=busy_s, wait_s=0.01 * waits, waits=waits,
             ),
-            control_pb2.ProcessStatus(
-                role=control_pb2.ROLE_VERIFY, name="verify/0", pid=8, state="serving", pages_held=30, pages_total=40
+            ProcessStatus(
+                role="verify", name="verify/0", pid=8, state="serving", pages_held=30, pages_total=40
             ),
-        ],
-        lanes=[control_pb2.LaneStatus(verifier="verify/0", drafters=["draft/0"], running=5, waiting=1)],
+        ),
+        lanes=(LaneStatus(verifier="verify/0", drafters=("draft/0",), running=5, waiting=1),),
         queued=2,
         totals={"dspark_generation_tokens_total": tokens},
-        distributions=[control_pb2.Distribution(name=TTFT, bounds=BOUNDS, counts=counts, sum=1.0)],
+        distributions=(Distribution(TTFT, tuple(BOUNDS), tuple(counts), sum=1.0),),
     )  # fmt: skip
 
 
-def _window(first: control_pb2.GetStatusReply, second: control_pb2.GetStatusReply, span_s: float = 4.0) -> Window:
+def _window(first: CellStatus, second: CellStatus, span_s: float = 4.0) -> Window:
     window = Window(10.0)
     window.add(Look(100.0, first))
     window.add(Look(100.0 + span_s, second))
@@ -62,7 +62,7 @@ def test_a_drafter_that_was_replaced_has_no_share_yet() -> None:
 def test_a_window_forgets_but_keeps_two() -> None:
     window = Window(10.0)
     for at in (0.0, 5.0, 9.0, 16.0, 60.0):
-        window.add(Look(at, control_pb2.GetStatusReply()))
+        window.add(Look(at, CellStatus()))
     assert window.span_s == 44.0
 
 
@@ -112,10 +112,12 @@ def test_a_drafter_slower_than_any_split_can_mend_gets_one_sequence_each() -> No
 def test_a_cell_is_read_as_it_is() -> None:
     status = _status(0, 0, [])
     assert hint_of(_window(status, status)) is None, "no curve, no guess"
-    status.lanes[0].draft_cost.CopyFrom(types_pb2.CostCurve(tokens=[1, 16], seconds=[0.002, 0.03]))
-    status.lanes[0].verify_cost.CopyFrom(
-        types_pb2.CostCurve(tokens=[1, 64], contexts=[0, 512], seconds=[0.002, 0.004, 0.01, 0.02])
+    lane = replace(
+        status.lanes[0],
+        draft_cost=MeasuredCost((1, 16), (), ((0.002,), (0.03,))),
+        verify_cost=MeasuredCost((1, 64), (0, 512), ((0.002, 0.004), (0.01, 0.02))),
     )
+    status = replace(status, lanes=(lane,))
     found = hint_of(_window(status, status), streams=16)
     assert found is not None
     assert found.verify_s == pytest.approx(_verify_at(16 * 3 / found.cohorts), rel=1e-6)

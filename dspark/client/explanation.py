@@ -1,0 +1,100 @@
+"""The rounds of a running request, told one by one: typed, frozen, without protobuf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dspark.wire.v1 import control_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class SlotExplanation:
+    """A drafted token and what became of it."""
+
+    token_id: int
+    confidence: float  # calibrated, given that all slots before it are accepted
+    survival: float  # running product of confidences
+    gain: float  # tokens it was expected to bring
+    fate: str  # "accepted", "rejected", "void", "unverified" or "cut"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundExplanation:
+    """One answer's part in one round. Spans are milliseconds."""
+
+    lane: str  # replica name of the verifier
+    index: int  # which of the n answers
+    round: int
+    offset: int  # index in the answer of the first token committed
+    policy: str
+    drafter: str  # replica that was asked; empty when nobody was
+    empty_because: str  # why there was no block
+    asked: int  # slots asked of the drafter
+    slots: tuple[SlotExplanation, ...]  # the block
+    prefix: int  # slots sent to verification
+    accepted: int  # of those, accepted and committed
+    token_ids: tuple[int, ...]  # committed
+    origins: tuple[str, ...]  # of them: "drafted", "corrected", "bonus" or "plain"
+    why: str  # what ended the prefix: "no_draft", "whole", "room", "fixed", "threshold", "price" or "budget"
+    price: float | None  # gain from which on one slot more would have paid; None without a cost curve
+    sequences: int  # in the step
+    step_drafted: int
+    step_verified: int
+    step_tokens: int
+    step_committed: int
+    budget: int | None  # slots for the rows under `async`
+    plain: bool  # drafts do not pay now: the lane goes without
+    round_ms: float
+    draft_ms: float  # waited for drafts
+    draft_pass_ms: float  # device time of the slowest drafter that replied
+    verify_ms: float  # waited for verdicts
+    verify_pass_ms: float  # device time
+    late: tuple[str, ...]  # drafters that were not waited for any longer, or lost
+
+
+def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:
+    """One message of `Explain`."""
+    return RoundExplanation(
+        lane=told.lane,
+        index=told.index,
+        round=told.round,
+        offset=told.offset,
+        policy=told.policy,
+        drafter=told.drafter,
+        empty_because=told.empty_because,
+        asked=told.asked,
+        slots=tuple(
+            SlotExplanation(one.token_id, one.confidence, one.survival, one.gain, _FATES.get(one.fate, "unknown"))
+            for one in told.slots
+        ),
+        prefix=told.prefix,
+        accepted=told.accepted,
+        token_ids=tuple(told.token_ids),
+        origins=tuple(_ORIGINS.get(one, "unknown") for one in told.origins),
+        why=_ENDS.get(told.why, "unknown"),
+        price=told.price if told.HasField("price") else None,
+        sequences=told.sequences,
+        step_drafted=told.step_drafted,
+        step_verified=told.step_verified,
+        step_tokens=told.step_tokens,
+        step_committed=told.step_committed,
+        budget=told.budget if told.HasField("budget") else None,
+        plain=told.plain,
+        round_ms=told.round_ms,
+        draft_ms=told.draft_ms,
+        draft_pass_ms=told.draft_pass_ms,
+        verify_ms=told.verify_ms,
+        verify_pass_ms=told.verify_pass_ms,
+        late=tuple(told.late),
+    )
+
+
+def _words(kind: Any, prefix: str) -> dict[int, str]:
+    """FATE_ACCEPTED is "accepted"."""
+    return {number: str(name).removeprefix(prefix).lower() for name, number in kind.items()}
+
+
+_FATES = _words(control_pb2.Fate, "FATE_")
+_ORIGINS = _words(control_pb2.Origin, "ORIGIN_")
+_ENDS = _words(control_pb2.PrefixEnd, "PREFIX_END_")

@@ -1,0 +1,119 @@
+"""How each option becomes a field of the message, or why it cannot: a sentence under the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dspark.errors import InvalidRequest
+from dspark.numerals import number, shown, truth, whole
+
+MOST_ID, MOST_SEED, MOST_INT = 2**32 - 1, 2**64 - 1, 2**31 - 1
+
+Read = Callable[[str, Any], Any]  # (field, value) -> what the message takes
+
+
+def _checked(field: str, read: Callable[[object], Any], value: object) -> Any:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise InvalidRequest(field, str(error)) from None
+
+
+def _whole(least: int, most: int = MOST_ID, *, words: str = "") -> Read:
+    """words: what the server says to values below the least; by default the range."""
+
+    def read(field: str, value: object) -> int:
+        made: int = _checked(field, whole, value)
+        if made < least:
+            raise InvalidRequest(field, f"must be {words or f'in {least}..{most}'}, got {shown(made)}")
+        if made > most:
+            raise InvalidRequest(field, f"must be at most {most}, got {shown(made)}")
+        return made
+
+    return read
+
+
+def _top_k(field: str, value: object) -> int:
+    made: int = _whole(-1)(field, value)
+    return max(made, 0)  # -1 keeps everything, as elsewhere
+
+
+def _number(field: str, value: object) -> float:
+    made: float = _checked(field, number, value)
+    return made
+
+
+def _truth(field: str, value: object) -> bool:
+    made: bool = _checked(field, truth, value)
+    return made
+
+
+def _bias(field: str, value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(field, f"must be a mapping of token ids to numbers, got {shown(value)}")
+    return {_id(field, token): _number(field, bias) for token, bias in value.items()}
+
+
+def _id(field: str, value: object) -> int:
+    token: int = _checked(field, whole, value)
+    if not 0 <= token <= MOST_ID:
+        raise InvalidRequest(field, f"{shown(token)} is not a token id")
+    return token
+
+
+def ids_of(field: str, values: object) -> list[int]:
+    """Token ids, each as it is."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidRequest(field, f"must be a list of token ids, got {shown(values)}")
+    ids = list(values)
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MOST_ID:  # nearly always, and it may be many
+        return ids
+    return [_id(field, value) for value in ids]
+
+
+def text_of(field: str, value: object) -> str:
+    """A text that can be sent."""
+    if not isinstance(value, str):
+        raise InvalidRequest(field, f"must be a text, got {shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(field, "holds half of a character (a lone surrogate)") from None
+    return value
+
+
+def weight_of(value: object) -> float | None:
+    """Of an answer, for the scheduler."""
+    return None if value is None else _number("speculation.weight", value)
+
+
+def _texts(field: str, value: object) -> list[str]:
+    if isinstance(value, str):
+        return [text_of(field, value)]
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise InvalidRequest(field, f"must be a text or a list of texts, got {shown(value)}")
+    return [text_of(field, one) for one in value]
+
+
+# By the name of the option, which is that of the field. Ranges that a request can be in are the server's to judge.
+SAMPLING: Mapping[str, Read] = {
+    "max_tokens": _whole(0, words="at least 1"),
+    "min_tokens": _whole(0, words="at least 0"),
+    "temperature": _number,
+    "top_p": _number,
+    "top_k": _top_k,
+    "min_p": _number,
+    "repetition_penalty": _number,
+    "presence_penalty": _number,
+    "frequency_penalty": _number,
+    "logit_bias": _bias,
+    "stop": _texts,
+    "stop_token_ids": ids_of,
+    "skip_special_tokens": _truth,
+    "include_stop_str_in_output": _truth,
+    "ignore_eos": _truth,
+    "n": _whole(0, words="in 1..16"),
+    "logprobs": _whole(-MOST_INT - 1, MOST_INT, words="in 0..20"),
+    "seed": _whole(0, MOST_SEED),
+}
