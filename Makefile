@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 NEWEST := .venv-newest/bin
 
-.PHONY: install demo test test-newest check protos lint test-long web-test screenshots bench-quick faults faults-long reference clean
+.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots bench-quick faults faults-long reference clean
 
 # A virtual environment with everything, at the versions that the tests ran with.
 install: .venv/.installed
@@ -26,6 +26,13 @@ test: install check
 	$(BIN)/python -m tests.stage $(UNITS)
 	$(BIN)/python -m tests.stage $(addprefix --ignore=,$(UNITS) tests/web)
 	@echo "left out: tests/web, which needs a browser (make web-test), and what takes minutes (make test-long)"
+
+# The pure rooms alone, without torch: what to run while you write.
+FAST := $(addprefix tests/unit/,coordinator decoding runtime synthetic wire) tests/paper tests/test_rooms.py
+LONG := tests/unit/coordinator/test_simulation.py tests/unit/decoding/test_exact_law.py
+
+test-fast: install
+	$(BIN)/python -m pytest -q -p tests.no_torch -m "not slow" -n 2 $(addprefix --ignore=,$(LONG)) $(FAST)
 
 # The newest of everything that pyproject.toml allows, in an environment of its own: what needs no port runs there.
 test-newest:
@@ -64,6 +71,11 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Puts the code into the form that `check` wants, where that can be done without thinking.
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 # Regenerates the checked-in stubs; a test proves them fresh.
 protos: install
