@@ -9,12 +9,12 @@ from __future__ import annotations
 import platform
 import time
 
-import numpy as np
 import structlog
 import torch
 
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.native.layer import NativeLayer
+from dspark.runtime.cost_grid import grid_of
 from dspark.runtime.cost_store import Curve, load_curve, store_curve
 from dspark.runtime.cpus import usable
 from dspark.types import Cursor, Law
@@ -70,8 +70,8 @@ def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
                 break
         for sequence in range(counts[-1]):
             engine.release(sequence, 1)
-    medians = np.array([[np.median(samples[n, c]) for c in contexts] for n in counts])
-    return Curve(np.array(counts), np.array(contexts), medians, "measured")
+    grid = grid_of(samples)
+    return Curve(grid.tokens, grid.contexts, grid.seconds, "measured", borrowed=grid.borrowed) if grid else None
 
 
 def _pages(context: int, page_size: int) -> int:

@@ -66,7 +66,9 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             context_length=engine.context_length,
             device=str(engine.device),
             dtype=engine.dtype,
-            cost=codec.write_cost(cost.tokens, cost.contexts, cost.seconds, cost.source) if cost else None,
+            cost=codec.write_cost(cost.tokens, cost.contexts, cost.seconds, cost.source, borrowed=cost.borrowed)
+            if cost
+            else None,
             load=codec.write_load(
                 engine.held, self._device.queued, self._device.busy_s, self._cohorts.wait_s, self._cohorts.waits
             ),

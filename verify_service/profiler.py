@@ -2,7 +2,7 @@
 
 A step is what a round costs: the packed pass, the rule, the projection. Points are visited in turns, so that a busy
 moment of the machine spoils one sample of many points and not one point; medians are reported. The scheduler's quality
-rests on these numbers, so nothing is guessed: what was not measured is not in the curve.
+rests on these numbers, so nothing is guessed: what was not measured is a neighbour's value, and marked as that.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import structlog
 import torch
 
+from dspark.runtime.cost_grid import grid_of
 from dspark.runtime.cost_store import Curve, load_curve, store_curve
 from dspark.runtime.cpus import usable
 from dspark.types import NO_Q, Cursor, Law, SparseQ
@@ -65,37 +66,43 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
     if not tokens or not contexts:
         return None
     samples: dict[tuple[int, int], list[float]] = {}
-    alone: dict[int, list[float]] = {}  # by context: steps of one token a sequence
+    alone: dict[int, list[float]] = {}  # by context: steps of one token a sequence, of as many as the largest step has
+    largest: dict[int, int] = {}  # by context: sequences of its largest step
     began = time.perf_counter()
     share = budget_s / len(contexts)
     for at, context in enumerate(contexts):
         _open(engine, _sequences(tokens[-1]), context)
         # The first visit pays for memory and kernels that later ones find ready; it also shows what can be afforded.
-        tokens = _affordable(engine, tokens, context, share)
+        sizes = _affordable(engine, tokens, context, share)
+        many = _sequences(sizes[-1])
         for sweep in range(MOST_SWEEPS):
-            for count in tokens:
+            for count in sizes:
                 samples.setdefault((count, context), []).append(_step(engine, count, context, _sequences(count)))
-            alone.setdefault(context, []).append(_step(engine, _sequences(tokens[-1]), context, _sequences(tokens[-1])))
+            alone.setdefault(context, []).append(_step(engine, many, context, many))
             if sweep >= 1 and time.perf_counter() - began > share * (at + 1):
                 break
         engine.forget_all()
-    medians = np.array([[np.median(samples[t, c]) for c in contexts] for t in tokens])
-    more = _sequence_seconds(tokens, medians, [float(np.median(alone[context])) for context in contexts])
-    return Curve(np.array(tokens), np.array(contexts), medians, "measured", more, PER_SEQUENCE if more else 0)
+        largest[context] = many
+    grid = grid_of(samples)
+    if grid is None:
+        return None
+    each = [
+        _sequence_seconds(grid.tokens, column, float(np.median(alone[context])), largest[context])
+        for context, column in zip(contexts, grid.seconds.T, strict=True)
+    ]
+    more = tuple(np.maximum.accumulate(each).tolist()) if max(largest.values()) > 1 else ()
+    per = PER_SEQUENCE if more else 0
+    return Curve(grid.tokens, grid.contexts, grid.seconds, "measured", more, per, grid.borrowed)
 
 
-def _sequence_seconds(tokens: list[int], medians: Floats, alone: list[float]) -> tuple[float, ...]:
-    """[contexts] what one more sequence costs a step of as many tokens: its attention, above all.
+def _sequence_seconds(tokens: npt.NDArray[np.int64], seconds: Floats, alone: float, count: int) -> float:
+    """What one more sequence costs a step of as many tokens: its attention, above all.
 
-    `medians` [tokens, contexts] are of steps that spread their tokens over few sequences, `alone` [contexts] of one
-    token for each sequence of the largest step.
+    `seconds` [tokens] are of steps that spread their tokens over few sequences, `alone` of one token for each of
+    `count` sequences.
     """
-    count = _sequences(tokens[-1])
     few = _sequences(count)
-    if count <= few:
-        return ()
-    spread = [float(np.interp(count, tokens, column)) for column in medians.T]
-    return tuple(max(each - packed, 0.0) / (count - few) for each, packed in zip(alone, spread, strict=True))
+    return max(alone - float(np.interp(count, tokens, seconds)), 0.0) / (count - few) if count > few else 0.0
 
 
 def _affordable(engine: VerifyEngine, tokens: list[int], context: int, share: float) -> list[int]:

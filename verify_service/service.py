@@ -77,6 +77,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
                 cost.source,
                 sequence_seconds=cost.sequence_seconds,
                 tokens_per_sequence=cost.tokens_per_sequence,
+                borrowed=cost.borrowed,
             )
             if cost
             else None,

@@ -156,4 +156,6 @@ def _cost(curve: CostCurve | None) -> types_pb2.CostCurve | None:
     if curve is None:
         return None
     tokens, contexts, seconds = curve.grid()
-    return types_pb2.CostCurve(tokens=tokens, contexts=contexts, seconds=seconds, source="measured")
+    return types_pb2.CostCurve(
+        tokens=tokens, contexts=contexts, seconds=seconds, source="measured", borrowed=curve.borrowed
+    )

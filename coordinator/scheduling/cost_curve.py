@@ -1,10 +1,14 @@
 """What a step costs: measured seconds by (tokens, context), corrected while serving. Pure numbers.
 
-Two readings of one measurement. `stairs` is the measurement itself, made non-decreasing: for decisions that search all
-sizes. `column` is its convex fit: early stop needs one, for on a stair it would stop at the first riser; slopes are
-pooled until they rise (greatest convex minorant) and the result is lifted so that its mean stays that of the
-measurements. What finished steps really took moves offset and slope of both readings together, so that the scheduler
-trades tokens at the price they have now. Corrections use finished rounds only, so they never peek.
+Two readings of one measurement. `stairs` is the measurement itself, for decisions that search all sizes. `column` is
+its convex fit: early stop needs one, for on a stair it would stop at the first riser; slopes are pooled until they rise
+(greatest convex minorant) and the result is lifted so that its mean stays that of the measurements. What finished steps
+really took moves offset and slope of both readings together, so that the scheduler trades tokens at the price they have
+now. Corrections use finished rounds only, so they never peek.
+
+Invariant: whatever was measured and whatever finished steps took, a step takes a positive time that never falls with
+tokens, with context or with sequences. A reading is made of parts of which each has that property and sums, maxima and
+mixtures keep it; far from what was seen, a correction changes a measured time by a bounded factor.
 
 A measured step spreads its tokens over as few sequences as hold them; a cohort's step may have more, and each of those
 costs its attention besides. Where the curve says how much, a step is asked for by (tokens, sequences): tokens that are
@@ -17,7 +21,7 @@ step would make verified tokens look cheap.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,11 +29,13 @@ import numpy.typing as npt
 
 from coordinator.scheduling.prefix_scheduler import StepSeconds
 from coordinator.scheduling.running_fit import Line
+from dspark.runtime.cost_grid import never_falling
 
 Floats = npt.NDArray[np.float64]
 Points = tuple[list[float], list[float], list[list[float]]]  # tokens, contexts, seconds by both
 
 LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
+FAR = 1 << 20  # tokens beyond the grid to which its last slope goes on
 
 
 def convex_fit(x: Floats, y: Floats) -> Floats:
@@ -51,7 +57,7 @@ def convex_fit(x: Floats, y: Floats) -> Floats:
 
 
 class CostCurve:
-    """Seconds of one step on a grid, interpolated; beyond the grid the last slope goes on."""
+    """Seconds of one step on a grid, interpolated; beyond the most tokens the last slope goes on."""
 
     def __init__(
         self,
@@ -61,6 +67,7 @@ class CostCurve:
         *,
         sequence_seconds: Sequence[float] = (),  # [contexts] of one more sequence in a step of as many tokens
         tokens_per_sequence: int = 0,  # of the measured steps; 0: sequences cost nothing by themselves
+        borrowed: Sequence[int] = (),  # places in `seconds` that hold a neighbour's value
     ) -> None:
         self._tokens = np.asarray(tokens, np.float64)
         self._contexts = np.asarray(contexts, np.float64)
@@ -71,23 +78,46 @@ class CostCurve:
             raise ValueError("seconds must be finite and above 0")
         if (np.diff(self._tokens) <= 0).any() or (np.diff(self._contexts) <= 0).any():
             raise ValueError("tokens and contexts must ascend")
-        columns = grid.reshape(len(tokens), len(contexts))
-        self._stairs: Floats = np.maximum.accumulate(columns, axis=0)
-        self._fit = np.stack([convex_fit(self._tokens, columns[:, c]) for c in range(len(contexts))], axis=1)
+        self.borrowed = tuple(borrowed)
+        stairs = never_falling(grid.reshape(len(tokens), len(contexts)))
+        fits = [convex_fit(self._tokens, column) for column in stairs.T]
+        fit = np.maximum.accumulate(np.stack(fits, axis=1), axis=1)  # of convex ones the largest is, too
+        self._stairs, self._fit = (_going_on(self._tokens, each) for each in (stairs, fit))
+        self._tokens = np.append(self._tokens, self._tokens[-1] + FAR)  # [t + 1], and so are the rows of both readings
         self._per_sequence = max(tokens_per_sequence, 1)
+        self._filled = np.maximum(self._tokens / self._per_sequence, 1.0)  # sequences that the tokens fill
         self._more = np.zeros(len(contexts))
         if tokens_per_sequence and len(sequence_seconds) == len(contexts) and np.isfinite(sequence_seconds).all():
-            self._more = np.maximum(sequence_seconds, 0.0)
+            self._more = np.maximum.accumulate(np.maximum(sequence_seconds, 0.0))
+        # What a step of these tokens takes without the sequences that fill it, never falling with tokens.
+        bare = np.maximum.accumulate(self._stairs - self._filled[:, None] * self._more, axis=0)
         self._points: Points = (self._tokens.tolist(), self._contexts.tolist(), self._stairs.tolist())
+        self._without: list[list[float]] = bare.tolist()
+        self._each: list[float] = self._more.tolist()
         self.live = Line()  # from measured seconds to those of finished steps
 
     def column(self, context: float, sequences: float = 0.0) -> StepSeconds:
         """Tokens -> seconds at one context length; convex, because columns are mixed with weights that are not."""
-        return self._read(self._fit, context, sequences, convex=True)
+        grid = self._fit
+        if sequences > 1.0 and self._more.any():
+            grid = grid + self._spread(sequences)
+            # Sequences that tokens bring along take their price off the slope, as far as there is one.
+            widths = np.diff(self._tokens)[:, None]
+            slopes = np.maximum.accumulate(np.maximum(np.diff(grid, axis=0) / widths, 0.0), axis=0)
+            grid = grid[0] + np.concatenate((np.zeros((1, grid.shape[1])), np.cumsum(slopes * widths, axis=0)))
+            grid = np.maximum.accumulate(grid, axis=1)
+        return self._read(grid, context)
 
     def stairs(self, context: float, sequences: float = 0.0) -> StepSeconds:
         """Tokens -> seconds at one context length, as measured."""
-        return self._read(self._stairs, context, sequences, convex=False)
+        grid = self._stairs
+        if sequences > 1.0 and self._more.any():
+            grid = np.maximum.accumulate(grid + self._spread(sequences), axis=0)
+        return self._read(grid, context)
+
+    def _spread(self, sequences: float) -> Floats:
+        """[t, c] seconds of sequences beyond those that the tokens fill."""
+        return np.maximum(sequences - self._filled, 0.0)[:, None] * self._more
 
     def seconds(self, tokens: float, context: float, sequences: float = 0.0, ridden: float = 0.0) -> float:
         """What a step of this size is expected to take; `ridden` of its tokens are of prompts."""
@@ -102,9 +132,8 @@ class CostCurve:
 
     def grid(self) -> tuple[list[int], list[int], list[float]]:
         """Tokens, contexts and the convex seconds in force, [tokens, contexts] in row-major order."""
-        fit = self.live.fit
-        live = np.maximum(fit.offset + fit.slope * self._fit, LEAST_SECONDS)
-        return [int(t) for t in self._tokens], [int(c) for c in self._contexts], live.ravel().tolist()
+        live = np.maximum(self.live.fit.of(self._fit[:-1]), LEAST_SECONDS)
+        return [int(t) for t in self._tokens[:-1]], [int(c) for c in self._contexts], live.ravel().tolist()
 
     def observe(
         self, tokens: float, context: float, seconds: float, sequences: float = 0.0, ridden: float = 0.0
@@ -115,8 +144,26 @@ class CostCurve:
 
     def measured(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """What a step of this size took when the curve was measured."""
-        more = max(sequences - max(tokens / self._per_sequence, 1.0), 0.0)
-        return self._point(tokens, context) + (self._each(context) * more if more else 0.0)
+        x, y, _ = self._points
+        right = min(max(bisect_left(x, tokens), 1), len(x) - 1)
+        above = min(max(bisect_left(y, context), 1), len(y) - 1) if len(y) > 1 else 0
+        share_y = min(max((context - y[above - 1]) / (y[above] - y[above - 1]), 0.0), 1.0) if above else 0.0
+        low, high = (self._node(row, above, share_y, sequences) for row in (right - 1, right))
+        return low + min(max((tokens - x[right - 1]) / (x[right] - x[right - 1]), 0.0), 1.0) * (high - low)
+
+    def _node(self, row: int, above: int, share: float, sequences: float) -> float:
+        """`stairs` at one size and between two contexts; without arrays, for it is asked for many times a round."""
+        at = self._cell(row, above, sequences)
+        return at if not above else (1.0 - share) * self._cell(row, above - 1, sequences) + share * at
+
+    def _cell(self, row: int, column: int, sequences: float) -> float:
+        sizes, _, grid = self._points
+        each, found = self._each[column], grid[row][column]
+        if not each or sequences <= 1.0:
+            return found
+        # The dearest of this size and smaller ones with so many sequences: of those that are not full, and of itself.
+        within = min(bisect_right(sizes, sequences * self._per_sequence) - 1, row)
+        return found if within < 0 else max(found, self._without[within][column] + each * sequences)
 
     def _parts(self, tokens: float, context: float, sequences: float, ridden: float) -> tuple[float, float]:
         """By the measured curve, seconds of the tokens that are no prompts', and what the others add."""
@@ -124,39 +171,11 @@ class CostCurve:
         own = self.measured(tokens - ridden, context, sequences) if ridden else whole
         return own, max(whole - own, 0.0)
 
-    def _each(self, context: float) -> float:
-        return float(np.interp(context, self._contexts, self._more))
-
-    def _point(self, tokens: float, context: float) -> float:
-        """One point of the stairs; without arrays, for it is asked for many times a round."""
-        x, y, grid = self._points
-        right = min(max(bisect_left(x, tokens), 1), len(x) - 1) if len(x) > 1 else 0
-        above = min(max(bisect_left(y, context), 1), len(y) - 1) if len(y) > 1 else 0
-        share_y = min(max((context - y[above - 1]) / (y[above] - y[above - 1]), 0.0), 1.0) if above else 0.0
-
-        def at(index: int) -> float:
-            row = grid[index]
-            return row[0] if not above else (1.0 - share_y) * row[above - 1] + share_y * row[above]
-
-        if not right:
-            return at(0)
-        share = max((tokens - x[right - 1]) / (x[right] - x[right - 1]), 0.0)
-        low, high = at(right - 1), at(right)
-        return low + share * (high - low)
-
-    def _read(self, grid: Floats, context: float, sequences: float, *, convex: bool) -> StepSeconds:
-        x, fit = self._tokens, self.live.fit
-        column = self._at(grid, context)
-        if sequences > 1.0 and (each := self._each(context)):
-            column = column + each * np.maximum(sequences - np.maximum(x / self._per_sequence, 1.0), 0.0)
-            if len(x) > 1:  # what is measured twice, and with noise, may not shrink by growing
-                steps = np.maximum(np.diff(column) / np.diff(x), 0.0)
-                steps = np.maximum.accumulate(steps) if convex else steps
-                column = column[0] + np.concatenate(([0.0], np.cumsum(steps * np.diff(x))))
-        values = fit.offset + fit.slope * column
+    def _read(self, grid: Floats, context: float) -> StepSeconds:
+        x, values = self._tokens, self.live.fit.of(self._at(grid, context))
 
         def seconds(tokens: Floats) -> Floats:
-            step: Floats = np.maximum(_extended(x, values, tokens), LEAST_SECONDS)
+            step: Floats = np.maximum(np.interp(tokens, x, values), LEAST_SECONDS)
             return step
 
         return seconds
@@ -172,11 +191,7 @@ class CostCurve:
         return mixed
 
 
-def _extended(x: Floats, values: Floats, tokens: Floats) -> Floats:
-    """Interpolation that goes on with the last slope."""
-    inside = np.interp(tokens, x, values)
-    if len(x) < 2 or not len(tokens) or tokens.max() <= x[-1]:
-        return inside
-    slope = max(float(values[-1] - values[-2]), 0.0) / float(x[-1] - x[-2])
-    beyond: Floats = inside + slope * np.maximum(tokens - x[-1], 0.0)
-    return beyond
+def _going_on(tokens: Floats, seconds: Floats) -> Floats:
+    """[t, c] -> [t + 1, c], the last row `FAR` tokens on by the last slope, which no shorter context has steeper."""
+    slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2]) if len(tokens) > 1 else np.zeros(seconds.shape[1])
+    return np.vstack((seconds, np.maximum.accumulate(seconds[-1] + FAR * slope)))

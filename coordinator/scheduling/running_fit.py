@@ -11,6 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
 CLIP = 3.0  # an observation counts as at most this many times, and at least this part of, what was expected
 STIFFNESS = 0.0002  # variance of x, relative to its mean squared, from which on data outweigh the prior slope
 OTHER_STIFFNESS = 0.05  # the same of z, relative to its mean square where there is any: a few observations say little
@@ -34,14 +39,20 @@ class Running:
 
 
 class Fit(NamedTuple):
-    """Of a line."""
+    """Of a line, which far below what was seen ends in one through nothing: y stays positive and never falls."""
 
     offset: float
     slope: float
     other: float  # slope of z
+    least: float  # y/x is at least this
 
     def at(self, x: float, z: float = 0.0) -> float:
-        return self.offset + self.slope * x + self.other * z
+        return max(self.offset + self.slope * x + self.other * z, self.least * x)
+
+    def of(self, x: Floats) -> Floats:
+        """The same of many, without z."""
+        y: Floats = np.maximum(self.offset + self.slope * x, self.least * x)
+        return y
 
 
 class Line:
@@ -67,7 +78,7 @@ class Line:
     def fit(self) -> Fit:
         if self._x <= 0.0 or self._y <= 0.0:
             free = 1.0 if self._credit else 0.0
-            return Fit(0.0, free, free)
+            return Fit(0.0, free, free, free)
         prior = self._share * self._y / (self._x + self._z)
         stiff, stiff_z = STIFFNESS * self._x * self._x, OTHER_STIFFNESS * self._size
         xx, xz, zz = self._xx + stiff, self._xz, self._zz + stiff_z
@@ -76,7 +87,7 @@ class Line:
         slope = min(max(slope, prior / STEEPEST), prior * STEEPEST)
         other = (self._zy - slope * xz + stiff_z * slope) / zz if zz else slope
         other = min(max(other, 0.0), prior * STEEPEST)
-        return Fit(self._y - slope * self._x - other * self._z, slope, other)
+        return Fit(self._y - slope * self._x - other * self._z, slope, other, prior / STEEPEST)
 
     def at(self, x: float, z: float = 0.0) -> float:
         return self.fit.at(x, z)

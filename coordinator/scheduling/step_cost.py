@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coordinator.scheduling.calm_steps import CalmSteps
-from coordinator.scheduling.cost_curve import LEAST_SECONDS, CostCurve, Floats
+from coordinator.scheduling.cost_curve import CostCurve, Floats
 from coordinator.scheduling.prefix_scheduler import StepSeconds
-from coordinator.scheduling.running_fit import Line, Running
+from coordinator.scheduling.running_fit import STEEPEST, Line, Running
 
 SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots, until it was seen
 FEW = 8  # one token in so many may be a prompt's in a step that tells how long calm ones take
@@ -144,7 +144,8 @@ class StepCost:
         times = self.slower_beside if self.overlaps() else 1.0
 
         def seconds(tokens: Floats) -> Floats:
-            raised: Floats = times * np.maximum(step(tokens) + riding, LEAST_SECONDS) + by
+            alone = step(tokens)
+            raised: Floats = times * np.maximum(alone + riding, alone / STEEPEST) + by
             return raised
 
         return seconds

@@ -268,6 +268,7 @@ def _cost(message: types_pb2.CostCurve) -> CostCurve | None:
         seconds.ravel().tolist(),
         sequence_seconds=message.sequence_seconds,
         tokens_per_sequence=message.tokens_per_sequence,
+        borrowed=message.borrowed,
     )
 
 

@@ -128,7 +128,7 @@ def as_json(endpoint: str, reply: CellStatus) -> dict[str, Any]:
 
 
 def _curve(curve: MeasuredCost | None) -> dict[str, Any] | None:
-    """{tokens, contexts, seconds as rows per token count, source}; None when there is no curve."""
+    """{tokens, contexts, seconds as rows per token count, source, borrowed}; None when there is no curve."""
     from dataclasses import asdict
 
     return None if curve is None else {name: _plain(value) for name, value in asdict(curve).items()}
@@ -166,15 +166,23 @@ def _print(shape: dict[str, Any]) -> None:
             curve = lane[f"{kind}_cost"]
             if curve:
                 print(f"  {kind} cost, ms a step ({curve['source']}; rows {unit}, columns context)")
-                header = ("", *map(str, curve["contexts"]))
-                lines = [
-                    (str(tokens), *(f"{1000 * value:.2f}" for value in row))
-                    for tokens, row in zip(curve["tokens"], curve["seconds"], strict=True)
-                ]
-                _table(header, lines, indent=4)
+                _table(("", *map(str, curve["contexts"])), _cost_rows(curve), indent=4)
+                if curve["borrowed"]:
+                    print("    * not measured: a neighbour's value")
     if "hint" in shape:
         print(f"\nhint: {shape['hint']['sentence'] if shape['hint'] else 'none without a drafter and cost curves'}")
     print(f"\n{shape['queued']} of at most {shape['queue_limit']} requests wait for admission")
+
+
+def _cost_rows(curve: dict[str, Any]) -> list[tuple[str, ...]]:
+    borrowed, width = set(curve["borrowed"]), len(curve["contexts"])
+    return [
+        (
+            str(tokens),
+            *(f"{1000 * value:.2f}" + "*" * (index * width + column in borrowed) for column, value in enumerate(row)),
+        )
+        for index, (tokens, row) in enumerate(zip(curve["tokens"], curve["seconds"], strict=True))
+    ]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:

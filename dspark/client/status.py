@@ -44,6 +44,9 @@ class MeasuredCost:
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]  # [tokens, contexts]
     source: str = ""
+    borrowed: tuple[
+        int, ...
+    ] = ()  # places in the rows, one after the other, that were not measured: a neighbour's value
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +146,4 @@ def _cost(curve: types_pb2.CostCurve) -> MeasuredCost | None:
         return None
     width = max(len(curve.contexts), 1)
     rows = tuple(tuple(curve.seconds[start : start + width]) for start in range(0, len(curve.seconds), width))
-    return MeasuredCost(tuple(curve.tokens), tuple(curve.contexts), rows, curve.source)
+    return MeasuredCost(tuple(curve.tokens), tuple(curve.contexts), rows, curve.source, tuple(curve.borrowed))

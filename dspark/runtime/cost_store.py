@@ -16,8 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from dspark.runtime.identity import state_dir
+
+log = structlog.get_logger("dspark.cost")
 
 FOLDER = "cost"
 
@@ -32,6 +35,7 @@ class Curve:
     source: str  # "measured" or "stored"
     sequence_seconds: tuple[float, ...] = ()  # [c] of a sequence beyond those that the tokens fill; empty: unknown
     tokens_per_sequence: int = 0  # most tokens of a sequence in the measured steps
+    borrowed: tuple[int, ...] = ()  # places in `seconds`, row-major, that hold a neighbour's value
 
 
 def load_curve(key: Mapping[str, object]) -> Curve | None:
@@ -43,6 +47,7 @@ def load_curve(key: Mapping[str, object]) -> Curve | None:
         seconds = np.array(raw["seconds"], dtype=np.float64).reshape(tokens.size, contexts.size)
         more = tuple(float(each) for each in raw.get("sequence_seconds", ()))
         per = int(raw.get("tokens_per_sequence", 0))
+        borrowed = tuple(int(each) for each in raw.get("borrowed", ()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     sound = tokens.size and contexts.size and (np.diff(tokens) > 0).all() and (np.diff(contexts) > 0).all()
@@ -50,13 +55,14 @@ def load_curve(key: Mapping[str, object]) -> Curve | None:
         return None
     if len(more) not in (0, contexts.size) or not all(math.isfinite(each) for each in more):
         return None
-    return Curve(tokens, contexts, seconds, "stored", more, per)
+    if not all(0 <= each < seconds.size for each in borrowed):
+        return None
+    return Curve(tokens, contexts, seconds, "stored", more, per, borrowed)
 
 
-def store_curve(key: Mapping[str, object], curve: Curve) -> Path:
-    """Writes the curve for later processes; replaced whole, so a reader never sees half of it."""
-    path = _path(key)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def store_curve(key: Mapping[str, object], curve: Curve) -> Path | None:
+    """Writes the curve for later processes; replaced whole, so a reader never sees half of it. None where it cannot be
+    written: the next process measures again."""
     text = json.dumps(
         {
             "key": dict(key),
@@ -65,13 +71,20 @@ def store_curve(key: Mapping[str, object], curve: Curve) -> Path:
             "seconds": curve.seconds.tolist(),
             "sequence_seconds": list(curve.sequence_seconds),
             "tokens_per_sequence": curve.tokens_per_sequence,
+            "borrowed": list(curve.borrowed),
         },
         indent=1,
         default=str,
     )
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text + "\n", encoding="utf-8")
-    draft.replace(path)
+    try:
+        path = _path(key)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(text + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        log.warning("cost.not_stored", reason=str(error), effect="the next start measures again")
+        return None
     return path
 
 

@@ -161,8 +161,9 @@ def write_cost(
     *,
     sequence_seconds: Sequence[float] = (),
     tokens_per_sequence: int = 0,
+    borrowed: Sequence[int] = (),
 ) -> types_pb2.CostCurve:
-    """`seconds` is [tokens, contexts], `sequence_seconds` [contexts] or empty."""
+    """`seconds` is [tokens, contexts], `sequence_seconds` [contexts] or empty, `borrowed` places in `seconds`."""
     return types_pb2.CostCurve(
         tokens=[int(t) for t in tokens],
         contexts=[int(c) for c in contexts],
@@ -170,6 +171,7 @@ def write_cost(
         source=source,
         sequence_seconds=sequence_seconds,
         tokens_per_sequence=tokens_per_sequence,
+        borrowed=borrowed,
     )
 
 

@@ -148,20 +148,22 @@ class SequenceRef(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class CostCurve(_message.Message):
-    __slots__ = ("tokens", "contexts", "seconds", "source", "sequence_seconds", "tokens_per_sequence")
+    __slots__ = ("tokens", "contexts", "seconds", "source", "sequence_seconds", "tokens_per_sequence", "borrowed")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BORROWED_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     contexts: _containers.RepeatedScalarFieldContainer[int]
     seconds: _containers.RepeatedScalarFieldContainer[float]
     source: str
     sequence_seconds: _containers.RepeatedScalarFieldContainer[float]
     tokens_per_sequence: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., source: _Optional[str] = ..., sequence_seconds: _Optional[_Iterable[float]] = ..., tokens_per_sequence: _Optional[int] = ...) -> None: ...
+    borrowed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., source: _Optional[str] = ..., sequence_seconds: _Optional[_Iterable[float]] = ..., tokens_per_sequence: _Optional[int] = ..., borrowed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("sequences", "pages_held", "pages_total", "queued", "busy_s", "wait_s", "waits")

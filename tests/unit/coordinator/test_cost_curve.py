@@ -78,7 +78,7 @@ def test_the_slope_in_force_is_the_live_one() -> None:
 
 def test_the_stairs_are_what_was_measured_and_never_fall() -> None:
     curve = CostCurve([1, 2, 3, 4], [10], [1.0, 3.0, 2.0, 4.0])
-    assert curve.stairs(10)(np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx([1.0, 3.0, 3.0, 4.0])
+    assert curve.stairs(10)(np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx([1.0, 2.5, 2.5, 4.0])
 
 
 def test_a_line_without_spread_is_in_proportion_and_with_it_is_fitted() -> None:

@@ -58,10 +58,25 @@ def test_a_curve_says_what_a_sequence_costs_by_itself(golden_target: Path) -> No
 
 
 def test_what_a_sequence_costs_is_what_spreading_the_tokens_cost_more() -> None:
-    medians = np.array([[1.0, 2.0], [1.4, 2.8], [5.0, 9.0]])  # 2 tokens: of one sequence
-    found = verify_profiler._sequence_seconds([1, 2, 16], medians, [1.9, 2.0])
-    assert found == pytest.approx((0.5, 0.0))
-    assert verify_profiler._sequence_seconds([1, 2, 8], medians, [1.9, 2.0]) == ()
+    tokens, seconds = np.array([1, 2, 16]), np.array([1.0, 1.4, 5.0])  # 2 tokens: of one sequence
+    assert verify_profiler._sequence_seconds(tokens, seconds, 1.9, 2) == pytest.approx(0.5)
+    assert verify_profiler._sequence_seconds(tokens, seconds, 1.3, 2) == 0.0
+    assert verify_profiler._sequence_seconds(tokens, seconds, 1.9, 1) == 0.0
+
+
+def test_sizes_that_a_long_context_leaves_no_time_for_are_borrowed(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {32: [1, 2, 8, 16], 64: [1, 8]}
+    monkeypatch.setattr(verify_profiler, "CONTEXTS", tuple(sizes))
+    monkeypatch.setattr(verify_profiler, "_affordable", lambda engine, tokens, context, share: sizes[context])
+    monkeypatch.setattr(verify_profiler, "_step", lambda engine, tokens, context, count: 1e-3 * tokens + 1e-6 * context)
+    engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), cost_max_tokens=32))
+    curve = verify_profiler.measure(engine, budget_s=0.0)
+    assert curve is not None
+    assert (curve.tokens.tolist(), curve.contexts.tolist()) == ([1, 2, 8, 16], [32, 64])
+    assert curve.borrowed == (3, 7)
+    assert curve.seconds[3, 1] == curve.seconds[3, 0]
 
 
 @pytest.mark.parametrize(("affordable", "sizes"), [(2, [1, 8]), (4, [1, 8, 32, 100]), (7, [1, 2, 4, 8, 16, 32, 100])])
