@@ -8,7 +8,7 @@ import pytest
 
 from tests import stage
 
-CROWDED = "import os\n\ndef test_crowded():\n    assert 'PYTEST_XDIST_WORKER' not in os.environ\n"
+CROWDED = "def test_crowded(request):\n    assert not hasattr(request.config, 'workerinput')\n"
 BROKEN = "def test_broken():\n    assert False\n"
 SOUND = "def test_sound():\n    pass\n"
 
