@@ -155,3 +155,14 @@ def test_a_draft_is_never_free() -> None:
         cost.observe(1, 128, 8, 0.012)
         cost.observe(1, 128, 6, 0.001)
     assert all(cost.seconds(1, 128, slots) >= 0.00005 for slots in range(1, 9))
+
+
+def test_the_status_marks_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    from dspark.cli.status import _print, as_json
+    from dspark.client.status import CellStatus, LaneStatus, MeasuredCost
+
+    cost = MeasuredCost((1, 4), (64, 128), ((0.1, 0.1), (0.3, 0.4)), "measured", (1,))
+    _print(as_json("h:1", CellStatus(lanes=(LaneStatus(verifier="verify/0", verify_cost=cost),))))
+    said = capsys.readouterr().out
+    assert "1  100.00  100.00*" in said
+    assert "not measured: a neighbour's value" in said
