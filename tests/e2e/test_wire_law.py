@@ -1,0 +1,32 @@
+"""The short form of `make wire-law`: three processes, three settings, few answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.processes import LocalCell
+from tests.wire_law.pair import write_tiny_pair
+from tests.wire_law.settings import PARAMETERS, VOCABULARY, Setting
+from tests.wire_law.verdict import P_BAR, TOKENS_BAR, corrected, draw
+
+pytestmark = pytest.mark.e2e
+
+KINDS = list(PARAMETERS)
+SETTINGS = (
+    Setting("block", "greedy", KINDS[0], PARAMETERS[KINDS[0]]),
+    Setting("token", "fixed:3", KINDS[1], PARAMETERS[KINDS[1]]),
+    Setting("coupled", "fixed:3", KINDS[2], PARAMETERS[KINDS[2]]),
+)
+
+
+def test_sampled_answers_follow_the_law_and_drafts_are_both_kept_and_refused(tmp_path: Path) -> None:
+    target, drafter = write_tiny_pair(tmp_path, vocabulary=VOCABULARY, seed=20_000)
+    with LocalCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
+        rows = draw(cell.endpoint, target, 1600, seed=7, settings=SETTINGS)
+    assert min(corrected(rows)) > P_BAR
+    for row in rows:
+        assert 0 < row["accepted"] < row["verified"]
+    fixed = [row["tokens_a_round"] for row in rows if "fixed" in row["setting"]]
+    assert min(fixed) >= TOKENS_BAR

@@ -1,0 +1,45 @@
+"""What is asked: every rule under a fixed and an adaptive policy, at three kinds of sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+VOCABULARY, LENGTH = 6, 4
+PROMPTS = ((0, 1, 2, 3, 1), (2, 5, 1, 0, 4, 3, 1, 0, 2, 5, 3))
+RULES = ("token", "block", "coupled")
+POLICIES = ("fixed:3", "greedy")
+PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "T=1": {"temperature": 1.0},
+    "T=0.7, top-k 5, top-p 0.9": {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
+    "penalties and bias": {
+        "temperature": 1.0,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+        "logit_bias": {1: 0.7, 4: -0.6},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One law that is tested, by one rule and policy."""
+
+    rule: str
+    policy: str
+    kind: str  # a key of PARAMETERS
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.rule}, {self.policy}, {self.kind}"
+
+
+SETTINGS = tuple(
+    Setting(rule, policy, kind, options)
+    for kind, options in PARAMETERS.items()
+    for rule in RULES
+    for policy in POLICIES
+)
