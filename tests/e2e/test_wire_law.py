@@ -24,7 +24,7 @@ SETTINGS = (
 def test_sampled_answers_follow_the_law_and_drafts_are_both_kept_and_refused(tmp_path: Path) -> None:
     target, drafter = write_tiny_pair(tmp_path, vocabulary=VOCABULARY, seed=20_000)
     with LocalCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
-        rows = draw(cell.endpoint, target, 1600, seed=7, settings=SETTINGS)
+        rows = draw(cell.endpoint, target, 800, seed=7, settings=SETTINGS)
     assert min(corrected(rows)) > P_BAR
     for row in rows:
         assert 0 < row["accepted"] < row["verified"]
