@@ -63,7 +63,7 @@ class Law:
     min_tokens: int = 0  # tokens of the answer before one of stop_token_ids may come
     stop_token_ids: tuple[int, ...] = ()  # only beside min_tokens
     logprobs: int | None = None  # likeliest tokens told beside each committed one; None tells nothing
-    prompt_len: int = 0  # where the answer begins; 0 where no other field needs it
+    prompt_len: int = 0  # where the answer begins; 0 where that is not known
     # Derived here, because rounds ask for it again and again: whether logits are changed before temperature and
     # truncation (see `decoding/shaping.py`), and whether all fields from min_p on ask for nothing.
     shapes: bool = field(init=False, repr=False, compare=False)
@@ -72,7 +72,7 @@ class Law:
     def __post_init__(self) -> None:
         shapes = self.penalises or bool(self.logit_bias) or self.min_tokens > 0
         object.__setattr__(self, "shapes", shapes)
-        object.__setattr__(self, "plain", not (shapes or self.min_p or self.prompt_len or self.logprobs is not None))
+        object.__setattr__(self, "plain", not (shapes or self.min_p or self.logprobs is not None))
 
     @property
     def greedy(self) -> bool:

@@ -136,6 +136,8 @@ class VerifyEngine:
             return problem
         if state is not None:
             self._drop(cursor.sequence)
+        if self._runner.rotation is not None:  # keys that were turned in another way are of no use
+            salt += f"\0{self._runner.rotation.of(law.prompt_len or cursor.committed_len)}"
         admitted = self._holdings.admit(
             cursor, law, reserve_tokens, keep_features=keep_features, owner=owner, token_ids=token_ids, salt=salt
         )

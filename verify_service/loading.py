@@ -20,7 +20,7 @@ from dspark.model.location import locate
 from dspark.model.pairing import mismatch
 from dspark.model.placement import pick_device, pick_dtype
 from dspark.model.target import TargetTaps
-from verify_service import kernels, self_test
+from verify_service import kernels, rotation, self_test
 from verify_service.config import VerifyConfig
 from verify_service.passes import PackedRunner, Runner
 from verify_service.per_request import PerRequestRunner
@@ -69,7 +69,10 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
     cases = self_test.expected(target)
     num_slots = config.kv_tokens // config.page_size * config.page_size
     reason: str | None = "asked for by configuration"
-    if config.attention == "auto":
+    turned = rotation.find(target.model)
+    if config.attention == "auto" and turned is not None and turned.switches_at is not None:
+        reason = f"past {turned.switches_at} tokens this model turns all of a sequence's keys in another way"
+    elif config.attention == "auto":
         model = target.model
         device, dtype = next(model.parameters()).device, model.dtype
         found = kernels.find(device, dtype, config.page_size) if config.attention_kernel else None
@@ -96,7 +99,7 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
                 return packed
             packed.lean.undo()
             log.warning("verify.self_test", path=packed.path, lean_layers=lean, reason=reason)
-    elif config.attention != "per_request":
+    if config.attention not in ("auto", "per_request"):
         raise ConfigError(f"verify.attention: {config.attention!r} is neither auto nor per_request")
     single = PerRequestRunner(target.model, taps)
     problem = self_test.disagreement(single, cases)

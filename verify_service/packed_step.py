@@ -104,13 +104,14 @@ class PackedStep:
             state = holdings.states[item.cursor.sequence]
             ids = [item.anchor, *item.draft_ids]
             slots = holdings.slots(state, 0, state.cached + len(ids))
-            segments.append(Segment(state.sequence, state.cached, ids, slots))
+            segments.append(Segment(state.sequence, state.cached, ids, slots, state.given))
             cases.append(Case(item.cursor, state.law, row, item.draft_ids, item.q, shaper_of(state)))
             row += len(ids)
         tokens, logit_rows = row, list(range(row))
         for chunk in chunks:
             state, stop = chunk.state, chunk.state.cached + len(chunk.token_ids)
-            segments.append(Segment(state.sequence, state.cached, chunk.token_ids, holdings.slots(state, 0, stop)))
+            slots = holdings.slots(state, 0, stop)
+            segments.append(Segment(state.sequence, state.cached, chunk.token_ids, slots, state.given))
             row += len(chunk.token_ids)
             if stop == state.prompt_len:  # only the last token of a prompt is followed by a draw
                 logit_rows.append(row - 1)

@@ -16,13 +16,14 @@ from torch import Tensor
 from dspark.model.target import TargetTaps
 from dspark.native.attention import queries_up_to
 from dspark.native.layer import NativeLayer
-from verify_service import paged_attention
+from verify_service import paged_attention, rotation
 from verify_service.graphs import Graphs
 from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import Lean, make_lean
 from verify_service.page_pool import Slots
 from verify_service.paged_plan import arrays_of, exact_shape, paged_plan
 from verify_service.plan import Plan, Segment, build_plan, run_of
+from verify_service.rotation import LengthRotation
 from verify_service.varlen import Kernel
 
 # Queries times keys of a pass, over its sequences, up to which layers in one call are faster, measured: a prompt of 256
@@ -43,6 +44,7 @@ class Runner(Protocol):
     path: str  # "packed" or "per_request"
     make: str  # how its passes are made, as far as that decides how long they take
     device: torch.device
+    rotation: LengthRotation | None  # of the few models whose rotation depends on length
 
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
         """New tokens through the target; `rows` are the tokens whose logits are wanted, None means all."""
@@ -84,6 +86,7 @@ class PackedRunner:
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
         self._model, self._taps, self._kernel = model, taps, kernel
+        self.rotation = rotation.find(model)
         self._queries = queries_up_to()
         # One page more than anybody is given: what is left over in a recorded pass goes there.
         self._spare_page = num_slots // page_size
@@ -93,7 +96,8 @@ class PackedRunner:
             by_head=self.device.type == "cpu",
         )
         self._graphs = None
-        if graphs and kernel is not None and self.device.type == "cuda":
+        # A recording would choose the rotation of its own largest position.
+        if graphs and kernel is not None and self.device.type == "cuda" and self.rotation is None:
             self._graphs = Graphs(self._forward, kernel, page_size, self._spare_page, self.device)
 
     @torch.inference_mode()
@@ -102,7 +106,10 @@ class PackedRunner:
             return Pass(*replayed)
         plan = self._plan(segments)
         keep = None if rows is None else torch.tensor(rows, dtype=torch.int64).to(self.device)
-        return Pass(*self._forward(plan, keep))
+        if self.rotation is None:
+            return Pass(*self._forward(plan, keep))
+        with self.rotation.told(self.rotation.of_tokens(segments)):
+            return Pass(*self._forward(plan, keep))
 
     def _plan(self, segments: Sequence[Segment]) -> Plan:
         if self._kernel is None:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dspark.errors import CheckpointError
 from dspark.model.library import cache_argument
 from dspark.model.target import TargetTaps
+from verify_service import rotation
 from verify_service.page_pool import Slots
 from verify_service.passes import Pass
 from verify_service.plan import Segment
 
 
+class _Call(NamedTuple):
+    """One call of the model on tokens of one sequence; the last `count` of them are the segment's own."""
+
+    segment: Segment
+    count: int
+    cache: int  # which of the sequence's caches
+
+
 class PerRequestRunner:
-    """One pass per segment over the library's own caches: slower, and right for more models."""
+    """One pass per segment over the library's own caches: slower, and right for more models.
+
+    A model that computes its whole context again past a border (see `rotation`) has two caches per sequence around it:
+    tokens before the border belong to the first, and those behind it to the second, which begins with all others.
+    """
 
     path = "per_request"
     make = "library"
@@ -24,64 +39,105 @@ class PerRequestRunner:
     def __init__(self, model: Any, taps: TargetTaps | None) -> None:
         use_own_attention(model)
         self.device: torch.device = next(model.parameters()).device
-        self._model = model
+        self.rotation = rotation.find(model)
+        self._model, self._cache = model, cache_argument(model)
         self._taps = taps
-        self._cache_argument = cache_argument(model)
-        self._caches: dict[int, Any] = {}
+        self._caches: dict[int, dict[int, Any]] = {}
+        self._token_ids: dict[int, list[int]] = {}  # of sequences that may have to be computed again
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
         logits, taps = [], []
         wanted = set(rows) if rows is not None else None
         first = 0
-        for segment in segments:
-            count = len(segment.token_ids)
-            keep = [j for j in range(count) if wanted is None or first + j in wanted]
-            first += count
-            cache = self._cache_at(segment.key, segment.start)
-            output = self._model(
-                input_ids=torch.tensor([list(segment.token_ids)], device=self.device),
-                use_cache=True,
-                # Something must be kept for the pass to have a last row.
-                logits_to_keep=torch.tensor(keep or [count - 1], device=self.device),
-                **{self._cache_argument: cache},
-            )
+        for call in (call for segment in segments for call in self._calls(segment)):
+            keep = [j for j in range(call.count) if wanted is None or first + j in wanted]
+            first += call.count
+            made, tapped = self._run(call, keep)
             if keep:
-                logits.append(output.logits[0])
-            if self._taps is not None:
-                taps.append(self._taps.collect()[0])
+                logits.append(made)
+            if tapped is not None:
+                taps.append(tapped)
         vocab = self._model.config.get_text_config().vocab_size
         none = torch.empty(0, vocab, device=self.device)
         return Pass(torch.cat(logits) if logits else none, torch.cat(taps) if taps else None)
 
     def release(self, key: int) -> None:
         self._caches.pop(key, None)
+        self._token_ids.pop(key, None)
 
     @torch.inference_mode()
     def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
-        if (missing := length - self._length(key)) > 0:
-            self.run([Segment(key, self._length(key), [0] * missing, range(length))], [])
+        have = max(self._length(key, which) for which in (0, 1))
+        if (missing := length - have) > 0:
+            self.run([Segment(key, have, [0] * missing, range(length), length)], [])
 
     def reset(self) -> None:
         self._caches.clear()
+        self._token_ids.clear()
 
-    def _length(self, key: int) -> int:
-        cache = self._caches.get(key)
+    def _run(self, call: _Call, keep: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Logits of the rows kept, or of one where there are none, and taps of the segment's own tokens."""
+        segment, before = call.segment, len(call.segment.token_ids) - call.count
+        cache = self._cache_at(segment.key, call.cache, segment.start)
+        with self._turned(segment):
+            output = self._model(
+                input_ids=torch.tensor([list(segment.token_ids)], device=self.device),
+                use_cache=True,
+                # Something must be kept for the pass to have a last row.
+                logits_to_keep=torch.tensor([before + j for j in keep or [call.count - 1]], device=self.device),
+                **{self._cache: cache},
+            )
+        taps = self._taps.collect()[0][before:] if self._taps is not None else None
+        return output.logits[0], taps
+
+    def _turned(self, segment: Segment) -> contextlib.AbstractContextManager[None]:
+        if self.rotation is None:
+            return contextlib.nullcontext()
+        if self.rotation.switches_at is not None:  # all of a cache alike
+            segment = Segment(segment.key, segment.start, segment.token_ids, (), max(segment.prompt, segment.length))
+        return self.rotation.told(self.rotation.of_tokens([segment]))
+
+    def _calls(self, segment: Segment) -> Iterator[_Call]:
+        """The segment as it is; where the model switches, its tokens before the border and those behind it."""
+        count = len(segment.token_ids)
+        border = self.rotation.switches_at if self.rotation is not None else None
+        if border is None:
+            yield _Call(segment, count, 0)
+            return
+        key, ids = segment.key, self._token_ids.setdefault(segment.key, [])
+        ids[segment.start :] = segment.token_ids
+        if (surplus := self._length(key, 1) - segment.start) > 0:  # of a draft, perhaps of one that was not kept
+            self._caches[key][1].crop(-surplus)
+        if segment.prompt > border:
+            yield _Call(segment, count, 1)
+            return
+        if early := max(min(border - segment.start, count), 0):
+            yield _Call(Segment(key, segment.start, segment.token_ids[:early], (), segment.prompt), early, 0)
+        else:
+            self._caches.get(key, {}).pop(0, None)  # what is committed has left it behind
+        if early < count:
+            have = self._length(key, 1)
+            yield _Call(Segment(key, have, ids[have:], (), segment.prompt), count - early, 1)
+
+    def _length(self, key: int, which: int) -> int:
+        cache = self._caches.get(key, {}).get(which)
         return int(cache.get_seq_length()) if cache is not None else 0
 
-    def _cache_at(self, key: int, start: int) -> Any:
-        """The sequence's cache, cut back to `start` tokens."""
+    def _cache_at(self, key: int, which: int, start: int) -> Any:
+        """One of the sequence's caches, cut back to `start` tokens."""
         from transformers import DynamicCache
 
-        if start == 0 or key not in self._caches:
+        caches = self._caches.setdefault(key, {})
+        if start == 0 or which not in caches:
             # Without a config every layer keeps all tokens, so that any of them can be taken back.
-            self._caches[key] = DynamicCache()
-        cache = self._caches[key]
-        if (surplus := self._length(key) - start) > 0:
+            caches[which] = DynamicCache()
+        cache = caches[which]
+        if (surplus := self._length(key, which) - start) > 0:
             cache.crop(-surplus)
-        if self._length(key) != start:
+        if self._length(key, which) != start:
             raise CheckpointError(
-                f"a cache of {self._length(key)} tokens could not be brought to {start}: "
+                f"a cache of {self._length(key, which)} tokens could not be brought to {start}: "
                 f"{type(self._model).__name__} cannot take tokens back"
             )
         return cache

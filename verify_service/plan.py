@@ -37,6 +37,7 @@ class Segment:
     start: int
     token_ids: Sequence[int]
     slots: Slots | Sequence[int]  # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive
+    prompt: int = 0  # tokens that were given at once, for rotation that depends on length
 
     @property
     def length(self) -> int:

@@ -1,55 +1,79 @@
 """Is the packed pass right for this model? Asked once, at load, of the model itself.
 
 Two random prompts go through the library's own attention one by one, then through the packed pass in chunks, side by
-side, on scattered slots, with a rolled-back draft in between. Equal up to rounding, or the packed path is not used.
+side, on scattered slots, with a rolled-back draft in between. Where rotation depends on length, its border is lowered
+to lie between the two, and a third sequence crosses it with its answer, and with a draft before that. Equal up to
+rounding, or the packed path is not used.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dspark.model.checkpoint import LoadedTarget
+from dspark.model.library import cache_argument
+from verify_service import rotation
 from verify_service.passes import Runner
 from verify_service.per_request import use_own_attention
 from verify_service.plan import Segment
+from verify_service.rotation import LengthRotation
 
 _LENGTHS = (23, 9)
 _LONGEST_WINDOW = 512  # a shorter sliding window is crossed by the first prompt
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 8e-2}  # of the largest logit
+_BORDER = 16  # of rotation that depends on length
+_PROMPT, _ANSWERED = 12, 10  # tokens of the sequence that crosses it
+
+
+class Case(NamedTuple):
+    """Tokens, and their logits [length, V] by the library's own attention; the first `prompt` are given at once."""
+
+    token_ids: list[int]
+    logits: Tensor
+    prompt: int
 
 
 @torch.inference_mode()
-def expected(target: LoadedTarget) -> list[tuple[list[int], Tensor]]:
-    """Random prompts and their logits [length, V] by the library's own attention, one prompt at a time."""
+def expected(target: LoadedTarget) -> list[Case]:
+    """Random tokens and what the library makes of them, one sequence at a time."""
     model = target.model
     use_own_attention(model)
-    device = next(model.parameters()).device
     draw = torch.Generator().manual_seed(11)
+    turned = rotation.find(model)
     cases = []
-    for length in _lengths(target):
-        ids = torch.randint(0, target.vocab_size, (length,), generator=draw)
-        logits = model(input_ids=ids.unsqueeze(0).to(device), use_cache=False).logits[0]
-        cases.append((ids.tolist(), logits))
+    with _around(turned):
+        for length in _lengths(target):
+            ids = torch.randint(0, target.vocab_size, (length,), generator=draw)
+            cases.append(Case(ids.tolist(), _logits(model, ids), length))
+        if turned is not None and target.context_length >= _PROMPT + _ANSWERED:
+            ids = torch.randint(0, target.vocab_size, (_PROMPT + _ANSWERED,), generator=draw)
+            cases.append(Case(ids.tolist(), _answered(model, ids, turned.switches_at), _PROMPT))
     return cases
 
 
-def disagreement(runner: Runner, cases: list[tuple[list[int], Tensor]]) -> str | None:
+def disagreement(runner: Runner, cases: list[Case]) -> str | None:
     """Why this runner must not be used, or None. Leaves nothing behind but what `reset` removes."""
     try:
-        worst, scale = _run(runner, cases)
+        with _around(runner.rotation):
+            worst, scale = _run(runner, cases)
     except Exception as error:  # whatever a foreign model raises here means "not eligible"
         return f"{type(error).__name__}: {error}"[:300]
     finally:
         for key in range(len(cases)):
             runner.release(key)
         runner.reset()
-    bound = _TOLERANCE.get(cases[0][1].dtype, 1e-3) * max(scale, 1.0)
+    bound = _TOLERANCE.get(cases[0].logits.dtype, 1e-3) * max(scale, 1.0)
     if not worst <= bound:
         return f"logits differ by {worst:.3g}, more than {bound:.3g}"
     return None
+
+
+def _around(turned: LengthRotation | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if turned is None else turned.lowered(_BORDER)
 
 
 def _lengths(target: LoadedTarget) -> tuple[int, ...]:
@@ -58,44 +82,67 @@ def _lengths(target: LoadedTarget) -> tuple[int, ...]:
     return tuple(min(length, target.context_length) for length in (first, *_LENGTHS[1:]))
 
 
-def _run(runner: Runner, cases: list[tuple[list[int], Tensor]]) -> tuple[float, float]:
-    """(largest difference, largest logit) over the rows of four packed passes."""
-    (long_ids, long_logits), (short_ids, short_logits) = cases
-    # Pages of both interleave, so neither sequence lies in a row; a page is one slot unless a kernel reads more.
+def _logits(model: Any, ids: Tensor) -> Tensor:
+    device = next(model.parameters()).device
+    logits: Tensor = model(input_ids=ids.unsqueeze(0).to(device), use_cache=False).logits[0]
+    return logits
+
+
+def _answered(model: Any, ids: Tensor, switches_at: int | None) -> Tensor:
+    """A prompt at once and then token by token, as `generate` does it; all again from the border on, where it does."""
+    device = next(model.parameters()).device
+    from transformers import DynamicCache
+
+    rows, cache = [], {cache_argument(model): DynamicCache()}
+    for start, stop in [(0, _PROMPT), *((at, at + 1) for at in range(_PROMPT, len(ids)))]:
+        if switches_at is not None and stop > switches_at:
+            rows.append(_logits(model, ids[:stop])[-1:])
+            continue
+        rows.append(model(input_ids=ids[None, start:stop].to(device), use_cache=True, **cache).logits[0])
+    return torch.cat(rows)
+
+
+def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
+    """(largest difference, largest logit) over the rows of a few packed passes."""
+    long, short = cases[:2]
+    # Pages of all interleave, so no sequence lies in a row; a page is one slot unless a kernel reads more.
     page = int(getattr(runner, "slot_page", 1))
-    slots = [[(2 * (p // page) + case) * page + p % page for p in range(len(long_ids))] for case in (0, 1)]
-    split, ready = len(long_ids) // 2, len(short_ids) - 4
-    last = max(len(long_ids) - 3, split + 1)
-    wrong = [(token + 1) % long_logits.shape[-1] for token in short_ids[ready:]]
-
-    def segment(case: int, start: int, ids: list[int]) -> Segment:
-        return Segment(case, start, ids, slots[case][: start + len(ids)])
-
-    passes: list[tuple[list[Segment], Tensor]] = [
-        # Prefill of one beside prefill of the other.
-        (
-            [segment(0, 0, long_ids[:split]), segment(1, 0, short_ids[:ready])],
-            torch.cat((long_logits[:split], short_logits[:ready])),
-        ),
-        # A draft that will be rolled back; nothing is compared.
-        ([segment(1, ready, wrong)], torch.empty(0)),
-        # The next chunk of one beside a verification of the other.
-        (
-            [segment(0, split, long_ids[split:last]), segment(1, ready, short_ids[ready:])],
-            torch.cat((long_logits[split:last], short_logits[ready:])),
-        ),
-        # A step of both, some of it once more: so few tokens may go another way than prompts do.
-        (
-            [segment(0, last, long_ids[last:]), segment(1, ready, short_ids[ready:])],
-            torch.cat((long_logits[last:], short_logits[ready:])),
-        ),
+    longest = max(len(case.token_ids) for case in cases)
+    slots = [
+        [(len(cases) * (p // page) + number) * page + p % page for p in range(longest)] for number in range(len(cases))
     ]
+    split, ready = len(long.token_ids) // 2, len(short.token_ids) - 4
+    last = max(len(long.token_ids) - 3, split + 1)
+
+    def segment(number: int, start: int, stop: int | None = None, *, wrong_from: int | None = None) -> Segment:
+        case = cases[number]
+        ids = list(case.token_ids[:stop])
+        if wrong_from is not None:
+            ids[wrong_from:] = [(token + 1) % case.logits.shape[-1] for token in ids[wrong_from:]]
+        return Segment(number, start, ids[start:], slots[number][: len(ids)], case.prompt)
+
+    # The flag says whether rows are compared: those of a draft that will be rolled back are not.
+    passes: list[tuple[bool, list[Segment]]] = [
+        (True, [segment(0, 0, split), segment(1, 0, ready)]),  # prefill of one beside prefill of the other
+        (False, [segment(1, ready, wrong_from=ready)]),
+        (True, [segment(0, split, last), segment(1, ready)]),  # the next chunk of one beside a verification
+        # A step of both, some of it once more: so few tokens may go another way than prompts do.
+        (True, [segment(0, last), segment(1, ready)]),
+    ]
+    if len(cases) > 2:
+        passes += [
+            (True, [segment(2, 0, _PROMPT), segment(1, ready), segment(0, last)]),
+            (False, [segment(2, _PROMPT, wrong_from=_PROMPT + 1), segment(1, ready)]),  # past the border and back
+            (True, [segment(2, _PROMPT, _PROMPT + 1), segment(0, last)]),
+            (True, [segment(1, ready), segment(2, _PROMPT + 1)]),
+        ]
     worst = scale = 0.0
-    for segments, reference in passes:
+    for compared, segments in passes:
         logits: Any = runner.run(segments, None).logits
-        if reference.numel():
+        if compared:
             if not bool(torch.isfinite(logits).all()):
                 return float("inf"), 1.0
+            reference = torch.cat([cases[each.key].logits[each.start : each.length] for each in segments])
             worst = max(worst, float((logits - reference).abs().max()))
             scale = max(scale, float(reference.abs().max()))
     return worst, scale

@@ -60,6 +60,11 @@ class SequenceState:
     def committed_len(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def given(self) -> int:
+        """Tokens of the request's own prompt: fewer than were prefilled where an answer goes on elsewhere."""
+        return min(self.law.prompt_len, self.prompt_len) or self.prompt_len
+
 
 def invalid(message: str) -> Refusal:
     """The command is malformed."""

@@ -48,7 +48,7 @@ def read_law(
         min_tokens=min_tokens,
         stop_token_ids=tuple(sorted(stop_ids)) if min_tokens else (),
         logprobs=_logprobs(params),
-        prompt_len=prompt_len if presence or frequency or min_tokens else 0,
+        prompt_len=prompt_len,
     )
 
 

@@ -50,6 +50,7 @@ def write_law(law: Law) -> types_pb2.Law:
         seed=law.seed,
         choice=law.choice,
         rule=cast("types_pb2.Rule", int(law.rule)),
+        prompt_len=law.prompt_len,
     )
     if not law.plain:
         _write_rest(law, message)
@@ -63,7 +64,7 @@ def _write_rest(law: Law, message: types_pb2.Law) -> None:
         message.repetition_penalty = law.repetition_penalty
     message.presence_penalty, message.frequency_penalty = law.presence_penalty, law.frequency_penalty
     message.logit_bias.update(law.logit_bias)
-    message.min_tokens, message.prompt_len = law.min_tokens, law.prompt_len
+    message.min_tokens = law.min_tokens
     message.stop_token_ids.extend(law.stop_token_ids)
     if law.logprobs is not None:
         message.logprobs = law.logprobs

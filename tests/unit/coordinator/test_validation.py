@@ -28,7 +28,7 @@ def test_what_is_absent_takes_the_default() -> None:
     assert read(ask()) == Request(
         id="made-up",
         prompt=(5, 6),
-        law=Law(1.0, 1.0, 0, 42, 0, Rule.BLOCK),
+        law=Law(1.0, 1.0, 0, 42, 0, Rule.BLOCK, prompt_len=2),
         max_tokens=38,
         policy=Greedy(),
         stop_ids=frozenset({1}),
@@ -40,7 +40,7 @@ def test_what_is_given_is_taken() -> None:
     message.request_id = "mine"
     message.speculation.policy = "fixed:2"
     request = read(message)
-    assert (request.id, request.law, request.max_tokens) == ("mine", Law(0.5, 0.25, 9, 3, rule=Rule.COUPLED), 5)
+    assert (request.id, request.law, request.max_tokens) == ("mine", Law(0.5, 0.25, 9, 3, rule=Rule.COUPLED, prompt_len=2), 5)
     assert (request.policy, request.stop_ids) == (Fixed(2), frozenset({4}))
 
 
@@ -159,7 +159,7 @@ def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> N
 )
 def test_neutral_values_make_a_plain_law(params: dict[str, object]) -> None:
     request = read(ask(**params))
-    assert (request.law, request.choices) == (Law(seed=42, rule=LIMITS.rule), 1)
+    assert (request.law, request.choices) == (Law(seed=42, rule=LIMITS.rule, prompt_len=2), 1)
     assert request.law.plain
 
 
@@ -214,11 +214,11 @@ def under(rule: int, **params: object) -> g.GenerateRequest:
 @pytest.mark.parametrize("rule", list(Rule))
 def test_a_named_rule_wins_with_a_seed_or_without(rule: Rule) -> None:
     assert read(under(rule)).law.rule is rule
-    assert read(under(rule, seed=5)).law == Law(seed=5, rule=rule)
+    assert read(under(rule, seed=5)).law == Law(seed=5, rule=rule, prompt_len=2)
 
 
 def test_a_seed_alone_asks_for_the_coupled_rule_and_nothing_for_the_deployment_s() -> None:
-    assert read(ask(seed=5)).law == Law(seed=5, rule=Rule.COUPLED)
+    assert read(ask(seed=5)).law == Law(seed=5, rule=Rule.COUPLED, prompt_len=2)
     for rule in Rule:
         limits = replace(LIMITS, rule=rule)
         assert read(ask(), limits=limits).law.rule is rule

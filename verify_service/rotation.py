@@ -1,0 +1,199 @@
+"""Rotation that depends on how long a sequence is: every token turned as the library turns it for that sequence alone.
+
+Some rotary modules choose their frequencies by the largest position of a call: `longrope` (Phi-3 to Phi-4-mini) has two
+sets, `dynamic` a set for every length. In a pass of several sequences, or with drafted tokens at its end, that position
+is somebody else's. What is right is what the library's own `generate` does with one sequence: its prompt is one call,
+each later token a call of its own, and a key stays as it was turned. So a token's frequencies are those of length
+max(prompt, position + 1), whoever else is in the pass, and they are told here token by token.
+
+Some models (Phi-3's) compute the whole context again when it grows past the border, all of it with the other set. Their
+keys have no one rotation: `switches_at` is that border, and only `per_request.PerRequestRunner` serves them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from dspark.model.library import cache_argument
+from verify_service.plan import Segment
+
+Lengths = npt.NDArray[np.int64]
+
+SHORT = 1  # the length that stands for all that are not past the border
+
+
+class LengthRotation:
+    """What a model's rotary modules do of their own accord, done for lengths that are told."""
+
+    def __init__(self, model: Any, parts: list[_Part]) -> None:
+        self._parts = parts
+        self._told: Lengths | None = None
+        for part in parts:
+            own = [each for each in parts if each.module is part.module]
+            part.module.forward = _Forward(self, own)
+        borders = [part.border for part in parts if part.kind == "longrope"]
+        again = bool(borders) and _computes_again(model, min(borders))
+        self.switches_at = min(borders) if again else None
+
+    def of(self, length: int) -> int:
+        """The length that stands for this one: equal where the frequencies are equal."""
+        return max(part.of(length) for part in self._parts)
+
+    def of_tokens(self, segments: Sequence[Segment]) -> Lengths:
+        """[T] of every token of a pass."""
+        return np.array(
+            [
+                self.of(max(segment.prompt, position + 1))
+                for segment in segments
+                for position in range(segment.start, segment.length)
+            ],
+            np.int64,
+        )
+
+    @contextlib.contextmanager
+    def told(self, lengths: Lengths) -> Iterator[None]:
+        """In here calls of one row of T tokens turn each by its own length; elsewhere a call has one length."""
+        self._told = lengths
+        try:
+            yield
+        finally:
+            self._told = None
+
+    @contextlib.contextmanager
+    def lowered(self, border: int) -> Iterator[None]:
+        """In here the border is a shorter length, so that crossing it is a short test."""
+        before = [part.border for part in self._parts]
+        switches, self.switches_at = self.switches_at, border if self.switches_at is not None else None
+        for part in self._parts:
+            part.move_border(border)
+        try:
+            yield
+        finally:
+            self.switches_at = switches
+            for part, own in zip(self._parts, before, strict=True):
+                part.move_border(own)
+
+    def rotate(self, part: _Part, x: Tensor, positions: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+        """cos and sin, [B, T, D] each."""
+        told = self._told
+        if told is None:
+            return part.at(self.of(int(positions.max()) + 1), x, positions, more)
+        if positions.shape[-1] != len(told):
+            raise ValueError(f"{len(told)} lengths for {positions.shape[-1]} tokens")
+        found = np.unique(told).tolist()
+        if len(found) == 1:
+            return part.at(found[0], x, positions, more)
+        whole: tuple[Tensor, Tensor] | None = None
+        for length in found:
+            rows = torch.from_numpy(np.flatnonzero(told == length)).to(positions.device)
+            own = part.at(length, x, positions.index_select(-1, rows), more)
+            if whole is None:
+                shape = (*own[0].shape[:-2], len(told), own[0].shape[-1])
+                whole = own[0].new_empty(shape), own[1].new_empty(shape)
+            for all_rows, some in zip(whole, own, strict=True):
+                all_rows.index_copy_(-2, rows, some)
+        assert whole is not None
+        return whole
+
+
+class _Part:
+    """One rotary module, or one kind of layers of it."""
+
+    def __init__(self, module: Any, kind: str, layer_type: str | None) -> None:
+        self.module, self.kind, self.layer_type = module, kind, layer_type
+        self._stock: Callable[..., tuple[Tensor, Tensor]] = type(module).forward.__get__(module)
+
+    @property
+    def border(self) -> int:
+        """The longest length of the first set of frequencies."""
+        if self.kind != "longrope":
+            return int(self.module.original_max_seq_len)
+        return int(self._settings()["original_max_position_embeddings"])
+
+    def of(self, length: int) -> int:
+        if length <= self.border:
+            return SHORT
+        return self.border + 1 if self.kind == "longrope" else length
+
+    def at(self, length: int, x: Tensor, positions: Tensor, more: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """As in a call whose largest position is `length` - 1."""
+        self._forget(x, positions, more)
+        last = positions.new_full((*positions.shape[:-1], 1), length - 1)
+        cos, sin = self._stock(x, torch.cat((positions, last), dim=-1), **more)
+        return cos[..., :-1, :], sin[..., :-1, :]
+
+    def move_border(self, border: int) -> None:
+        config = self.module.config
+        if self.kind == "longrope":
+            self._settings()["original_max_position_embeddings"] = border
+            if hasattr(config, "original_max_position_embeddings"):  # where it is, it wins
+                config.original_max_position_embeddings = border
+            return
+        more = {} if self.layer_type is None else {"layer_type": self.layer_type}
+        weights: Tensor = next(each for name, each in self.module.named_buffers() if name.endswith("inv_freq"))
+        self._forget(weights, torch.zeros(1, 1, dtype=torch.int64, device=weights.device), more)
+        config.max_position_embeddings = border
+        self.module.original_max_seq_len = self.module.max_seq_len_cached = border
+        if self.layer_type is not None:
+            setattr(self.module, f"{self.layer_type}_max_seq_len_cached", border)
+
+    def _forget(self, x: Tensor, positions: Tensor, more: dict[str, Any]) -> None:
+        """A dynamic module remembers the longest length it has seen, until it sees one within the border."""
+        if self.kind != "longrope":
+            self._stock(x, positions.new_zeros(*positions.shape[:-1], 1), **more)
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = self.module.config.rope_parameters
+        return settings if self.layer_type is None else settings[self.layer_type]
+
+
+class _Forward:
+    """Stands in for the module's `forward`."""
+
+    def __init__(self, rotation: LengthRotation, parts: Sequence[_Part]) -> None:
+        self.rotation = rotation
+        self._module = parts[0].module
+        self._parts = {part.layer_type: part for part in parts}
+
+    def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+        more = {} if layer_type is None else {"layer_type": layer_type}
+        part = self._parts.get(layer_type)
+        if part is None:  # layers of another kind, whose rotation is of the position alone
+            made: tuple[Tensor, Tensor] = type(self._module).forward(self._module, x, position_ids, **more)
+            return made
+        return self.rotation.rotate(part, x, position_ids, **more)
+
+
+def find(model: nn.Module) -> LengthRotation | None:
+    """The model's rotation by length, put in place if it is not there yet; None for all but a few models."""
+    parts: list[_Part] = []
+    for module in model.modules():
+        stands = module.__dict__.get("forward")
+        if isinstance(stands, _Forward):
+            return stands.rotation
+        kinds = getattr(module, "rope_type", None)
+        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):  # as the library tells them apart
+                parts.append(_Part(module, kind, layer_type))
+    return LengthRotation(model, parts) if parts else None
+
+
+@torch.inference_mode()
+def _computes_again(model: Any, border: int) -> bool:
+    """Whether `generate` drops its cache when the context grows past the border."""
+    from transformers import DynamicCache
+
+    prepare = model.prepare_inputs_for_generation
+    name = cache_argument(model)
+    full = DynamicCache()
+    full.update(torch.zeros(1, 1, border, 1), torch.zeros(1, 1, border, 1), 0)
+    ids = torch.zeros(1, border + 1, dtype=torch.int64)
+    made = prepare(ids, **{name: full}, attention_mask=torch.ones_like(ids), use_cache=True)
+    return made.get(name) is None
