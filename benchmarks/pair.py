@@ -59,9 +59,12 @@ class Pair:
         """The prompt as the coordinator sees it."""
         if not isinstance(prompt, str):
             return prompt
-        from tokenizers import Tokenizer
+        from coordinator.reception.tokenizer import Tokenizer
 
-        return list(Tokenizer.from_file(str(self.target / "tokenizer.json")).encode(prompt).ids)
+        tokenizer = Tokenizer.load(self.target)
+        if tokenizer is None:
+            raise SystemExit(f"{self.target}: has no tokenizer.json, and prompts are text")
+        return list(tokenizer.encode(prompt))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,17 +5,23 @@ Without a tokenizer there is no text: ids in, ids out.
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from dspark.errors import ConfigError
 from dspark.targets import imported, is_imported
 
-_FILE = "tokenizer.json"
+FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+# Keys of its configuration that name tokens which are no text.
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_MORE = ("additional_special_tokens", "extra_special_tokens")
 _WINDOW = 4  # prompt tokens the stream needs to know how the answer's first piece joins on
 
 
@@ -30,13 +36,15 @@ class Tokenizer:
     @staticmethod
     def load(folder: str | Path) -> Tokenizer | None:
         """The tokenizer in a checkpoint's folder; None when it has none."""
-        path = Path(folder) / _FILE
+        path = Path(folder) / FILE
         if not path.is_file():
             return None
         try:
-            return Tokenizer(Backend.from_file(str(path)))
+            backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"target: {path} is not a tokenizer: {error}") from error
+        _for_serving(backend, Path(folder) / CONFIG)
+        return Tokenizer(backend)
 
     @property
     def spells_bytes(self) -> bool:
@@ -66,8 +74,52 @@ class Tokenizer:
 
 def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None:
     """The tokenizer of a folder or of a hub id; None when the target has none or none is named."""
-    path = find_file(target, _FILE, revision)
-    return Tokenizer.load(path.parent) if path is not None else None
+    path = find_file(target, FILE, revision)
+    if path is None:
+        return None
+    with contextlib.suppress(ConfigError):  # not in an offline cache; where it is, it comes to lie beside the other
+        find_file(target, CONFIG, revision)
+    return Tokenizer.load(path.parent)
+
+
+def _for_serving(backend: Any, config: Path) -> None:
+    """Takes off what a file keeps of its training, and makes special what the configuration calls so.
+
+    Truncation and padding are those of training batches; a dropout of merges, and sampling among pieces, would make two
+    prompts of one text. The post-processor stays: it is how the library puts its own tokens around a text.
+    """
+    backend.no_truncation()
+    backend.no_padding()
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None
+    for name in ("alpha", "nbest_size"):
+        if getattr(backend.model, name, None) is not None:
+            setattr(backend.model, name, None)
+    added = backend.get_added_tokens_decoder()
+    for text in _special_tokens(config):
+        token = backend.token_to_id(text)
+        if token is None:
+            continue
+        known = added.get(token, AddedToken(text, normalized=False))
+        if token not in added or not known.special:
+            flags = {name: getattr(known, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            backend.add_special_tokens([AddedToken(text, special=True, **flags)])
+
+
+def _special_tokens(config: Path) -> list[str]:
+    """Texts that a tokenizer's configuration names; a few of them may be no token at all."""
+    if not config.is_file():
+        return []
+    try:
+        raw = json.loads(config.read_bytes())
+        more = [raw.get(key) or () for key in _MORE]
+        named = [raw.get(key) for key in _SPECIAL]
+        named += [each for each in (raw.get("added_tokens_decoder") or {}).values() if each.get("special")]
+        named += [each for some in more for each in (some.values() if isinstance(some, dict) else some)]
+        texts = [each.get("content") if isinstance(each, dict) else each for each in named]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"target: {config} cannot be read: {error}") from error
+    return [text for text in texts if isinstance(text, str)]
 
 
 def find_file(target: str | None, name: str, revision: str | None) -> Path | None:

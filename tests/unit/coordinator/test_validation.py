@@ -40,7 +40,8 @@ def test_what_is_given_is_taken() -> None:
     message.request_id = "mine"
     message.speculation.policy = "fixed:2"
     request = read(message)
-    assert (request.id, request.law, request.max_tokens) == ("mine", Law(0.5, 0.25, 9, 3, rule=Rule.COUPLED, prompt_len=2), 5)
+    law = Law(0.5, 0.25, 9, 3, rule=Rule.COUPLED, prompt_len=2)
+    assert (request.id, request.law, request.max_tokens) == ("mine", law, 5)
     assert (request.policy, request.stop_ids) == (Fixed(2), frozenset({4}))
 
 
