@@ -56,7 +56,9 @@ CHANGES: dict[str, Change] = {
     "both": lambda raw, _: raw.update(truncation=TRUNCATION, padding=PADDING),
     "a post-processor": lambda raw, _: raw.update(post_processor=BEGINS),
     "added tokens that the configuration alone calls special": lambda raw, _: _plain(raw),
-    "a configuration that names no tokens": lambda _, config: [config.pop(f"{name}_token") for name in ("bos", "eos", "pad", "mask")],
+    "a configuration that names no tokens": lambda _, config: [
+        config.pop(f"{name}_token") for name in ("bos", "eos", "pad", "mask")
+    ],
 }
 
 
