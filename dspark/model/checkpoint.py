@@ -174,7 +174,7 @@ def load_target(
     entries = read_directory(folder)  # duplicate names, escaping shards and pickles end here
     check_target_config(folder, entries)
     transformers_logging.disable_progress_bar()
-    check_target_headers(folder, entries)
+    entries = check_target_headers(folder, entries)
     finite = check_target_values(entries)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(

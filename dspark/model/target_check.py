@@ -16,6 +16,7 @@ import torch
 
 from dspark.errors import CheckpointError
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
+from dspark.model.formats.library import without_computed
 from dspark.model.json_file import listed
 from dspark.model.weights_file import Entry, read_tensors
 
@@ -41,15 +42,21 @@ def check_target_config(folder: Path, entries: Mapping[str, Entry]) -> None:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def check_target_headers(folder: Path, entries: Mapping[str, Entry]) -> None:
+def check_target_headers(folder: Path, entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """Refuses tensors that the library's model of this config has in another shape, does not have, or has as floats.
 
     By name, without reading any. Where the library knows weights by other names than they are stored under, or cannot
-    build the model yet, what it says after loading them decides.
+    build the model yet, what it says after loading them decides. Returns those that the library does not leave alone.
     """
     model = _outline(folder)
     if model is None:
-        return
+        return dict(entries)
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    entries = {
+        name: entry
+        for name, entry in without_computed(entries).items()
+        if not any(re.search(each, name) for each in ignored)
+    }
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     shared = sorted(expected.keys() & entries.keys())
     parameters = {name for name, _ in model.named_parameters()}
@@ -65,15 +72,13 @@ def check_target_headers(folder: Path, entries: Mapping[str, Entry]) -> None:
             if name in parameters and entries[name].dtype.startswith(INTEGERS)
         ],
     }
-    tied = getattr(model, "_tied_weights_keys", None) or ()
+    tied = (getattr(model, "_tied_weights_keys", None) or ()) if _ties(model) else ()
     if expected.keys() - set(tied) <= entries.keys():  # so none is stored under another name
-        ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-        complaints["unexpected keys"] = sorted(
-            name for name in entries.keys() - expected.keys() if not any(re.search(each, name) for each in ignored)
-        )
+        complaints["unexpected keys"] = sorted(entries.keys() - expected.keys())
     found = [f"{what}: {listed(wrong)}" for what, wrong in complaints.items() if wrong]
     if found:
         raise CheckpointError(f"{folder}: {'; '.join(found)}")
+    return entries
 
 
 def check_target_values(entries: Mapping[str, Entry]) -> bool:
@@ -94,6 +99,11 @@ def _outline(folder: Path) -> Any:
             return AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     except Exception:  # what the library makes of a strange file has no type of its own; loading says what it is
         return None
+
+
+def _ties(model: Any) -> bool:
+    """Whether its embedding is its head, so that one of them may be stored alone."""
+    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
 
 
 def _check_finite(key: str, value: object) -> None:

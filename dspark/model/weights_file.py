@@ -67,7 +67,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def check_shapes(folder: Path, entries: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Exactly the expected names and shapes, all floating point; else one error with all of them."""
-    floats = ("F32", "F16", "BF16")
+    floats = ("F64", "F32", "F16", "BF16")
     shared = sorted(expected.keys() & entries.keys())
     misshapen = [
         f"{name} {list(entries[name].shape)} instead of {list(expected[name])}"

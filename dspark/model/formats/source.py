@@ -14,6 +14,7 @@ from typing import NamedTuple
 from dspark.errors import CheckpointError
 from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_keys import read_json
+from dspark.model.formats.library import language_entries, without_computed
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.formats.vocabulary import DRAFTABLE, OFFSETS, DraftVocabulary, read_vocabulary
 from dspark.model.weights_file import Entry, read_directory, read_tensors
@@ -32,7 +33,9 @@ class Source(NamedTuple):
 
 def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Path] | None = None) -> Source:
     """The tensor directory of a drafter. `target` finds the target's folder and is asked where tables are left out."""
-    entries = read_directory(folder)
+    entries = without_computed(read_directory(folder))
+    if config.kind == "lm":
+        return Source(language_entries(folder, entries, tied=config.tie_word_embeddings), None)
     if is_speculators(read_json(folder / CONFIG_NAME)):
         entries = {name: entry for name, entry in entries.items() if name not in _TRAINING_ONLY}
         entries |= _shared(folder, entries, config, target)
@@ -65,10 +68,11 @@ def _shared(
         )
     where = target()
     theirs = read_directory(where)
-    embedding = _one(theirs, where, SHARED[0])
-    # A target that ties its tables stores one.
-    head = _one(theirs, where, SHARED[1]) if any(name.endswith(SHARED[1]) for name in theirs) else embedding
-    found = dict(zip(SHARED, (embedding, head), strict=True))
+    # A target that ties its tables stores one, under either name.
+    stored = {table: _one(theirs, where, table) for table in SHARED if any(name.endswith(table) for name in theirs)}
+    embedding, head = (stored.get(table) for table in SHARED)
+    either = embedding or head or _one(theirs, where, SHARED[0])
+    found = dict(zip(SHARED, (embedding or either, head or either), strict=True))
     return {name: dataclasses.replace(theirs[found[name]], stored=found[name]) for name in left_out}
 
 

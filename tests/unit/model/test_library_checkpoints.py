@@ -1,0 +1,168 @@
+"""What the library itself loads without complaint is read, as a target and as a drafter, with its numbers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from dspark.errors import CheckpointError
+from dspark.model.checkpoint import load_drafter, load_target
+from dspark.model.formats.convert import to_speculators
+from dspark.model.language import LanguageDrafter
+from tests.unit.model.golden import DATA
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Tensors = dict[str, torch.Tensor]
+IDS = torch.arange(3, 20)[None]
+
+
+def made(folder: Path, change: Callable[[Tensors], Tensors | None], config: Any) -> Path:
+    """A random model of the library, its tensors changed."""
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors = change(tensors) or tensors
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+    return folder
+
+
+def qwen3(*, tied: bool) -> Any:
+    return transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=tied)
+
+
+def _both(tensors: Tensors) -> None:
+    tensors[HEAD] = tensors[EMBEDDING].clone()
+
+
+def _head_alone(tensors: Tensors) -> None:
+    tensors[HEAD] = tensors.pop(EMBEDDING)
+
+
+def _frequencies(tensors: Tensors) -> None:
+    tensors |= {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(8) for layer in (0, 1)}
+
+
+def _frequencies_once(tensors: Tensors) -> None:
+    tensors["model.rotary_emb.inv_freq"] = torch.ones(8)
+
+
+def _without_prefix(tensors: Tensors) -> Tensors:
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+
+
+def _inside_another(tensors: Tensors) -> Tensors:
+    return {f"model.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _double(tensors: Tensors) -> Tensors:
+    return {name: tensor.double() for name, tensor in tensors.items()}
+
+
+CASES = {
+    "a tied head stored too": (_both, True),
+    "a tied head stored alone": (_head_alone, True),
+    "frequencies of every layer": (_frequencies, True),
+    "frequencies of the model": (_frequencies_once, False),
+    "no prefix": (_without_prefix, True),
+    "no prefix beside a head": (_without_prefix, False),
+    "inside another module": (_inside_another, True),
+    "numbers of eight bytes": (_double, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_that_the_library_loads_is_read_with_its_numbers(case: str, tmp_path: Path) -> None:
+    change, tied = CASES[case]
+    folder = made(tmp_path / "model", change, qwen3(tied=tied))
+    library, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values()), "the library would complain, so there is nothing to be like"
+    wanted = library(input_ids=IDS, use_cache=False).logits
+    target, drafter = load_target(folder), load_drafter(folder)
+    assert isinstance(drafter, LanguageDrafter)
+    torch.testing.assert_close(target.model(input_ids=IDS, use_cache=False).logits, wanted)
+    with torch.inference_mode():
+        torch.testing.assert_close(drafter.base_logits(drafter.forward_tokens(IDS)), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_stored_head_that_differs_from_its_tied_table_is_no_drafter_s(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors[HEAD] = tensors[EMBEDDING].clone()
+        tensors[HEAD][7, 3] += 1.0
+
+    folder = made(tmp_path / "model", change, qwen3(tied=True))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        load_drafter(folder)
+
+
+@pytest.mark.parametrize("name", ["score.weight", "model.layers.0.self_attn.bias"])
+def test_what_the_library_complains_of_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", lambda tensors: tensors.update({name: torch.ones(1, 64)}), qwen3(tied=True))
+    for load in (load_target, load_drafter):
+        with pytest.raises(CheckpointError, match=f"unexpected.*{name}"):
+            load(folder)
+
+
+def test_a_head_that_nothing_replaces_is_missing(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        del tensors[HEAD]
+
+    folder = made(tmp_path / "model", change, qwen3(tied=False))
+    for load in (load_target, load_drafter):
+        with pytest.raises(CheckpointError, match=f"missing.*{HEAD}"):
+            load(folder)
+
+
+def test_buffers_that_the_library_leaves_alone_may_hold_anything(tmp_path: Path) -> None:
+    """An old GPT-NeoX: a causal mask, what stands in its empty places, frequencies, and a head under an older name."""
+
+    def change(tensors: Tensors) -> None:
+        attention = "gpt_neox.layers.0.attention"
+        tensors[f"{attention}.masked_bias"] = torch.tensor(-torch.inf)
+        tensors[f"{attention}.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+        tensors[f"{attention}.rotary_emb.inv_freq"] = torch.full((8,), torch.nan)
+
+    assert load_target(made(tmp_path / "model", change, transformers.GPTNeoXConfig(**SHAPE))).num_layers == 2
+
+
+def test_frequencies_beside_a_released_drafter_are_left_alone(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DATA / "dspark_vanilla", tmp_path / "drafter"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {"rotary_emb.inv_freq": torch.ones(8), "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert load_drafter(folder).fingerprint == load_drafter(DATA / "dspark_vanilla").fingerprint
+
+
+@pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_shared_tables_are_read_from_a_target_that_stores_one_under_either_name(kept: str, tmp_path: Path) -> None:
+    target = Path(shutil.copytree(DATA / "target_qwen3", tmp_path / "target"))
+    tensors = load_file(target / "model.safetensors")
+    table = load_file(DATA / "dspark_vanilla" / "model.safetensors")["embed_tokens.weight"]
+    for name in [name for name in tensors if name.endswith(("embed_tokens.weight", "lm_head.weight"))]:
+        del tensors[name]
+    save_file(tensors | {kept: table}, target / "model.safetensors", metadata={"format": "pt"})
+    drafter = Path(shutil.copytree(DATA / "dspark_vanilla", tmp_path / "drafter"))
+    own = load_file(drafter / "model.safetensors")
+    save_file(own | {"lm_head.weight": own["embed_tokens.weight"].clone()}, drafter / "model.safetensors")
+    to_speculators(drafter, tmp_path / "shared", verifier=None, share_tables=True)
+    loaded = load_drafter(tmp_path / "shared", target=target)
+    torch.testing.assert_close(loaded.embed_tokens.weight, table.float())
+    torch.testing.assert_close(loaded.lm_head.weight, table.float())
