@@ -19,10 +19,10 @@ from verify_service.plan import Segment
 
 
 class _Call(NamedTuple):
-    """One call of the model on tokens of one sequence; the last `count` of them are the segment's own."""
+    """One call of the model on tokens of one sequence; the last `own` of them are new."""
 
     segment: Segment
-    count: int
+    own: int
     cache: int  # which of the sequence's caches
 
 
@@ -51,8 +51,8 @@ class PerRequestRunner:
         wanted = set(rows) if rows is not None else None
         first = 0
         for call in (call for segment in segments for call in self._calls(segment)):
-            keep = [j for j in range(call.count) if wanted is None or first + j in wanted]
-            first += call.count
+            keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
+            first += call.own
             made, tapped = self._run(call, keep)
             if keep:
                 logits.append(made)
@@ -78,14 +78,14 @@ class PerRequestRunner:
 
     def _run(self, call: _Call, keep: list[int]) -> tuple[Tensor, Tensor | None]:
         """Logits of the rows kept, or of one where there are none, and taps of the segment's own tokens."""
-        segment, before = call.segment, len(call.segment.token_ids) - call.count
+        segment, before = call.segment, len(call.segment.token_ids) - call.own
         cache = self._cache_at(segment.key, call.cache, segment.start)
         with self._turned(segment):
             output = self._model(
                 input_ids=torch.tensor([list(segment.token_ids)], device=self.device),
                 use_cache=True,
                 # Something must be kept for the pass to have a last row.
-                logits_to_keep=torch.tensor([before + j for j in keep or [call.count - 1]], device=self.device),
+                logits_to_keep=torch.tensor([before + j for j in keep or [call.own - 1]], device=self.device),
                 **{self._cache: cache},
             )
         taps = self._taps.collect()[0][before:] if self._taps is not None else None
