@@ -1,6 +1,6 @@
 """What one step costs: the verify pass for 1 and for a whole block of tokens, the draft, and the plain library forward.
 
-    python -m benchmarks.engine_steps --target models/demo-target --drafter models/demo-dspark
+    python -m benchmarks.engine_steps --target TARGET --drafter DRAFTER
 
 All variants take turns inside one process, so that a busy moment of the machine touches them alike; medians and lower
 quintiles are printed. The bound on the speed-up of a lone sequence is what these numbers and tau allow.

@@ -4,8 +4,8 @@ streams (row 6.6).
 A synthetic pair whose passes always take the same time, so that what differs is the doors and nothing else; text both
 ways. Clients are this package's own for both, in one process, and share the cores with the cell. The doors take turns,
 first one first and then the other, and every turn is a pair; the figure is the median of the pairs' ratios. Beside it
-stands the processor time of the coordinator per token. `--demo` measures on the demo pair instead, where the models'
-own work takes most of the processor.
+stands the processor time of the coordinator per token. `--shipped` measures on the shipped pair instead, where the
+models' own work takes most of the processor.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from benchmarks.load.answer import Endpoint
 from benchmarks.load.grpc_endpoint import GrpcEndpoint
 from benchmarks.load.openai_endpoint import OpenAiEndpoint, OpenAiOptions
 from benchmarks.load.prompts import Question
+from benchmarks.pair import shipped_pair
 from benchmarks.real_cell import POOL_TOKENS
 from benchmarks.row import Row, note
 from benchmarks.synthetic_cell import FLAT
@@ -40,7 +41,6 @@ BAR = 0.05
 STREAMS = (1, 64)
 TOKENS = 256  # of an answer
 SETTLE_S = 1.5
-DRAFTER = TARGET.parent / "demo-dspark"
 DOOR = {"http": "127.0.0.1:0"}
 
 
@@ -48,23 +48,26 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.http_overhead", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON row")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
-    parser.add_argument("--demo", action="store_true", help="the demo pair instead of the synthetic one")
+    parser.add_argument("--shipped", action="store_true", help="the shipped pair instead of the synthetic one")
     args = parser.parse_args(argv)
     pairs, seconds = (2, 4.0) if args.quick else (4, 6.0)
-    with tempfile.TemporaryDirectory() as folder, _demo_cell() if args.demo else synthetic_cell(Path(folder)) as cell:
+    with tempfile.TemporaryDirectory() as folder, _cell(args, Path(folder)) as cell:
         value = asyncio.run(_measure(cell, pairs, seconds))
     losses = [value[f"streams_{count}"]["http_costs"] for count in STREAMS]
     bar = f"HTTP costs at most {BAR:.0%} of the tokens a second of gRPC at {STREAMS[0]} and {STREAMS[1]} streams"
-    name = "HTTP overhead" + (", demo pair" if args.demo else "")
+    name = "HTTP overhead" + (", shipped pair" if args.shipped else "")
     return Row("6.6", name, value, bar, max(losses) <= BAR).show(as_json=args.json)
 
 
-def _demo_cell() -> LocalCell:
-    return LocalCell(TARGET, DRAFTER, coordinator=DOOR, verify={"kv_tokens": 1 << 16})
+def _cell(args: argparse.Namespace, folder: Path) -> LocalCell:
+    if not args.shipped:
+        return synthetic_cell(folder)
+    pair = shipped_pair()
+    return LocalCell(pair.target, pair.drafter, coordinator=DOOR, verify={"kv_tokens": 1 << 16})
 
 
 def synthetic_cell(folder: Path, domain: str = "", slower: float = 1.0) -> LocalCell:
-    """The flat pair over the demo tokenizer's vocabulary, so that every id is text, with an HTTP front.
+    """The flat pair over the tiny target's vocabulary, so that every id is text, with an HTTP front.
 
     domain: the only one there is, so that no prompt is easier than another; empty: as the file has them.
     slower: times what the file's passes take.
