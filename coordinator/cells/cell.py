@@ -21,6 +21,7 @@ class Terms:
     drafter: str  # empty without one
     block_size: int  # 0 without a drafter
     limits: Limits  # as if there were no text
+    ready: bool = True  # the first requests have run
 
 
 @dataclass(frozen=True, slots=True)

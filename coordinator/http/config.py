@@ -14,3 +14,6 @@ class HttpConfig(PublicConfig):
     http: str | None = field(
         default=None, metadata={"doc": "host:port of the OpenAI-compatible HTTP front; port 0 takes any; absent: none."}
     )
+    default_max_tokens: int = field(
+        default=256, metadata={"doc": "Longest answer to a chat over HTTP that sets no limit; over gRPC it is 256."}
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from dspark.errors import ConfigError
@@ -19,6 +22,8 @@ def pick_device(name: str, *, key: str) -> torch.device:
         raise ConfigError(f"{key}: {name!r} is no device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{key}: {name} was asked for and CUDA is not available")
+    if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
+        raise ConfigError(f"{key}: {name} was asked for, and the last of the {there} cards here is cuda:{there - 1}")
     return device
 
 
@@ -29,3 +34,50 @@ def pick_dtype(name: str, device: torch.device, *, key: str) -> torch.dtype:
     if name not in _DTYPES:
         raise ConfigError(f"{key}: {name!r} is not one of auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that could be had there now; None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    found = [_available(), _left_to_group()]
+    return min((each for each in found if each is not None), default=None)
+
+
+def slot_bytes(config: Any, dtype: torch.dtype) -> int | None:
+    """Of one token's keys and values in every layer of a model of the library's; None where its configuration does
+    not say."""
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    size = getattr(config, "head_dim", None)
+    if size is None and getattr(config, "num_attention_heads", None):
+        size = config.hidden_size // config.num_attention_heads
+    layers = getattr(config, "num_hidden_layers", None)
+    if not all(isinstance(each, int) and each > 0 for each in (heads, size, layers)):
+        return None
+    return int(2 * layers * heads * size * dtype.itemsize)  # type: ignore[operator]
+
+
+def _available() -> int | None:
+    """Of this machine, by Linux."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _left_to_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Of what this container may take; what the system can give back at once counts as left."""
+    try:
+        most, used = (folder / "memory.max", folder / "memory.current")
+        limit = most.read_text(encoding="ascii").strip()
+        if limit == "max":
+            return None
+        held = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+        return int(limit) - int(used.read_text(encoding="ascii")) + int(held.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return None
