@@ -19,7 +19,7 @@ from dspark.model.context import Projection
 from dspark.model.location import locate
 from dspark.model.pairing import mismatch
 from dspark.model.placement import free_bytes, pick_device, pick_dtype, slot_bytes
-from dspark.model.target import TargetTaps
+from dspark.model.target import TargetTaps, decoder_layers
 from verify_service import kernels, rotation, self_test
 from verify_service.config import VerifyConfig
 from verify_service.passes import PackedRunner, Runner
@@ -67,9 +67,12 @@ def load_parts(config: VerifyConfig) -> Parts:
 
 def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype) -> None:
     """Refuses a pool that the memory left beside the weights cannot hold, before anything is run."""
-    each = slot_bytes(target.model.config.get_text_config(), dtype)
+    try:
+        each = slot_bytes(decoder_layers(target.model), dtype)
+    except CheckpointError:  # layers of another name: the self-test says whether they can be run
+        return
     there = free_bytes(device)
-    if each is None or there is None or config.kv_tokens * each <= there:
+    if not each or there is None or config.kv_tokens * each <= there:
         return
     raise ConfigError(
         f"verify.kv_tokens: {config.kv_tokens} slots of {each} bytes take {config.kv_tokens * each / 1e9:.1f} GB, and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,16 @@ def free_bytes(device: torch.device) -> int | None:
     return min((each for each in found if each is not None), default=None)
 
 
-def slot_bytes(config: Any, dtype: torch.dtype) -> int | None:
-    """Of one token's keys and values in every layer of a model of the library's; None where its configuration does
-    not say."""
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-    size = getattr(config, "head_dim", None)
-    if size is None and getattr(config, "num_attention_heads", None):
-        size = config.hidden_size // config.num_attention_heads
-    layers = getattr(config, "num_hidden_layers", None)
-    if not all(isinstance(each, int) and each > 0 for each in (heads, size, layers)):
-        return None
-    return int(2 * layers * heads * size * dtype.itemsize)  # type: ignore[operator]
+def slot_bytes(layers: Iterable[Any], dtype: torch.dtype) -> int | None:
+    """Of one token's keys and values in these decoder layers; None where one of them does not say."""
+    values = 0
+    for layer in layers:
+        attention = getattr(layer, "self_attn", None)
+        key, value = (getattr(attention, name, None) for name in ("k_proj", "v_proj"))
+        if key is None or not hasattr(key, "out_features"):
+            return None
+        values += key.out_features + getattr(value, "out_features", key.out_features)
+    return values * dtype.itemsize
 
 
 def _available() -> int | None:

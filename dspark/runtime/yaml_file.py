@@ -33,7 +33,7 @@ def read_yaml(file: str | Path) -> Any:
     try:
         return yaml.load(Path(file).read_text(encoding="utf-8"), _Loader)  # a safe loader
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{file}: {error.problem}{_at(error)}") from error
+        raise ConfigError(f"{file}: cannot be read: {error.problem}{_at(error)}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dspark.errors import ConfigError
 from dspark.model import placement
+from dspark.model.checkpoint import load_target
 from verify_service import loading
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
@@ -70,3 +73,12 @@ def test_a_card_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         ConfigError, match=r"^draft\.device: cuda:2 was asked for, and the last of the 2 cards .* cuda:1"
     ):
         placement.pick_device("cuda:2", key="draft.device")
+
+
+def test_a_target_whose_layers_have_other_names_is_no_smaller_for_it(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_target(str(golden_target))
+    monkeypatch.setattr(loading, "free_bytes", lambda device: 0)
+    for stranger in (SimpleNamespace(layers=None), SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity()]))):
+        loading.check_room(VerifyConfig(), replace(target, model=stranger), torch.device("cpu"), torch.float32)
