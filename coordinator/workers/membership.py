@@ -192,7 +192,7 @@ class Membership:
         channel: grpc.aio.Channel,
     ) -> str | None:
         """Takes a described worker in; or says in a sentence why not."""
-        name, endpoint = worker.address.name, worker.address.endpoint
+        name, endpoint, worker.has_run = worker.address.name, worker.address.endpoint, said.warm
         if isinstance(said, verify_pb2.VerifierDescription):
             return await self._verifier_came(worker, verifier_facts(name, endpoint, said), channel)
         return await self._drafter_came(worker, drafter_facts(name, endpoint, said), channel)
@@ -280,9 +280,10 @@ class Membership:
     async def _warm_verifier(self, worker: Worker, client: VerifierClient) -> str | None:
         """Why it cannot serve. A drafter with which drafted steps do not run is no reason."""
         warmed: set[DrafterPort] = set()
-        if self._warm_up_s and (problem := await self._first_requests(client, (), plain=True)) is not None:
+        first = self._warm_up_s > 0 and not worker.has_run
+        if first and (problem := await self._first_requests(client, (), plain=True)) is not None:
             return problem
-        while self._warm_up_s and worker.port is client:
+        while first and worker.port is client:
             fit = [each for each in self._drafters if drafter_mismatch(client.facts, each.facts) is None]
             new = [each for each in fit if each not in warmed]
             if not new:
@@ -293,7 +294,7 @@ class Membership:
 
     async def _warm_drafter(self, worker: Worker, client: DrafterClient) -> str | None:
         warmed: set[VerifierClient] = set()
-        while self._warm_up_s and worker.port is client:
+        while self._warm_up_s and not worker.has_run and worker.port is client:
             fit = [each for each in self._lanes if drafter_mismatch(each.facts, client.facts) is None]
             new = [each for each in fit if each not in warmed]
             if not new:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from asyncio import Future
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,18 @@ from coordinator.answers.commit_log import CommitLog
 from coordinator.answers.tally import Tally
 from coordinator.clock import Clock
 from coordinator.lanes.lane import Conduct, Lane
-from coordinator.lanes.ports import DrafterFacts, DrafterPort, VerifierFacts, VerifierPort
+from coordinator.lanes.ports import (
+    Declined,
+    DrafterFacts,
+    DrafterPort,
+    Judged,
+    Prefilled,
+    PrefillOrder,
+    Sink,
+    VerifierFacts,
+    VerifierPort,
+    VerifyOrder,
+)
 from coordinator.lanes.sequence import Event
 from coordinator.lanes.sequence import Sequence as Life
 from coordinator.lanes.track import Track
@@ -27,7 +39,7 @@ from coordinator.requests.policy import Fixed, Off, Policy
 from coordinator.requests.request import Request
 from dspark.errors import DsparkError
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, Rule
+from dspark.types import Cursor, Law, Rule
 
 PROMPT = 8  # tokens, where the context has room
 PLAIN_STEPS = 2
@@ -44,7 +56,12 @@ async def warm(
     """Runs them, each once; Unwarmed if one fails or its drafter drafts nothing. Bound it from outside."""
     owner, metrics = _Owner(), Metrics()
     lane = Lane(
-        verifier, owner, load=Counter(), waits=replace(waits, bypass=False, cohorts=1), clock=clock, metrics=metrics
+        _Uncosted(verifier),
+        owner,
+        load=Counter(),
+        waits=replace(waits, bypass=False, cohorts=1),
+        clock=clock,
+        metrics=metrics,
     )
     for drafter in drafters:
         lane.drafter_joined(drafter)
@@ -115,6 +132,28 @@ class _Owner:
         if not future.done():
             future.set_exception(Unwarmed(why)) if why is not None else future.set_result(None)
             future.exception()  # heard, even if another one's comes first
+
+
+class _Uncosted:
+    """The verifier without its cost curve, which is the one that its own lane corrects by what steps take."""
+
+    def __init__(self, verifier: VerifierPort) -> None:
+        self._verifier, self.facts = verifier, replace(verifier.facts, cost=None)
+
+    def prefill(self, order: PrefillOrder) -> Future[Prefilled | Declined]:
+        return self._verifier.prefill(order)
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> Future[Judged]:
+        return self._verifier.verify(orders)
+
+    def resend(self, cursor: Cursor, sink: Sink, from_position: int) -> Future[Declined | None]:
+        return self._verifier.resend(cursor, sink, from_position)
+
+    def release(self, cursor: Cursor) -> None:
+        self._verifier.release(cursor)
+
+    def close(self, why: str) -> None:
+        self._verifier.close(why)
 
 
 class _Unread:

@@ -67,6 +67,7 @@ class Worker:
         self.state = "connecting"
         self.detail = ""
         self.leaving = False  # it said that it will end
+        self.has_run = False  # it said that it served before, so that nothing runs for the first time
         self.settled = asyncio.Event()  # the first attempt is over, one way or the other
         self.port: DrafterPort | VerifierPort | None = None
         self._session: Session[Any] | None = None

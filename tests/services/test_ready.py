@@ -145,3 +145,26 @@ async def test_a_drafter_that_joins_drafts_first_for_nobody(golden_target: Path,
                 assert d.metrics.value("forward_seconds_count", kind="draft") > 0
         finally:
             await coordinator.stop(0.0)
+
+
+async def test_a_coordinator_that_comes_back_finds_workers_that_have_run(
+    golden_target: Path, golden_drafter: Path
+) -> None:
+    """Streams that resume wait for no first requests, and the cost curve is the measured one."""
+    async with (
+        verifier(golden_target, golden_drafter, measure_cost=True, cost_max_tokens=8) as v,
+        drafter(golden_drafter) as d,
+    ):
+        config = CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,), warm_up_s=LONG_S)
+        first = await coordinator_process.start(config)
+        cost = first.membership.lanes[0].cost.verify
+        assert cost is not None
+        assert not cost.live.seen, "first steps correct nothing"
+        await first.stop(0.0)
+        run = v.metrics.value("forward_seconds_count", kind="verify")
+        again = await coordinator_process.start(config)
+        try:
+            assert again.membership.ready
+            assert v.metrics.value("forward_seconds_count", kind="verify") == run
+        finally:
+            await again.stop(0.0)
