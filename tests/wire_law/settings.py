@@ -12,7 +12,7 @@ RULES = ("token", "block", "coupled")
 POLICIES = ("fixed:3", "greedy")
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "T=1": {"temperature": 1.0},
-    "T=0.7, top-k 5, top-p 0.9": {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
+    "T=0.7, top-k 5, top-p 0.95": {"temperature": 0.7, "top_k": 5, "top_p": 0.95},
     "penalties and bias": {
         "temperature": 1.0,
         "repetition_penalty": 1.2,
