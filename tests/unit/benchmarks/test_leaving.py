@@ -19,9 +19,11 @@ ROOT = Path(__file__).resolve().parents[3]
 FOREIGN = (
     "import os, subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(os.getpid(), p.pid, flush=True); p.wait()"
 )
+# Whoever runs the tests may ignore SIGINT, as shells do for what they start in the background; a user does not.
 BENCHMARK = f"""
-import os, subprocess, sys
+import os, signal, subprocess, sys
 from benchmarks.pair import leave_in_order
+signal.signal(signal.SIGINT, signal.default_int_handler)
 leave_in_order()
 words = [sys.executable, "-m", "benchmarks.peers.leash", str(os.getpid()), sys.executable, "-c", {FOREIGN!r}]
 leash = subprocess.Popen(words)
