@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -29,6 +30,7 @@ _NAMES = {
     "tokenized.input_ids": "messages",
     "sampling_params.logprobs": "top_logprobs",
 }
+_HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # the space tells whether the template trims
 _KEYWORDS = ("enable_thinking", "reasoning_effort")  # arguments of templates that have a field of their own
 
 
@@ -81,7 +83,7 @@ async def read_prompt(door: Door, body: ChatBody) -> tuple[int, ...]:
     if template is None or tokenizer is None:
         raise Unsupported("messages", "the target has no chat template; /v1/completions takes plain prompts")
     door.desk.cell.check_capacity(current_caller().tenant)  # before anything is done for a request that has no room
-    messages = read_messages(body.messages)
+    messages = template.fitted(read_messages(body.messages))
     arguments = dict(body.chat_template_kwargs or {})
     for name in _KEYWORDS:
         if (value := getattr(body, name)) is not None:
@@ -94,22 +96,28 @@ async def read_prompt(door: Door, body: ChatBody) -> tuple[int, ...]:
     return await encoded(tokenizer, text, "messages", add_special=False)  # the template writes them itself
 
 
-def _rendered(template: ChatTemplate, messages: list[dict[str, Any]], arguments: dict[str, Any], body: ChatBody) -> str:
+def _rendered(
+    template: ChatTemplate, messages: list[Mapping[str, Any]], arguments: dict[str, Any], body: ChatBody
+) -> str:
     last = bool(body.continue_final_message)
     begin = not last if body.add_generation_prompt is None else body.add_generation_prompt
     if last and begin:
         raise InvalidRequest("continue_final_message", "goes without add_generation_prompt")
-    text = template.render(messages, arguments, add_generation_prompt=begin)
-    return _cut_behind(text, str(messages[-1].get("content") or "")) if last else text
+    if not last:
+        return template.render(messages, arguments, add_generation_prompt=begin)
+    said = str(messages[-1].get("content") or "")
+    marked = {**messages[-1], "content": said + _HERE}
+    text = template.render([*messages[:-1], marked], arguments, add_generation_prompt=begin)
+    return _cut_behind(text, said)
 
 
 def _cut_behind(text: str, said: str) -> str:
     """Without what the template puts behind the last message, so that the answer goes on with it."""
-    said = said.strip()
-    at = text.rfind(said)
-    if not said or at < 0:
+    at = text.rfind(_HERE.strip())
+    if not said.strip() or at < 0 or said.strip() not in text:
         raise InvalidRequest("continue_final_message", "the chat template does not show the last message as it is")
-    return text[: at + len(said)]
+    kept = text[:at]
+    return kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()  # a template that trims would have trimmed it
 
 
 def _max_tokens(door: Door, body: ChatBody, prompt: tuple[int, ...]) -> int:

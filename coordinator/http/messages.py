@@ -1,7 +1,8 @@
-"""Messages of a conversation, as chat templates take them: content is plain text."""
+"""Messages of a conversation, as chat templates take them: content is plain text, arguments of calls are mappings."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from dspark.errors import InvalidRequest, Unsupported
@@ -19,10 +20,19 @@ def read_messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _read(message: dict[str, Any], field: str) -> dict[str, Any]:
+    # As the library does: templates ask whether a key is there, and clients write null for what is not.
+    message = {key: value for key, value in message.items() if value is not None and (key, value) != ("tool_calls", [])}
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{field}.role", "must be a string such as system, user or assistant")
+    if "function_call" in message:
+        raise Unsupported(f"{field}.function_call", "is not supported; tool_calls are")
+    calls = message.get("tool_calls")
+    if calls is not None:
+        message["tool_calls"] = _read_calls(calls, f"{field}.tool_calls")
     content = message.get("content")
+    if calls is not None and content is None:
+        return message
     if isinstance(content, list):
         content = "\n".join(_text(part, f"{field}.content[{index}]") for index, part in enumerate(content))
     elif content is None and role == "assistant":
@@ -30,6 +40,27 @@ def _read(message: dict[str, Any], field: str) -> dict[str, Any]:
     elif not isinstance(content, str):
         raise InvalidRequest(f"{field}.content", "must be a string or a list of parts of text")
     return {**message, "content": content}
+
+
+def _read_calls(calls: Any, field: str) -> list[dict[str, Any]]:
+    """Calls an assistant made. Clients write their arguments as JSON in a text; templates write that themselves."""
+    if not isinstance(calls, list):
+        raise InvalidRequest(field, "must be a list of calls")
+    read = []
+    for index, call in enumerate(calls):
+        at = f"{field}[{index}]"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(at, "must be a call of a function with a name")
+        given = function.get("arguments", {})
+        try:
+            arguments = (json.loads(given) if given else {}) if isinstance(given, str) else given
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise InvalidRequest(f"{at}.function.arguments", "must be a JSON object")
+        read.append({**call, "function": {**function, "arguments": arguments}})
+    return read
 
 
 def _text(part: Any, field: str) -> str:

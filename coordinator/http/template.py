@@ -7,6 +7,7 @@ of a bounded length.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,11 +20,18 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from coordinator.reception.tokenizer import find_file
-from dspark.errors import ConfigError, InvalidRequest
+from dspark.errors import ConfigError, InvalidRequest, Unsupported
 
 FILE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing
+# What a template is tried with, to see whether it shows them.
+_SAID, _CALLED = "Yq7RcP2w", "Kd4vTx9m"
+_USER = {"role": "user", "content": "u"}
+_CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": _CALLED, "arguments": {"a": 1}}}
+_CALLS = {"role": "assistant", "tool_calls": [_CALL]}
+_RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "name": _CALLED, "content": _SAID}
 _OURS = {"messages", "add_generation_prompt", "tools", "documents", *_TOKENS}  # not a client's to set
 
 
@@ -54,15 +62,45 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             # Keyword arguments that may change what it writes: names it reads, those it sets in some branch included.
-            self.arguments = frozenset(meta.find_undeclared_variables(environment.parse(source)) - _OURS)
+            parsed = environment.parse(source)
+            self.arguments = frozenset(meta.find_undeclared_variables(parsed) - _OURS)
+            self._has_developer = any("developer" in repr(word.value) for word in parsed.find_all(nodes.Const))
         except jinja2.TemplateError as error:
             raise ConfigError(f"target: its chat template is not valid: {error}") from error
         self.arguments -= frozenset(environment.globals)
 
+    def fitted(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages in roles that the template knows; what it would leave out is refused by name."""
+        return [self._fitted(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+    def _fitted(self, message: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+        if message["role"] == "developer" and not self._has_developer:
+            return {**message, "role": "system"}
+        if message["role"] == "tool" and not self._shows_results:
+            raise Unsupported(f"{field}.role", "the target's chat template has no role 'tool'")
+        if "tool_calls" in message and not self._shows_calls:
+            raise Unsupported(f"{field}.tool_calls", "the target's chat template shows no calls of tools")
+        return message
+
+    @functools.cached_property
+    def _shows_results(self) -> bool:
+        said = {"role": "assistant", "content": "a"}
+        return any(self._shows(_SAID, [_USER, before, _RESULT]) for before in (_CALLS, said))
+
+    @functools.cached_property
+    def _shows_calls(self) -> bool:
+        return self._shows(_CALLED, [_USER, _CALLS, {**_RESULT, "name": "f"}]) or self._shows(_CALLED, [_USER, _CALLS])
+
+    def _shows(self, mark: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+        try:
+            return mark in self.render(messages, {}, add_generation_prompt=True)
+        except InvalidRequest:
+            return False
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any], *, add_generation_prompt: bool
     ) -> str:
-        """The text of the prompt, special tokens included."""
+        """The text of the prompt, special tokens included. What there is none of is None, as the library has it."""
         for name in arguments:
             if name not in self.arguments:
                 known = ", ".join(sorted(self.arguments)) or "none"
@@ -71,7 +109,12 @@ class ChatTemplate:
                 )
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens, **arguments
+                messages=[_with_reasoning(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._tokens,
+                **arguments,
             )
         except _Refused as error:
             raise InvalidRequest("messages", str(error)[:500]) from error
@@ -79,6 +122,14 @@ class ChatTemplate:
             raise InvalidRequest(
                 "messages", f"the target's chat template cannot render them: {str(error)[:300]}"
             ) from error
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Under all names that templates read it by."""
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def find_template(target: str | None, revision: str | None) -> ChatTemplate | None:
@@ -126,5 +177,7 @@ def _now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -139,7 +139,10 @@ def test_what_is_not_built_is_refused_by_name(cell: HttpCell, path: str, body: d
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        (chat({"role": "tool", "content": "x"}), "messages"),  # the template's own word
+        (chat({"role": "narrator", "content": "x"}), "messages"),  # the template's own word
+        (chat({"role": "tool", "content": "x"}), "messages[0].role"),
+        (chat({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}), "messages[0].tool_calls"),
+        (chat({"role": "assistant", "tool_calls": [{}]}), "messages[0].tool_calls[0]"),
         (chat({"content": "x"}), "messages[0].role"),
         (chat({"role": "user", "content": 3}), "messages[0].content"),
         (chat({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0]"),
@@ -172,6 +175,15 @@ def test_a_conversation_is_bounded_as_any_text_is(cell: HttpCell, monkeypatch: p
     long = post(cell, chat({"role": "user", "content": "x" * 6000}, max_tokens=1), "chat/completions")
     assert (long.status_code, long.json()["error"]["param"]) == (400, "messages")
     assert "at most 5000" in long.json()["error"]["message"]
+
+
+def test_a_developer_s_rules_are_the_system_s(cell: HttpCell) -> None:
+    user = {"role": "user", "content": "x"}
+    talks = [chat({"role": role, "content": "Be brief."}, user) for role in ("developer", "system")]
+    said = [
+        post(cell, {**talk, "max_tokens": 2, "return_token_ids": True}, "chat/completions").json() for talk in talks
+    ]
+    assert said[0]["choices"][0]["prompt_token_ids"] == said[1]["choices"][0]["prompt_token_ids"]
 
 
 def test_fields_that_ask_for_nothing_and_labels_are_let_through(cell: HttpCell) -> None:
