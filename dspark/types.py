@@ -7,6 +7,7 @@ Between rounds the verifier's cache, the drafter's context and the feature water
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ MAX_REPETITION = 100.0  # repetition_penalty is in (0, this]
 MAX_PENALTY = 2.0  # presence and frequency penalties are in [-this, this]
 MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
 MAX_BIASED = 1024  # ids of logit_bias
-MAX_LOGPROBS = 20  # likeliest tokens told beside each committed one
+MAX_LOGPROBS = 20  # likeliest tokens told beside each committed one, and beside each of a prompt
+MAX_PROMPT_LOGPROBS = 262_144  # of a prompt: tokens times (1 + likeliest ones), so that one message holds them
 PLACES = 64  # equal parts of [0, 1) in which the places of drafted tokens under their q are counted
 
 
@@ -145,6 +147,35 @@ class TokenLogprobs:
     logprob: float  # of the committed token
     top_ids: tuple[int, ...] = ()  # likeliest first, as many as were asked for
     top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptLogprobs:
+    """The same of the n - 1 tokens of a prompt of n that have tokens before them."""
+
+    logprobs: npt.NDArray[np.float32]  # [n - 1] of the token that stands there
+    ranks: npt.NDArray[np.uint32]  # [n - 1] its place among all tokens, 1 for the likeliest
+    top_ids: npt.NDArray[np.uint32]  # [n - 1, top] likeliest first
+    top_logprobs: npt.NDArray[np.float32]  # [n - 1, top]
+
+    @staticmethod
+    def joined(parts: Sequence[PromptLogprobs], top: int) -> PromptLogprobs:
+        """Of consecutive parts."""
+        return PromptLogprobs(
+            np.concatenate([np.zeros(0, np.float32), *(part.logprobs for part in parts)]),
+            np.concatenate([np.zeros(0, np.uint32), *(part.ranks for part in parts)]),
+            np.concatenate([np.zeros((0, top), np.uint32), *(part.top_ids for part in parts)]),
+            np.concatenate([np.zeros((0, top), np.float32), *(part.top_logprobs for part in parts)]),
+        )
+
+
+def scores_problem(tokens: int, top: int) -> str | None:
+    """Why log-probabilities of a prompt of so many tokens, with so many likeliest ones, are not told, or None."""
+    if not 0 <= top <= MAX_LOGPROBS:
+        return f"must be in 0..{MAX_LOGPROBS}, got {top}"
+    if tokens * (1 + top) > MAX_PROMPT_LOGPROBS:
+        return f"{tokens} tokens times {1 + top} are more than {MAX_PROMPT_LOGPROBS} log-probabilities"
+    return None
 
 
 class Verdict(NamedTuple):

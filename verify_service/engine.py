@@ -15,7 +15,7 @@ from dspark.decoding.acceptance import first_token as draw_first_token
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
 from dspark.pages import Held
-from dspark.types import Cursor, Law, Refusal, RefusalReason, TokenLogprobs, Verdict
+from dspark.types import Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.forced import Forced
@@ -116,6 +116,7 @@ class VerifyEngine:
         owner: int = 0,
         token_ids: Sequence[int] | None = None,
         salt: str = "",
+        scores: int | None = None,
     ) -> Refusal | None:
         """Makes room for the prompt; cursor.committed_len tokens will follow in chunks, less those that are `spared`.
 
@@ -139,7 +140,14 @@ class VerifyEngine:
         if self._runner.rotation is not None:  # keys that were turned in another way are of no use
             salt += f"\0{self._runner.rotation.of(law.prompt_len or cursor.committed_len)}"
         admitted = self._holdings.admit(
-            cursor, law, reserve_tokens, keep_features=keep_features, owner=owner, token_ids=token_ids, salt=salt
+            cursor,
+            law,
+            reserve_tokens,
+            keep_features=keep_features,
+            owner=owner,
+            token_ids=token_ids,
+            salt=salt,
+            scores=None if scores is None else min(scores, self.target.vocab_size),
         )
         return admitted if isinstance(admitted, Refusal) else None
 
@@ -168,6 +176,8 @@ class VerifyEngine:
         logits = self._holdings.last_logits.pop(sequence, None)
         if state is None or logits is None or (epoch is not None and epoch != state.epoch):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
+        if state.broken is not None:
+            return state.broken
         cursor = Cursor(sequence, state.epoch, 0, state.committed_len)
         try:
             anchor = draw_first_token(logits, state.law, cursor, shaper_of(state))
@@ -182,6 +192,14 @@ class VerifyEngine:
         """Of the token that `first_token` drew; empty when its law asks for none."""
         state = self._holdings.states.get(sequence)
         return state.anchor_logprobs if state is not None else ()
+
+    def prompt_logprobs(self, sequence: int) -> PromptLogprobs | None:
+        """Of a prompt that has run, once; None when nobody asked for them."""
+        state = self._holdings.states.get(sequence)
+        if state is None or state.scores is None:
+            return None
+        told, state.scored = PromptLogprobs.joined(state.scored, state.scores), []
+        return told
 
     def release(self, sequence: int, epoch: int) -> bool:
         """Frees a sequence held under this epoch or a lower one; an unknown one is fine."""

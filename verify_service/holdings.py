@@ -61,15 +61,19 @@ class Holdings:
         owner: int,
         token_ids: Sequence[int] | None,
         salt: str,
+        scores: int | None = None,
     ) -> SequenceState | Refusal:
-        """Pages for the prompt, as far as they are not kept from before; one more page stays free per sequence.
+        """Pages for the prompt, as far as they are not kept from before; one more page stays free per sequence. Whose
+        prompt is to be scored runs all of it.
 
         While memory is plentiful a kept prefix is copied where that lets the whole sequence lie in a row, else shared.
         """
         if len(self.states) >= self._most:
             return Refusal(RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit")
         keep_features = keep_features and self.store is not None
-        shared = self.prefixes.match(token_ids, salt, needs_rows=keep_features) if token_ids is not None else []
+        shared: list[int] = []
+        if token_ids is not None and scores is None:
+            shared = self.prefixes.match(token_ids, salt, needs_rows=keep_features)
         for page in shared:  # ours before anything is given back to make room
             self.pool.retain(page)
         wanted = self.pool.pages_for(cursor.committed_len) - len(shared)
@@ -100,6 +104,7 @@ class Holdings:
             capacity=self.pool.pages_for(longest) * self.pool.page_size,
             keep_features=keep_features,
             salt=salt if token_ids is not None else None,
+            scores=scores,
         )
         state.cached = state.spared = len(shared) * self.pool.page_size
         state.token_ids.extend(token_ids[: state.cached] if token_ids is not None else ())

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.pages import Held
-from dspark.types import Cursor, Draws, Law, Refusal, TokenLogprobs, Verdict
+from dspark.types import Cursor, Draws, Law, PromptLogprobs, Refusal, TokenLogprobs, Verdict
 from dspark.wire.v1 import types_pb2
 from verify_service.config import VerifyConfig
 from verify_service.sequences import VerifyItem
@@ -137,7 +137,9 @@ class Engine(Protocol):
         owner: int = 0,
         token_ids: Sequence[int] | None = None,
         salt: str = "",
-    ) -> Refusal | None: ...
+        scores: int | None = None,
+    ) -> Refusal | None:
+        """scores: likeliest tokens that `prompt_logprobs` is to tell at every position; None: it tells nothing."""
 
     def spared(self, sequence: int, epoch: int, *, rows: bool) -> tuple[int, FeatureRun | None]:
         """Leading tokens of the prompt that need no pass, and their feature rows if they are wanted."""
@@ -158,6 +160,9 @@ class Engine(Protocol):
 
     def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:
         """Of the token that `first_token` drew; empty when its law asks for none."""
+
+    def prompt_logprobs(self, sequence: int) -> PromptLogprobs | None:
+        """Of a prompt that has run, once; None when nobody asked for them."""
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged: ...
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dspark.decoding.acceptance import Case, Watch
 from dspark.decoding.draws import Labels
+from dspark.decoding.logprobs import prompt_logprobs
 from dspark.types import Draws, Refusal, TokenLogprobs, Verdict
 from verify_service.feature_store import FeatureRows
 from verify_service.forced import Forced
@@ -35,6 +36,7 @@ class Chunk(NamedTuple):
     state: SequenceState
     token_ids: Sequence[int]
     wants_rows: bool
+    next_ids: Sequence[int] = ()  # where the prompt is scored: the token behind each of them, but the prompt's last
 
 
 class _Committed(NamedTuple):
@@ -112,6 +114,7 @@ class PackedStep:
             state, stop = chunk.state, chunk.state.cached + len(chunk.token_ids)
             slots = holdings.slots(state, 0, stop)
             segments.append(Segment(state.sequence, state.cached, chunk.token_ids, slots, state.given))
+            logit_rows += range(row, row + len(chunk.next_ids))
             row += len(chunk.token_ids)
             if stop == state.prompt_len:  # only the last token of a prompt is followed by a draw
                 logit_rows.append(row - 1)
@@ -158,11 +161,14 @@ class PackedStep:
     def _take_in(self, chunks: Sequence[Chunk], result: Pass, row: int) -> list[_Committed | None]:
         """`row`: tokens of the items, which come first in the pass and in its logits."""
         wanted: list[_Committed | None] = []
-        last = row  # where the logits of the next finished prompt lie
+        last = row  # where the next logits of a prompt lie
         for chunk in chunks:
             state, start = chunk.state, chunk.state.cached
             state.cached += len(chunk.token_ids)
             state.token_ids.extend(chunk.token_ids)
+            if chunk.next_ids:
+                _score(state, result.logits[last : last + len(chunk.next_ids)], chunk.next_ids)
+                last += len(chunk.next_ids)
             if state.cached == state.prompt_len:
                 self._holdings.last_logits[state.sequence] = result.logits[last]
                 last += 1
@@ -190,6 +196,14 @@ class PackedStep:
             state = each.state
             made[at] = FeatureRows(state.sequence, state.epoch, each.start, each.token_ids, own, store.form)
         return made
+
+
+def _score(state: SequenceState, logits: Tensor, next_ids: Sequence[int]) -> None:
+    """Log-probabilities of a part of a prompt. What goes wrong here is told when the prompt is in."""
+    try:
+        state.scored.append(prompt_logprobs(logits, next_ids, state.scores or 0))
+    except Exception as error:
+        state.broken = failed(state.sequence, error)
 
 
 def _with_logprobs(

@@ -27,6 +27,7 @@ from verify_service.sequences import VerifyItem, check_item, invalid, unknown
 log = structlog.get_logger("dspark.verify")
 
 RIDE_ALONG = {"cpu": 64, "cuda": 512}  # prompt tokens in a round, where the configuration leaves it to the device
+SCORED = 256  # tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
 _FAILED = Refusal(RefusalReason.INTERNAL, "its pass failed; see the verifier's log")
 
 
@@ -164,8 +165,10 @@ class Rounds:
                 why = unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))
                 gone.append(Progress(prefill, None, 0, False, why))
                 continue
-            ids = prefill.token_ids[state.cached : state.cached + budget]
-            riders.append((prefill, Chunk(state, ids, prefill.wants_rows)))
+            start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
+            ids = prefill.token_ids[start : start + most]
+            behind = () if state.scores is None else prefill.token_ids[start + 1 : start + 1 + len(ids)]
+            riders.append((prefill, Chunk(state, ids, prefill.wants_rows, behind)))
             budget -= len(ids)
         try:
             stepped = self._step.run(items, [chunk for _, chunk in riders])

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dspark.decoding.sparse_q import validate_q
-from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Rule, SparseQ, TokenLogprobs, Verdict
+from dspark.types import (
+    NO_Q,
+    Cursor,
+    Law,
+    PromptLogprobs,
+    Refusal,
+    RefusalReason,
+    Rule,
+    SparseQ,
+    TokenLogprobs,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from dspark.decoding.shaping import Shaper
@@ -54,6 +65,9 @@ class SequenceState:
     anchored: bool = False  # whether the first anchor has been drawn
     last: Verdict | None = None
     anchor_logprobs: tuple[TokenLogprobs, ...] = ()
+    scores: int | None = None  # likeliest tokens told at every position of the prompt; None tells nothing
+    scored: list[PromptLogprobs] = field(default_factory=list)  # of its chunks so far
+    broken: Refusal | None = None  # a bug met it on its way in
     shaper: Shaper | None = None  # made when first asked for; catches up with token_ids whenever it is
 
     @property

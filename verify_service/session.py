@@ -22,7 +22,7 @@ from dspark.runtime.draining import Draining
 from dspark.runtime.leases import Leases, Ref
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import Read
-from dspark.types import Refusal, RefusalReason
+from dspark.types import Refusal, RefusalReason, scores_problem
 from dspark.wire import codec, cohorts
 from dspark.wire.v1 import types_pb2, verify_pb2
 from verify_service import commands
@@ -201,6 +201,9 @@ class VerifySession:
             law = Refusal(RefusalReason.NO_PAGES, "the verifier is draining")
         if len(command.cache_salt) > MAX_SALT:
             law = invalid(f"cache_salt: {len(command.cache_salt)} characters, at most {MAX_SALT} are taken")
+        scores = command.prompt_logprobs if command.HasField("prompt_logprobs") else None
+        if scores is not None and (wrong := scores_problem(len(command.token_ids), scores)) is not None:
+            law = invalid(f"prompt_logprobs: {wrong}")
         if isinstance(law, Refusal):
             return self._not_taken(command, law)
         ids = list(command.token_ids)
@@ -215,6 +218,7 @@ class VerifySession:
                 owner=self._owner,
                 token_ids=ids,
                 salt=command.cache_salt,
+                scores=scores,
             )
             if refusal is not None:
                 return refusal, 0, None
@@ -247,6 +251,7 @@ class VerifySession:
             return self._not_taken(command, anchor)
         self._leases.open(cursor.sequence, cursor.epoch)
         told = self._engine.anchor_logprobs(cursor.sequence) if law.logprobs is not None else ()
+        scored = self._engine.prompt_logprobs(cursor.sequence) if scores is not None else None
         log.info("sequence.prefilled", sequence=cursor.sequence, epoch=cursor.epoch, tokens=len(ids), spared=spared)
         return verify_pb2.Prefilled(
             cursor=command.cursor,
@@ -255,6 +260,7 @@ class VerifySession:
             forward_ns=spent_ns,
             cached_tokens=spared,
             logprobs=next(iter(codec.write_logprobs(told)), None),
+            prompt_logprobs=codec.write_prompt_logprobs(scored) if scored is not None else None,
         )
 
     async def _resend(self, command: verify_pb2.Resend) -> verify_pb2.Resent:

@@ -20,7 +20,7 @@ from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import SyntheticRows
 from dspark.synthetic.spec import SyntheticSpec, load_spec
-from dspark.types import Cursor, Law, Refusal, RefusalReason, TokenLogprobs, Verdict
+from dspark.types import Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.interface import Judged, Prefill, Progress
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
@@ -102,6 +102,7 @@ class SyntheticVerifyEngine:
         owner: int = 0,
         token_ids: Sequence[int] | None = None,
         salt: str = "",
+        scores: int | None = None,
     ) -> Refusal | None:
         held = self._sequences.get(cursor.sequence)
         if held is not None and cursor.epoch <= held.state.epoch:
@@ -111,6 +112,8 @@ class SyntheticVerifyEngine:
         problem = check_prompt(cursor, ids, reserve_tokens, vocab_size=vocab, context_length=length)
         if problem is None and law.logprobs is not None:
             problem = invalid("law.logprobs: a synthetic target has none")
+        if problem is None and scores is not None:
+            problem = invalid("prompt_logprobs: a synthetic target has none")
         if problem is not None:
             return problem
         if held is not None:
@@ -184,6 +187,9 @@ class SyntheticVerifyEngine:
 
     def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:
         return ()  # `open` refuses laws that ask for them
+
+    def prompt_logprobs(self, sequence: int) -> PromptLogprobs | None:
+        return None  # so too
 
     def features(self, cursor: Cursor, start: int) -> SyntheticRows | Refusal:
         held = self._sequences.get(cursor.sequence)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from coordinator.answers.commit_log import CommitLog, End, cut
-from dspark.types import TokenLogprobs
+from dspark.types import PromptLogprobs, TokenLogprobs
 
 
 class Round(NamedTuple):
@@ -29,6 +29,7 @@ class Started:
 
     queue_s: float  # arrival to prefill
     cached_tokens: int = 0  # prompt tokens whose prefill was spared
+    prompt_logprobs: PromptLogprobs | None = None  # with answer 0, where asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,17 +57,19 @@ def write_commits(batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, Piece
     batch.verified.extend([one.verified for one in rounds])
     batch.accepted.extend([one.accepted for one in rounds])
     batch.token_ids.extend([token for _, piece in commits for token in piece.tokens])
-    for place, (call, piece) in enumerate(commits):
+    for place, (_, piece) in enumerate(commits):
         if piece.logprobs:
             batch.logprobs.add(commit=place, tokens=codec.write_logprobs(piece.logprobs))
+    for call, piece in said:
         if piece.started is not None:
+            scored = piece.started.prompt_logprobs
             batch.started.add(
                 call=call,
                 index=piece.index,
                 queue_us=max(int(piece.started.queue_s * 1e6), 0),
                 cached_tokens=piece.started.cached_tokens,
+                prompt_logprobs=None if scored is None else codec.write_prompt_logprobs(scored),
             )
-    for call, piece in said:
         if piece.end is not None:
             batch.ended.add(
                 call=call, index=piece.index, reason=_REASONS[piece.end.reason], matched_token_id=piece.end.token_id
@@ -85,7 +87,7 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
     columns = (indices, lengths, batch.rounds, batch.drafted, batch.verified, batch.accepted)
     if any(len(column) != count for column in columns) or sum(lengths) != len(tokens):
         raise PeerError("columns of unequal length")
-    started = {(one.call, one.index): Started(one.queue_us / 1e6, one.cached_tokens) for one in batch.started}
+    started = {(one.call, one.index): _read_started(one) for one in batch.started}
     logprobs = {one.commit: tuple(codec.read_logprobs(one.tokens)) for one in batch.logprobs}
     ends = {(one.call, one.index): _read_end(one) for one in batch.ended}
     last = {(calls[at], indices[at]): at for at in range(count)} if ends else {}
@@ -107,7 +109,15 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
         )
         start = stop
     for (call, index), end in ends.items():  # by something else than a commit
-        yield call, Piece((), end, index)
+        yield call, Piece((), end, index, started=started.pop((call, index), None))
+
+
+def _read_started(one: frontend_pb2.Started) -> Started:
+    scored = None
+    if one.HasField("prompt_logprobs"):
+        told = one.prompt_logprobs
+        scored = codec.read_prompt_logprobs(told, len(told.logprobs) + 1, told.top)
+    return Started(one.queue_us / 1e6, one.cached_tokens, scored)
 
 
 def _read_end(ended: frontend_pb2.Ended) -> End:

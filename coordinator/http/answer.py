@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from fastapi import Request
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from coordinator.http.asking import Asking, Prompt, new_id
 from coordinator.http.door import Door
 from coordinator.http.paced import paced_events, paced_whole
-from coordinator.http.reply import Frame, Shape, streamed_reply, whole_reply
+from coordinator.http.reply import MANY, Frame, Shape, streamed_reply, whole_reply
 from coordinator.http.schema import Body
 from coordinator.http.spec_metrics import Detail
 from coordinator.http.sse import EventStream, while_connected
@@ -62,6 +63,8 @@ async def answered(
         whole = await answer
     finally:
         asking.leave()
+    if any(len(each.request.prompt) > MANY for each in asking.answerings if each.reader.prompt_logprobs is not None):
+        return await asyncio.to_thread(JSONResponse, whole, headers=headers)
     return JSONResponse(whole, headers=headers)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from coordinator.answers.answer import Piece
 from coordinator.http.door import Door
@@ -14,7 +15,8 @@ from coordinator.reception.answering import Answering
 from coordinator.reception.reading import Shown
 from dspark.client.request import Sampling, write_request
 from dspark.errors import Cancelled, InvalidRequest
-from dspark.numerals import shown
+from dspark.numerals import shown as as_shown
+from dspark.types import PromptLogprobs
 
 MAX_PROMPTS = 256
 _KEY = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each
@@ -38,12 +40,15 @@ _PLAIN = (
 Prompt = str | Sequence[int]
 
 
-def sampling(body: Body, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
+def sampling(
+    body: Body, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+) -> Sampling:
     """The fields of a body as the options of the gRPC interface."""
     speculation = body.speculation
     return Sampling(
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
         seed=_seed(body.seed),
         stop=body.stop or (),
         stop_token_ids=body.stop_token_ids or (),
@@ -63,7 +68,7 @@ def _seed(given: int | None) -> int | None:
     if given is None or 0 <= given < 2**64:
         return given
     if not -(2**63) <= given < 0:
-        raise InvalidRequest("seed", f"must be in -2^63..2^64-1, got {shown(given)}")
+        raise InvalidRequest("seed", f"must be in -2^63..2^64-1, got {as_shown(given)}")
     return given + 2**64
 
 
@@ -71,7 +76,7 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
     """JSON has no numbers for keys."""
     for token in given:
         if not _KEY.fullmatch(token):
-            raise InvalidRequest("logit_bias", f"keys are token ids, and {shown(token)} is none")
+            raise InvalidRequest("logit_bias", f"keys are token ids, and {as_shown(token)} is none")
     return {int(token): bias for token, bias in given.items()}
 
 
@@ -79,6 +84,14 @@ def new_id(kind: str, given: str | None) -> str:
     """Of a response, and of its request in logs. `given` is the client's own, which need not differ from call to call:
     clients that try again, and proxies that pass a name on, say it twice."""
     return f"{kind}-{given[:GIVEN]}-{secrets.token_hex(4)}" if given else f"{kind}-{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A prompt and the log-probabilities of its tokens."""
+
+    ids: Sequence[int]
+    told: PromptLogprobs
 
 
 class Asking:
@@ -144,6 +157,22 @@ class Asking:
         finally:
             for task in tasks:
                 task.cancel()
+
+    def scored(self, index: int) -> Scored | None:
+        """What was told of a prompt; None where nothing was asked, or not yet."""
+        answering = self.answerings[index]
+        told = answering.reader.prompt_logprobs
+        return None if told is None else Scored(answering.request.prompt, told)
+
+    async def scored_parts(self) -> AsyncIterator[tuple[int, list[Shown]]]:
+        """`parts`, but those of a prompt that is scored wait until it is: another answer to it may be quicker."""
+        held: dict[int, list[list[Shown]]] = {}
+        async for prompt, shown in self.parts():
+            wanted = self.answerings[prompt].request.prompt_logprobs is not None
+            held.setdefault(prompt, []).append(shown)
+            if not wanted or self.scored(prompt) is not None:
+                for each in held.pop(prompt):
+                    yield prompt, each
 
     async def _next(self, index: int, answering: Answering) -> list[Shown]:
         parts = await answering.parts()

@@ -10,13 +10,14 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from coordinator.http.answer import answered
-from coordinator.http.asking import sampling
+from coordinator.http.asking import Scored, sampling
 from coordinator.http.body import read_body
 from coordinator.http.describe import described_by
 from coordinator.http.door import Door
 from coordinator.http.messages import read_messages
 from coordinator.http.reply import Object
 from coordinator.http.schema import ChatBody
+from coordinator.http.scores import prompt_logprobs
 from coordinator.http.template import ChatTemplate
 from coordinator.http.tokens import TokenTexts, chat_logprobs
 from coordinator.reception.frontdesk import LONG_TEXT, encoded, prompt_bytes
@@ -60,20 +61,21 @@ class ChatShape:
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
 
-    def opening(self, prompt: int) -> Object | None:
+    def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def part(self, prompt: int, shown: Shown) -> Object:
         delta = {"content": shown.text} if shown.text or shown.tokens else {}
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
-    def whole(self, prompt: int, parts: list[Shown]) -> Object:
+    def whole(self, prompt: int, parts: list[Shown], scored: Scored | None) -> Object:
         told = [chat_logprobs(self._texts, shown) for shown in parts if shown.logprobs]
         content = [one for each in told if each is not None for one in each["content"]]
         text = "".join(shown.text for shown in parts)
         return {
             "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": {"content": content, "refusal": None} if told else None,
+            **prompt_logprobs(self._texts, scored),
         }
 
 

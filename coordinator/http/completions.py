@@ -8,16 +8,17 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from coordinator.http.answer import answered
-from coordinator.http.asking import Prompt, sampling
+from coordinator.http.asking import Prompt, Scored, sampling
 from coordinator.http.body import read_body
 from coordinator.http.describe import described_by
 from coordinator.http.door import Door
 from coordinator.http.reply import Object
 from coordinator.http.schema import CompletionBody
+from coordinator.http.scores import EchoLogprobs, prompt_logprobs
 from coordinator.http.tokens import TokenTexts, completion_logprobs
 from coordinator.reception.frontdesk import prompt_bytes
 from coordinator.reception.reading import Shown
-from dspark.errors import InvalidRequest, Unsupported
+from dspark.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this kind of request
 
@@ -30,13 +31,13 @@ def routes(door: Door) -> APIRouter:
     async def completions(request: Request) -> Response:
         """Goes on with each prompt."""
         body = await read_body(request, CompletionBody, prompt_bytes(door.desk.cell))
-        if body.echo and body.logprobs is not None:
-            raise Unsupported("echo", "is not supported beside logprobs: those of a prompt are not computed")
         prompts = read_prompts(body.prompt)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        options = sampling(body, max_tokens=max_tokens, logprobs=body.logprobs)
-        shape = CompletionShape(texts, [_echoed(door, prompt) for prompt in prompts] if body.echo else None)
-        return await answered(door, request, body, prompts, options, shape, kind="cmpl")
+        scores, names = _scores(body, max_tokens)
+        options = sampling(body, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
+        echoes = [_echoed(door, prompt) for prompt in prompts] if body.echo else None
+        shape = CompletionShape(texts, echoes, body.logprobs, body.prompt_logprobs)
+        return await answered(door, request, body, prompts, options, shape, kind="cmpl", names=names)
 
     return router
 
@@ -46,27 +47,58 @@ class CompletionShape:
 
     whole_object = part_object = "text_completion"
 
-    def __init__(self, texts: TokenTexts, echoes: list[str] | None) -> None:
+    def __init__(
+        self, texts: TokenTexts, echoes: list[str] | None, logprobs: int | None, prompt_logprobs: int | None
+    ) -> None:
         self._texts, self._echoes = texts, echoes
+        self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs  # likeliest tokens asked for
         self._said: dict[tuple[int, int], int] = {}  # characters told, by prompt and answer
+        self._before: dict[int, int] = {}  # of each prompt, where they are told of
 
-    def opening(self, prompt: int) -> Object | None:
-        return {"text": self._echoes[prompt]} if self._echoes is not None else None
+    def opening(self, prompt: int, scored: Scored | None) -> Object | None:
+        if self._echoes is None:
+            return None
+        told = self._echoed(scored)
+        if told is not None:
+            self._before[prompt] = told.characters
+        return {"text": self._echoes[prompt], "logprobs": told.written() if told is not None else None}
 
     def part(self, prompt: int, shown: Shown) -> Object:
         before = self._told((prompt, shown.index), shown)
         return {"text": shown.text, "logprobs": completion_logprobs(self._texts, [shown], before)}
 
-    def whole(self, prompt: int, parts: list[Shown]) -> Object:
+    def whole(self, prompt: int, parts: list[Shown], scored: Scored | None) -> Object:
         text = "".join(shown.text for shown in parts)
         echo = self._echoes[prompt] if self._echoes is not None else ""
-        return {"text": echo + text, "logprobs": completion_logprobs(self._texts, parts, 0)}
+        told = self._echoed(scored)
+        said = completion_logprobs(self._texts, parts, told.characters if told is not None else 0)
+        asked = scored if self._prompt_logprobs is not None else None
+        return {
+            "text": echo + text,
+            "logprobs": said if told is None else told.written(said),
+            **prompt_logprobs(self._texts, asked, self._prompt_logprobs),
+        }
+
+    def _echoed(self, scored: Scored | None) -> EchoLogprobs | None:
+        """Those of the prompt, where it is shown and they are asked for."""
+        if scored is None or self._echoes is None or self._logprobs is None:
+            return None
+        return EchoLogprobs(self._texts, scored, self._logprobs)
 
     def _told(self, key: tuple[int, int], shown: Shown) -> int:
-        before = self._said.get(key, 0)
+        before = self._said.get(key, self._before.get(key[0], 0))
         if shown.logprobs:
             self._said[key] = before + sum(len(self._texts.text_of(token)) for token in shown.tokens)
         return before
+
+
+def _scores(body: CompletionBody, max_tokens: int) -> tuple[int | None, dict[str, str]]:
+    """Likeliest tokens to tell at each position of the prompt, and what that is called in the body."""
+    if not body.echo or (body.logprobs is None and max_tokens):
+        return None, {}
+    if body.prompt_logprobs is not None:
+        return max(body.prompt_logprobs, body.logprobs or 0), {}
+    return body.logprobs or 0, {"sampling_params.prompt_logprobs": "logprobs"}
 
 
 def read_prompts(given: Any) -> list[Prompt]:

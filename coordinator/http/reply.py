@@ -6,19 +6,21 @@ then usage where asked for, then [DONE]. Several answers of one round leave in o
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from coordinator.answers.commit_log import End
-from coordinator.http.asking import Asking
+from coordinator.http.asking import Asking, Scored
 from coordinator.http.schema import Body
 from coordinator.http.spec_metrics import Detail, metrics_of
 from coordinator.http.sse import DONE, event
 from coordinator.reception.reading import Reading, Shown
 
 Object = dict[str, Any]
+MANY = 2048  # tokens of a prompt whose log-probabilities are written beside the event loop
 
 
 class Shape(Protocol):
@@ -27,13 +29,13 @@ class Shape(Protocol):
     whole_object: str
     part_object: str
 
-    def opening(self, prompt: int) -> Object | None:
+    def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         """A choice's first part, before any token; None where there is nothing to say."""
 
     def part(self, prompt: int, shown: Shown) -> Object:
         """A choice's next part."""
 
-    def whole(self, prompt: int, parts: list[Shown]) -> Object:
+    def whole(self, prompt: int, parts: list[Shown], scored: Scored | None) -> Object:
         """A whole choice."""
 
 
@@ -66,13 +68,18 @@ class Frame:
 async def whole_reply(asking: Asking, shape: Shape, frame: Frame) -> Object:
     """The reply to a request that does not stream."""
     gathered: dict[tuple[int, int], list[Shown]] = {}
-    async for prompt, parts in asking.parts():
+    async for prompt, parts in asking.scored_parts():
         for shown in parts:
             gathered.setdefault((prompt, shown.index), []).append(shown)
     choices: list[Object] = []
     for prompt, reading in _readings(asking):
         said = gathered.get((prompt, reading.index), [])
-        choice = {"index": len(choices), **shape.whole(prompt, said), **_finish(reading.end)}
+        scored = asking.scored(prompt)
+        if scored is not None and len(scored.ids) > MANY:  # others go on meanwhile
+            made = await asyncio.to_thread(shape.whole, prompt, said, scored)
+        else:
+            made = shape.whole(prompt, said, scored)
+        choice = {"index": len(choices), **made, **_finish(reading.end)}
         if frame.token_ids:
             choice["token_ids"] = [token for shown in said for token in shown.tokens]
             choice["prompt_token_ids"] = list(asking.answerings[prompt].request.prompt)
@@ -94,11 +101,11 @@ async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGen
             head | {"choices": [{"index": number, "logprobs": None, "finish_reason": None, **choice}]} | running
         )
 
-    opened = False
+    opened: set[int] = set()
     try:
-        async for prompt, parts in asking.parts():
-            out = [] if opened else _openings(asking, shape, frame, chunk)
-            opened = True
+        async for prompt, parts in asking.scored_parts():
+            out = [] if prompt in opened else _openings(asking, prompt, shape, frame, chunk)
+            opened.add(prompt)
             by_index = {shown.index: shown for shown in parts}
             for reading in asking.answerings[prompt].reader.readings:
                 shown, key = by_index.get(reading.index), (prompt, reading.index)
@@ -121,10 +128,12 @@ async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGen
         asking.leave()
 
 
-def _openings(asking: Asking, shape: Shape, frame: Frame, chunk: Any) -> list[bytes]:
+def _openings(asking: Asking, asked: int, shape: Shape, frame: Frame, chunk: Any) -> list[bytes]:
     out = []
     for number, (prompt, _) in enumerate(_readings(asking)):
-        choice = shape.opening(prompt)
+        if prompt != asked:
+            continue
+        choice = shape.opening(prompt, asking.scored(prompt))
         if frame.token_ids:
             ids = {"prompt_token_ids": list(asking.answerings[prompt].request.prompt), "token_ids": []}
             choice = (choice or shape.part(prompt, Shown(0, 0))) | ids

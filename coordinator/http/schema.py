@@ -97,6 +97,7 @@ class Body(BaseModel):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
     cache_salt: str | None = None
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] | None = None
     # Ours.
@@ -116,6 +117,8 @@ class Body(BaseModel):
                 raise Unsupported(name[:100], "is not supported" if name in _IDLE else "is not a field of this request")
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options", "only beside stream")
+        if body.prompt_logprobs is not None and body.stream:
+            raise InvalidRequest("prompt_logprobs", "not beside stream")
         return body
 
 

@@ -252,6 +252,7 @@ class Lane:
             self._feeding.prefilling(track),
             keep,
             track.request.cache_salt,
+            track.scores,
         )
         number = next(self._prefills)
         reply = self.verifier.prefill(order)
@@ -290,12 +291,15 @@ class Lane:
         if track.request.law.logprobs is not None and not prefilled.logprobs:
             self._owner.ended(track, PeerError("the verifier sent a token without its log-probability"))
             return
+        if track.scores is not None and prefilled.prompt_logprobs is None:
+            self._owner.ended(track, PeerError("the verifier sent no log-probabilities of the prompt"))
+            return
         track.sequence.apply(Event.PREFILLED)
         started = None
         now = self._clock.time()
         if track.tally.first is None:
             track.tally.first = now
-            started = Started(track.tally.queue_s(), prefilled.cached_tokens)
+            started = Started(track.tally.queue_s(), prefilled.cached_tokens, prefilled.prompt_logprobs)
         piece = track.answer.take((prefilled.anchor,), prefilled.logprobs, started=started)
         self._settling.show_first(track, piece, now)
         self._loop.kick()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from coordinator.scheduling.cost_curve import CostCurve
 from dspark.errors import Unavailable
-from dspark.types import Block, Cursor, Draws, Law, RefusalReason, SparseQ, TokenLogprobs, Verdict
+from dspark.types import Block, Cursor, Draws, Law, PromptLogprobs, RefusalReason, SparseQ, TokenLogprobs, Verdict
 
 
 class Lost(Unavailable):
@@ -110,6 +110,7 @@ class PrefillOrder:
     sink: Sink | None
     keep_features: bool
     cache_salt: str = ""  # prefixes are shared among equals
+    prompt_logprobs: int | None = None  # likeliest tokens told at every position; None tells nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class Prefilled:
     forward_s: float
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the anchor, where the law asks for them
     cached_tokens: int = 0  # leading tokens that needed no pass
+    prompt_logprobs: PromptLogprobs | None = None  # where asked for
 
 
 class VerifyOrder(NamedTuple):

@@ -53,4 +53,9 @@ class Track:
 
     @property
     def speculates(self) -> bool:
-        return not isinstance(self.request.policy, Off)
+        return not isinstance(self.request.policy, Off) and self.request.max_tokens > 1
+
+    @property
+    def scores(self) -> int | None:
+        """Likeliest tokens that its prefill tells of the prompt: once for a request, before anything is said."""
+        return None if self.answer.index or self.answer.log.answered else self.request.prompt_logprobs

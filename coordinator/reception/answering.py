@@ -13,6 +13,7 @@ from coordinator.reception.reading import Reader, Shown
 from coordinator.requests.request import Request
 from dspark.errors import Cancelled, Expired, PeerError
 from dspark.runtime.telemetry import Metrics
+from dspark.types import PromptLogprobs
 from dspark.wire.v1 import generate_pb2
 
 
@@ -23,6 +24,7 @@ class Answering:
         self._asked, self._metrics = asked, metrics
         self._timer = clock.call_later(budget_s, asked.call.cut, Expired(f"no answer within {budget_s:.3g} s"))
         self.pieces: list[tuple[Piece, float]] = []  # what the newest parts were read from, with clock times
+        self.scored: PromptLogprobs | None = None  # what came of the prompt with them
         metrics.client_streams.inc()
 
     @staticmethod
@@ -51,7 +53,9 @@ class Answering:
         if waiting is None:
             raise PeerError("the cell closed a request whose answers have not ended")
         self.pieces = waiting
+        had = self.reader.prompt_logprobs
         shown = self._asked.reader.read(waiting, self._asked.call.finish)
+        self.scored = self.reader.prompt_logprobs if had is None else None
         self._metrics.client_chunks.inc(len(shown))
         return shown
 

@@ -63,7 +63,7 @@ async def paced(answering: Answering, pace: Pace) -> AsyncGenerator[generate_pb2
     loop = asyncio.get_running_loop()
     began, ticks, end = loop.time(), 0, pace.ticks(request.max_tokens)
     reading: asyncio.Task[list[Shown]] | None = None
-    waiting: list[Shown] = []
+    waiting: list[generate_pb2.GenerateResponse] = []
     try:
         while True:
             if reading is None and not answering.done:
@@ -71,7 +71,7 @@ async def paced(answering: Answering, pace: Pace) -> AsyncGenerator[generate_pb2
             ticks += 1
             await _until(began + ticks * pace.interval_s)
             if reading is not None and reading.done():
-                waiting += reading.result()
+                waiting += replies.parts(request.id, reading.result(), answering.scored)
                 reading = None
             if ticks >= end and answering.done and not waiting:
                 yield padded(replies.complete(answering.reader), pace.frame)
@@ -81,7 +81,7 @@ async def paced(answering: Answering, pace: Pace) -> AsyncGenerator[generate_pb2
             for _ in range(request.choices):
                 message = generate_pb2.GenerateResponse(request_id=request.id)
                 if waiting:
-                    message = replies.chunk(request.id, waiting.pop(0))
+                    message = waiting.pop(0)
                 yield padded(message, pace.frame)
     finally:
         if reading is not None:

@@ -16,7 +16,7 @@ from coordinator.answers.stop_strings import StopStrings
 from coordinator.answers.tally import Tally
 from coordinator.reception.tokenizer import TextStream
 from coordinator.requests.request import Request
-from dspark.types import TokenLogprobs
+from dspark.types import PromptLogprobs, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -40,6 +40,7 @@ class Reading:
         self.unsaid = 0  # tokens that came behind a stop string
         self.end: End | None = None
         self.cached_tokens = 0
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.tally = Tally(arrived)
         self._text = text
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
@@ -97,6 +98,7 @@ class Reading:
         if piece.started is not None:
             tally.placed = tally.arrived + piece.started.queue_s
             self.cached_tokens = piece.started.cached_tokens
+            self.prompt_logprobs = piece.started.prompt_logprobs
         if kept and tally.first is None:
             tally.first = at
         if piece.round is not None:
@@ -118,6 +120,11 @@ class Reader:
     @property
     def done(self) -> bool:
         return not self._open
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Where asked for, as soon as answer 0 has begun."""
+        return self.readings[0].prompt_logprobs
 
     @property
     def unsaid(self) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from coordinator.answers.commit_log import End, Reason
 from coordinator.answers.tally import Tally
 from coordinator.reception.reading import Reader, Reading, Shown
-from dspark.types import Rule
+from dspark.types import PromptLogprobs, Rule
 from dspark.wire import codec
 from dspark.wire.v1 import generate_pb2, types_pb2
 
@@ -28,6 +28,20 @@ def chunk(request_id: str, shown: Shown) -> generate_pb2.GenerateResponse:
         logprobs=codec.write_logprobs(shown.logprobs) if shown.logprobs else None,
     )
     return generate_pb2.GenerateResponse(request_id=request_id, chunk=made)
+
+
+def parts(
+    request_id: str, shown: Iterable[Shown], scored: PromptLogprobs | None
+) -> Iterator[generate_pb2.GenerateResponse]:
+    """What came together, the prompt's first."""
+    if scored is not None:
+        yield prompt_logprobs(request_id, scored)
+    for one in shown:
+        yield chunk(request_id, one)
+
+
+def prompt_logprobs(request_id: str, told: PromptLogprobs) -> generate_pb2.GenerateResponse:
+    return generate_pb2.GenerateResponse(request_id=request_id, prompt_logprobs=codec.write_prompt_logprobs(told))
 
 
 def complete(reader: Reader) -> generate_pb2.GenerateResponse:

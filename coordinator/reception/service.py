@@ -72,9 +72,9 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
                         reading.taken()
                 return
             while not answering.done:
-                for shown in await answering.parts():
+                for message in replies.parts(name, await answering.parts(), answering.scored):
                     reading.offered()
-                    yield replies.chunk(name, shown)
+                    yield message
                     reading.taken()
                 if self._interval_s and not answering.done:
                     await asyncio.sleep(self._interval_s)  # what comes meanwhile goes out together

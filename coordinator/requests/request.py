@@ -29,8 +29,9 @@ class Request:
     traceparent: str = ""  # W3C trace context of the caller
     weight: float = 1.0  # what a token of this answer is worth to the scheduler beside those of others
     drafter: str = ""  # replica that is to draft; empty: the least loaded one
+    prompt_logprobs: int | None = None  # likeliest tokens told at every position of the prompt; None tells nothing
 
     @property
     def longest(self) -> int:
-        """Prompt and answer at most."""
-        return len(self.prompt) + self.max_tokens
+        """Prompt and answer at most; a token is drawn behind every prompt."""
+        return len(self.prompt) + max(self.max_tokens, 1)

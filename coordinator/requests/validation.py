@@ -14,7 +14,7 @@ from coordinator.requests.policy import Policy, parse_policy
 from coordinator.requests.request import Request
 from coordinator.requests.rule import check_rule, choose_rule
 from dspark.errors import InvalidRequest
-from dspark.types import Rule
+from dspark.types import Rule, scores_problem
 from dspark.wire.v1 import generate_pb2
 
 MAX_ID = 128
@@ -101,6 +101,7 @@ def read_request(
         seeded=params.HasField("seed"),
         label=message.label,
         traceparent=message.traceparent[:MAX_ID],
+        prompt_logprobs=_read_scores(params, len(prompt)),
     )
 
 
@@ -110,6 +111,8 @@ def read_resume(message: generate_pb2.GenerateRequest, choices: int) -> tuple[in
         return ()
     if not message.request_id:
         raise InvalidRequest("resume", "say by request_id what is to be resumed")
+    if message.sampling_params.HasField("prompt_logprobs"):
+        raise InvalidRequest("resume", "not beside prompt_logprobs; ask anew")
     held = tuple(message.resume.offsets)
     if len(held) != choices:
         raise InvalidRequest("resume.offsets", f"{len(held)} offsets for {choices} answers")
@@ -165,12 +168,20 @@ def _read_stop_ids(params: generate_pb2.SamplingParams, limits: Limits) -> froze
     return given if params.ignore_eos else given | frozenset(limits.stop_token_ids)
 
 
+def _read_scores(params: generate_pb2.SamplingParams, prompt_len: int) -> int | None:
+    if not params.HasField("prompt_logprobs"):
+        return None
+    if (problem := scores_problem(prompt_len, params.prompt_logprobs)) is not None:
+        raise InvalidRequest(f"{_PARAMS}.prompt_logprobs", problem)
+    return params.prompt_logprobs
+
+
 def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, limits: Limits) -> int:
     field = f"{_PARAMS}.max_tokens"
     room = limits.context_length - prompt_len
     if not params.HasField("max_tokens"):
         return min(DEFAULT_MAX_TOKENS, room, *([limits.capacity - prompt_len] if limits.capacity else []))
-    if params.max_tokens < 1:
+    if params.max_tokens < 1 and not params.HasField("prompt_logprobs"):
         raise InvalidRequest(field, f"must be at least 1, got {params.max_tokens}")
     if params.max_tokens > room:
         raise InvalidRequest(

@@ -167,6 +167,7 @@ class VerifierClient:
             sink=_sink(order.sink),
             keep_features=order.keep_features,
             cache_salt=order.cache_salt,
+            prompt_logprobs=order.prompt_logprobs,
         )
 
         def read(event: verify_pb2.VerifyEvent) -> Prefilled | Declined:
@@ -176,7 +177,11 @@ class VerifierClient:
             if declined is not None:
                 return declined
             spared = min(prefilled.cached_tokens, order.cursor.committed_len)
-            return Prefilled(order.cursor, prefilled.anchor, prefilled.forward_ns / 1e9, told, spared)
+            scored = None
+            if order.prompt_logprobs is not None and prefilled.HasField("prompt_logprobs"):
+                top = min(order.prompt_logprobs, self.facts.vocab_size)
+                scored = codec.read_prompt_logprobs(prefilled.prompt_logprobs, len(order.token_ids), top)
+            return Prefilled(order.cursor, prefilled.anchor, prefilled.forward_ns / 1e9, told, spared, scored)
 
         return self._ask(lambda tag, inc: verify_pb2.VerifyCommand(tag=tag, incarnation=inc, prefill=message), read)
 

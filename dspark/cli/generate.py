@@ -27,6 +27,7 @@ _OPTIONS = (
     "presence_penalty",
     "frequency_penalty",
     "logprobs",
+    "prompt_logprobs",
     "n",
     "seed",
     "stop",
@@ -62,6 +63,9 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="key of the draws")
     parser.add_argument("--n", type=int, metavar="N", help="answers to the same prompt; shown one after the other")
     parser.add_argument("--logprobs", type=int, metavar="K", help="tell log-probabilities, K likeliest (with --json)")
+    parser.add_argument(
+        "--prompt-logprobs", type=int, metavar="K", help="the same of the prompt; with --max-tokens 0 of it alone"
+    )
     parser.add_argument("--min-tokens", type=int, metavar="N", help="nothing ends the answer before")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
     parser.add_argument(

@@ -105,7 +105,24 @@ class Finished:
         return ()
 
 
-Event: TypeAlias = Chunk | Finished
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a prompt's tokens, each given those before it; None for the first, which has none."""
+
+    tokens: tuple[TokenLogprobs | None, ...]
+    ranks: tuple[int | None, ...]  # place of each token among all, 1 for the likeliest
+
+    @property
+    def text(self) -> str:
+        """Empty, so that a loop may print the text of every event."""
+        return ""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return ()
+
+
+Event: TypeAlias = Chunk | PromptLogprobs | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +137,7 @@ class Choice:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        told = [{"logprob": one.logprob, "top": [list(pair) for pair in one.top]} for one in self.logprobs]
+        told = [_logprob_json(one) for one in self.logprobs]
         return {
             "index": self.index,
             "text": self.text,
@@ -139,6 +156,7 @@ class Completion:
     token_ids: tuple[int, ...]
     end: Finished
     choices: tuple[Choice, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None  # where asked for
 
     @staticmethod
     def of(events: Sequence[Event]) -> Completion:
@@ -147,7 +165,8 @@ class Completion:
         assert isinstance(end, Finished)
         ends = end.choices or (ChoiceEnd(0, end.finish_reason, end.matched_stop, end.usage.completion_tokens),)
         choices = tuple(_choice(events, its) for its in ends)
-        return Completion(choices[0].text, choices[0].token_ids, end, choices)
+        scored = next((event for event in events if isinstance(event, PromptLogprobs)), None)
+        return Completion(choices[0].text, choices[0].token_ids, end, choices, scored)
 
     def as_json(self) -> dict[str, Any]:
         """The stable shape `dspark generate --json` prints."""
@@ -176,10 +195,14 @@ class Completion:
         }
 
     def _more(self) -> dict[str, Any]:
-        """`choices`, where there is more to tell than the first answer."""
-        if len(self.choices) < 2 and not any(choice.logprobs for choice in self.choices):
-            return {}
-        return {"choices": [choice.as_json() for choice in self.choices]}
+        """`choices`, where there is more to tell than the first answer; what was asked of the prompt."""
+        more: dict[str, Any] = {}
+        if len(self.choices) > 1 or any(choice.logprobs for choice in self.choices):
+            more["choices"] = [choice.as_json() for choice in self.choices]
+        if self.prompt_logprobs is not None:
+            told = self.prompt_logprobs.tokens
+            more["prompt_logprobs"] = [None if one is None else _logprob_json(one) for one in told]
+        return more
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +220,10 @@ class ModelInfo:
     has_tokenizer: bool
 
 
+def _logprob_json(one: TokenLogprobs) -> dict[str, Any]:
+    return {"logprob": one.logprob, "top": [list(pair) for pair in one.top]}
+
+
 def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
     """The event of one streamed message; None for kinds this version does not know."""
     kind = message.WhichOneof("response")
@@ -204,6 +231,8 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
         chunk = message.chunk
         told = tuple(_logprobs(one) for one in chunk.logprobs) if chunk.logprobs else ()
         return Chunk(chunk.text, tuple(chunk.token_ids), chunk.offset, chunk.index, told)
+    if kind == "prompt_logprobs":
+        return _scored(message.prompt_logprobs)
     if kind != "complete":
         return None
     end = message.complete
@@ -244,6 +273,17 @@ def read_model_info(message: generate_pb2.GetModelInfoReply) -> ModelInfo:
         rule=_RULE.get(message.rule, ""),
         has_tokenizer=message.has_tokenizer,
     )
+
+
+def _scored(told: types_pb2.PromptLogprobs) -> PromptLogprobs:
+    ids, values, top = list(told.top_ids), list(told.top_logprobs), told.top
+    tokens = [
+        TokenLogprobs(
+            logprob, tuple(zip(ids[at * top : (at + 1) * top], values[at * top : (at + 1) * top], strict=True))
+        )
+        for at, logprob in enumerate(told.logprobs)
+    ]
+    return PromptLogprobs((None, *tokens), (None, *told.ranks))
 
 
 def _matched(end: generate_pb2.GenerateComplete | generate_pb2.ChoiceComplete) -> int | str | None:

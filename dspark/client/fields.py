@@ -115,5 +115,6 @@ SAMPLING: Mapping[str, Read] = {
     "ignore_eos": _truth,
     "n": _whole(0, words="in 1..16"),
     "logprobs": _whole(-MOST_INT - 1, MOST_INT, words="in 0..20"),
+    "prompt_logprobs": _whole(-MOST_INT - 1, MOST_INT, words="in 0..20"),
     "seed": _whole(0, MOST_SEED),
 }

@@ -49,7 +49,8 @@ class Sampling:
     presence_penalty, frequency_penalty: over the answer, above 0 discourages. logit_bias: added to the logits of ids.
     max_tokens: longest answer. min_tokens: nothing ends it before. stop, stop_token_ids: what ends it.
     include_stop_str_in_output: keep what ended it in the text. ignore_eos: do not end at the target's stop tokens.
-    logprobs: tell each token's log-probability and so many likeliest ones. n: answers to the same prompt.
+    logprobs: tell each token's log-probability and so many likeliest ones. prompt_logprobs: the same of the prompt,
+    and with max_tokens 0 of nothing else. n: answers to the same prompt.
     seed: key of the draws. policy: "off", "fixed:k", "threshold:t", "greedy" or "async". rule: "token", "block" or
     "coupled". weight: what a token of this answer is worth to the scheduler beside those of others.
     drafter: replica that is to draft, e.g. "draft/1"; empty takes the least loaded one.
@@ -69,6 +70,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     min_tokens: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -99,6 +101,7 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     min_tokens: int | None
     logprobs: int | None
+    prompt_logprobs: int | None
     n: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]

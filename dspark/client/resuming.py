@@ -27,6 +27,7 @@ class Resuming:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._request, self._resume_s, self._clock = request, resume_s, clock
+        self._scores = request.sampling_params.HasField("prompt_logprobs")  # asked for anew, not resumed
         self._offsets = [0] * max(request.sampling_params.n, 1)
         self._deadline = None if timeout is None else clock() + timeout
         self._pause_s = FIRST_PAUSE_S
@@ -46,7 +47,7 @@ class Resuming:
 
     def pause(self, error: DsparkError) -> float | None:
         """Seconds to wait before it is asked for again; None when the error is the client's to see."""
-        if not isinstance(error, Unavailable | Overloaded) or not self._resume_s:
+        if not isinstance(error, Unavailable | Overloaded) or not self._resume_s or self._scores:
             return None
         if isinstance(error, Overloaded) and self._broken_at is None:
             return None  # it was refused, or cut for reading too slowly; only who comes back goes on asking

@@ -22,6 +22,7 @@ from dspark.types import (
     MAX_REPETITION,
     Cursor,
     Law,
+    PromptLogprobs,
     Refusal,
     RefusalReason,
     Rule,
@@ -122,6 +123,29 @@ def write_logprobs(told: Sequence[TokenLogprobs]) -> list[types_pb2.TokenLogprob
 
 def read_logprobs(messages: Iterable[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
     return tuple(TokenLogprobs(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs)) for one in messages)
+
+
+def write_prompt_logprobs(told: PromptLogprobs) -> types_pb2.PromptLogprobs:
+    return types_pb2.PromptLogprobs(
+        logprobs=told.logprobs,
+        ranks=told.ranks,
+        top=told.top_ids.shape[1],
+        top_ids=told.top_ids.ravel(),
+        top_logprobs=told.top_logprobs.ravel(),
+    )
+
+
+def read_prompt_logprobs(message: types_pb2.PromptLogprobs, tokens: int, top: int) -> PromptLogprobs:
+    """Of a prompt of so many tokens, with so many likeliest ones; PeerError when it is anything else."""
+    rows, columns = max(tokens - 1, 0), (message.logprobs, message.ranks, message.top_ids, message.top_logprobs)
+    if message.top != top or [len(each) for each in columns] != [rows, rows, rows * top, rows * top]:
+        raise PeerError(f"prompt_logprobs: columns do not fit {tokens} tokens and {top} likeliest ones")
+    return PromptLogprobs(
+        np.array(message.logprobs, np.float32),
+        np.array(message.ranks, np.uint32),
+        np.array(message.top_ids, np.uint32).reshape(rows, top),
+        np.array(message.top_logprobs, np.float32).reshape(rows, top),
+    )
 
 
 def write_refusal(refusal: Refusal) -> types_pb2.Refusal:

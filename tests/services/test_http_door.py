@@ -118,7 +118,6 @@ def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str
         ("completions", completion(length_penalty=0.5), "length_penalty"),
         ("completions", completion(priority=3), "priority"),
         ("completions", completion(frobnicate=1), "frobnicate"),
-        ("completions", completion(echo=True, logprobs=1), "echo"),
         ("chat/completions", chat(tools=[{"type": "function"}]), "tools"),
         ("chat/completions", chat(response_format={"type": "json_object"}), "response_format"),
         ("chat/completions", chat(audio={"voice": "x"}), "audio"),

@@ -132,16 +132,18 @@ class CommitLogprobs(_message.Message):
     def __init__(self, commit: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("call", "index", "queue_us", "cached_tokens")
+    __slots__ = ("call", "index", "queue_us", "cached_tokens", "prompt_logprobs")
     CALL_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     call: int
     index: int
     queue_us: int
     cached_tokens: int
-    def __init__(self, call: _Optional[int] = ..., index: _Optional[int] = ..., queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: _types_pb2.PromptLogprobs
+    def __init__(self, call: _Optional[int] = ..., index: _Optional[int] = ..., queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("call", "index", "reason", "matched_token_id")

@@ -64,7 +64,7 @@ class VerifyCommand(_message.Message):
     def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., verify: _Optional[_Union[VerifyCohort, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., release: _Optional[_Union[VerifyRelease, _Mapping]] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("cursor", "token_ids", "law", "reserve_tokens", "sink", "keep_features", "cache_salt")
+    __slots__ = ("cursor", "token_ids", "law", "reserve_tokens", "sink", "keep_features", "cache_salt", "prompt_logprobs")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LAW_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Prefill(_message.Message):
     SINK_FIELD_NUMBER: _ClassVar[int]
     KEEP_FEATURES_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     cursor: _types_pb2.Cursor
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     law: _types_pb2.Law
@@ -79,7 +80,8 @@ class Prefill(_message.Message):
     sink: _types_pb2.FeatureSink
     keep_features: bool
     cache_salt: str
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., reserve_tokens: _Optional[int] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., keep_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., reserve_tokens: _Optional[int] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., keep_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class VerifyCohort(_message.Message):
     __slots__ = ("cursors", "anchors", "lengths", "draft_ids", "q_entries", "q_ids", "q_probs", "sources", "source")
@@ -146,13 +148,14 @@ class VerifyEvent(_message.Message):
     def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., verdicts: _Optional[_Union[Verdicts, _Mapping]] = ..., resent: _Optional[_Union[Resent, _Mapping]] = ..., released: _Optional[_Union[VerifyReleased, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
 
 class Prefilled(_message.Message):
-    __slots__ = ("cursor", "anchor", "features_through", "forward_ns", "refusal", "cached_tokens", "logprobs")
+    __slots__ = ("cursor", "anchor", "features_through", "forward_ns", "refusal", "cached_tokens", "prompt_logprobs", "logprobs")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     cursor: _types_pb2.Cursor
     anchor: int
@@ -160,8 +163,9 @@ class Prefilled(_message.Message):
     forward_ns: int
     refusal: _types_pb2.Refusal
     cached_tokens: int
+    prompt_logprobs: _types_pb2.PromptLogprobs
     logprobs: _types_pb2.TokenLogprobs
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class Verdicts(_message.Message):
     __slots__ = ("cursors", "accepted", "next_tokens", "features_through", "refusals", "logprobs", "forward_ns", "tokens", "prefill_tokens", "refusal", "judged", "labels", "draws")

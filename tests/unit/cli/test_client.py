@@ -166,6 +166,7 @@ def test_every_sampling_field_has_an_option(service: tuple[Counter, str]) -> Non
         "ignore_eos": True,
         "n": 2,
         "logprobs": 0,
+        "prompt_logprobs": 0,
         "seed": 7,
     }
     assert set(fields) == {field.name for field in generate_pb2.SamplingParams.DESCRIPTOR.fields}

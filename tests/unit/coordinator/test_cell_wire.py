@@ -1,5 +1,6 @@
 """What travels between a coordinator and a front end comes out as it went in."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from coordinator.cells.cell import Terms
 from coordinator.requests.policy import parse_policy
 from coordinator.requests.validation import Limits
 from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
-from dspark.types import Rule, TokenLogprobs
+from dspark.types import PromptLogprobs, Rule, TokenLogprobs
 from dspark.wire.v1 import frontend_pb2
 
 ids = st.integers(0, 2**32 - 1)
@@ -53,6 +54,27 @@ def test_log_probabilities_stay_with_their_commit() -> None:
     told = (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.5)), TokenLogprobs(-2.0))
     said = [(1, Piece((5,), None)), (1, Piece((6, 7), None, logprobs=told)), (2, Piece((8,), None))]
     assert there_and_back(said) == said
+
+
+def test_what_is_told_of_a_prompt_comes_with_its_start_even_without_a_token() -> None:
+    scored = PromptLogprobs(
+        np.array([-0.5, -2.0], np.float32),
+        np.array([1, 70], np.uint32),
+        np.array([[4, 9], [2**31, 0]], np.uint32),
+        np.array([[-0.5, -1.0], [-0.1, -0.2]], np.float32),
+    )
+    (said, alone) = there_and_back(
+        [
+            (1, Piece((), End(Reason.LENGTH), started=Started(0.25, 0, scored))),
+            (2, Piece((5,), None, started=Started(0.5, 0, scored))),
+        ]
+    )[::-1]
+    for call, piece in (said, alone):
+        assert piece.started is not None
+        assert piece.started.prompt_logprobs is not None
+        for name in ("logprobs", "ranks", "top_ids", "top_logprobs"):
+            assert (getattr(piece.started.prompt_logprobs, name) == getattr(scored, name)).all(), call
+    assert (said[1].tokens, said[1].end, alone[1].tokens) == ((), End(Reason.LENGTH), (5,))
 
 
 @pytest.mark.parametrize(

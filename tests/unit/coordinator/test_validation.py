@@ -6,7 +6,7 @@ import pytest
 from coordinator.requests.policy import Fixed, Greedy
 from coordinator.requests.request import Request
 from coordinator.requests.rule import parse_rule
-from coordinator.requests.validation import Limits, read_request
+from coordinator.requests.validation import Limits, read_request, read_resume
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.types import Law, Rule
 from dspark.wire.v1 import generate_pb2 as g
@@ -181,6 +181,7 @@ BAD = [math.nan, math.inf, -math.inf]
         ("min_tokens", [39]),
         ("n", [0, 17, 2**32 - 1]),
         ("logprobs", [-1, 21, 2**31 - 1]),
+        ("prompt_logprobs", [-1, 21, 2**31 - 1]),
         ("logit_bias", [{3: math.nan}, {3: math.inf}, {3: 100.5}, {3: -101.0}, {100: 0.0}, {2**32 - 1: 1.0}]),
     ],
 )
@@ -226,6 +227,16 @@ def test_a_seed_alone_asks_for_the_coupled_rule_and_nothing_for_the_deployment_s
         assert read(ask(seed=0), limits=limits).law.rule is Rule.COUPLED
 
 
+def test_a_prompt_may_be_scored_alone_and_within_bounds() -> None:
+    request = read(ask(max_tokens=0, prompt_logprobs=3))
+    assert (request.max_tokens, request.prompt_logprobs, request.longest) == (0, 3, 3)
+    message = ask(prompt_logprobs=1)
+    message.request_id = "one"
+    message.resume.offsets.append(0)
+    with pytest.raises(InvalidRequest, match="not beside prompt_logprobs"):
+        read_resume(message, 1)
+
+
 def test_a_seed_does_not_change_the_policy() -> None:
     for rule in (0, *Rule):
         assert read(under(rule, seed=5)).policy == LIMITS.policy
@@ -246,5 +257,5 @@ def test_rules_have_names(text: str, rule: Rule) -> None:
 
 def test_every_field_of_the_sampling_parameters_is_read() -> None:
     known = {"temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "skip_special_tokens", "n"}
-    known |= {"ignore_eos", "seed", "include_stop_str_in_output", *SHAPED}
+    known |= {"prompt_logprobs", "ignore_eos", "seed", "include_stop_str_in_output", *SHAPED}
     assert {field.name for field in g.SamplingParams.DESCRIPTOR.fields} == known

@@ -1,0 +1,243 @@
+"""Log-probabilities of prompts over gRPC and HTTP, against a plain forward of the target by the library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from worker_stream import drafter, verifier
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from coordinator.frontend import process as frontend_process
+from coordinator.frontend.config import FrontendConfig
+from coordinator.reception.tokenizer import Tokenizer
+from dspark.client import AsyncClient, Chunk, Completion, Finished, InvalidRequest, PromptLogprobs
+from dspark.model.checkpoint import load_target
+from dspark.types import MAX_PROMPT_LOGPROBS
+from tests.services.http_cell import TARGET, HttpCell
+
+pytestmark = pytest.mark.services
+
+VOCAB = 128
+LONG = [(7 * at * at + 3 * at + 5) % VOCAB for at in range(450)]  # several passes, and all but the context
+
+
+@pytest.fixture(scope="module")
+def model(golden_target: Path) -> Any:
+    return load_target(golden_target).model
+
+
+def logs_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """[n - 1, V] of the tokens after the first."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+    return torch.log_softmax(logits[:-1].float(), dim=-1)
+
+
+def check(told: PromptLogprobs | None, logs: torch.Tensor, ids: Sequence[int], top: int) -> None:
+    assert told is not None
+    assert (told.tokens[0], told.ranks[0], len(told.tokens), len(told.ranks)) == (None, None, len(ids), len(ids))
+    for row, token, one, rank in zip(logs, ids[1:], told.tokens[1:], told.ranks[1:], strict=True):
+        assert one is not None
+        assert rank is not None
+        assert one.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        # Two logits may lie closer than a packed pass rounds, so places and ids are checked by their values.
+        assert float(row.sort(descending=True).values[rank - 1]) == pytest.approx(one.logprob, abs=1e-4)
+        values = [value for _, value in one.top]
+        assert values == pytest.approx(row.topk(top).values.tolist() if top else [], abs=1e-4)
+        assert values == pytest.approx(row[[each for each, _ in one.top]].tolist(), abs=1e-4)
+
+
+@dataclass
+class Cell:
+    direct: AsyncClient
+    fronted: AsyncClient  # through a front end in a process of its own
+    coordinator: Any
+    verifier: Any
+
+
+@pytest.fixture
+async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
+    async with verifier(golden_target, golden_drafter) as v, drafter(golden_drafter) as d:
+        coordinator = await coordinator_process.start(CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,)))
+        front = await frontend_process.start(FrontendConfig(coordinator=coordinator.endpoint, metrics_port=None))
+        async with AsyncClient(coordinator.endpoint) as direct, AsyncClient(front.endpoint) as fronted:
+            yield Cell(direct, fronted, coordinator, v)
+        await front.stop(0.0)
+        await coordinator.stop(0.0)
+
+
+async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(cell: Cell, model: Any) -> None:
+    logs = logs_of(model, LONG)
+    for client in (cell.direct, cell.fronted):
+        for _ in range(2):  # what the first left in the prefix cache is not a score
+            answer = await client.complete(LONG, max_tokens=0, prompt_logprobs=3, timeout=120.0)
+            check(answer.prompt_logprobs, logs, LONG, 3)
+            assert (answer.token_ids, answer.end.finish_reason) == ((), "length")
+            assert (answer.end.usage.prompt_tokens, answer.end.usage.cached_tokens) == (len(LONG), 0)
+    assert cell.verifier.engine.held.sequences == 0
+
+
+async def test_scores_come_first_and_once_and_the_answer_as_without_them(cell: Cell, model: Any) -> None:
+    plain = await cell.direct.complete(LONG[:40], max_tokens=20, temperature=0.0)
+    for options in ({"max_tokens": 20}, {"max_tokens": 1}, {"max_tokens": 20, "n": 2, "logprobs": 2}):
+        asked: Any = {"temperature": 0.0, "prompt_logprobs": 0, **options}
+        events = [event async for event in cell.fronted.generate(LONG[:40], **asked)]
+        kinds = [type(event) for event in events if not (isinstance(event, Chunk) and event.index)]
+        assert kinds[0] is PromptLogprobs
+        assert (kinds.count(PromptLogprobs), kinds[-1]) == (1, Finished)
+        answer = Completion.of(events)
+        check(answer.prompt_logprobs, logs_of(model, LONG[:40]), LONG[:40], 0)
+        assert answer.token_ids == plain.token_ids[: options["max_tokens"]]
+
+
+async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(cell: Cell, model: Any) -> None:
+    alone = await cell.direct.complete(LONG[:30], max_tokens=60, temperature=0.0)
+    prompts = [LONG[at : at + 90 + at] for at in range(6)]
+    neighbour, *scored = await asyncio.gather(
+        cell.direct.complete(LONG[:30], max_tokens=60, temperature=0.0),
+        *(cell.direct.complete(ids, max_tokens=0, prompt_logprobs=1) for ids in prompts),
+    )
+    assert neighbour.token_ids == alone.token_ids
+    for ids, answer in zip(prompts, scored, strict=True):
+        check(answer.prompt_logprobs, logs_of(model, ids), ids, 1)
+
+
+async def test_a_prompt_of_one_token_has_nothing_to_tell_and_more_than_all_is_all(cell: Cell) -> None:
+    answer = await cell.direct.complete([5], max_tokens=0, prompt_logprobs=5)
+    assert answer.prompt_logprobs == PromptLogprobs((None,), (None,))
+
+
+async def test_what_cannot_be_scored_is_refused_by_name(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    for client in (cell.direct, cell.fronted):
+        for options, field in (
+            ({"prompt_logprobs": -1}, "sampling_params.prompt_logprobs"),
+            ({"prompt_logprobs": 21}, "sampling_params.prompt_logprobs"),
+            ({"max_tokens": 0}, "sampling_params.max_tokens"),
+        ):
+            asked: Any = options
+            with pytest.raises(InvalidRequest) as refused:
+                await client.complete([5, 6], **asked)
+            assert refused.value.field == field
+    assert MAX_PROMPT_LOGPROBS >= 131_072 * 2  # what evaluations ask of long contexts
+    monkeypatch.setattr("dspark.types.MAX_PROMPT_LOGPROBS", 100)
+    with pytest.raises(InvalidRequest, match="101 tokens times 1 are more than 100 log-probabilities"):
+        await cell.direct.complete(LONG[:101], prompt_logprobs=0)
+
+
+async def test_a_bug_at_the_scores_fails_that_request_alone(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise IndexError("a bug")
+
+    monkeypatch.setattr("verify_service.packed_step.prompt_logprobs", broken)
+    good, bad = await asyncio.gather(
+        cell.direct.complete(LONG[:30], max_tokens=30),
+        cell.direct.complete(LONG[:50], max_tokens=0, prompt_logprobs=1),
+        return_exceptions=True,
+    )
+    assert isinstance(good, Completion), good
+    assert type(bad).__name__ == "ServerError", bad
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[HttpCell]:
+    with HttpCell() as running:
+        yield running
+
+
+def post(cell: HttpCell, path: str = "completions", **body: Any) -> Any:
+    return httpx.post(f"{cell.url}/v1/{path}", json=body, timeout=120)
+
+
+TEXTS = ["def add(a, b):\n    return a + b\n", "Problem 1: Add 12 and 30.\n"]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_what_evaluation_harnesses_ask_for(http: HttpCell, max_tokens: int) -> None:
+    """Requests and reading as lm-eval's `local-completions` does them: contexts and continuations as token ids."""
+    tokenizer = Tokenizer.load(TARGET)
+    assert tokenizer is not None
+    prompts = [list(tokenizer.encode(text)) for text in TEXTS]
+    reply = post(http, prompt=prompts, temperature=0, max_tokens=max_tokens, logprobs=1, seed=1234, echo=True)
+    assert reply.status_code == 200, reply.text
+    target = load_target(TARGET).model
+    for choice, ids in zip(sorted(reply.json()["choices"], key=lambda one: one["index"]), prompts, strict=True):
+        told = choice["logprobs"]
+        assert len({len(column) for column in told.values()}) == 1
+        assert len(told["token_logprobs"]) == len(ids) + max_tokens
+        assert (told["token_logprobs"][0], told["top_logprobs"][0], told["text_offset"][0]) == (None, None, 0)
+        logs, context = logs_of(target, ids), 5
+        until = -max_tokens or None
+        values = told["token_logprobs"][context:until]
+        wanted = [float(row[token]) for row, token in zip(logs[context - 1 :], ids[context:], strict=True)]
+        assert values == pytest.approx(wanted, abs=1e-3)
+        greedy = [
+            value == max(top.values()) for value, top in zip(values, told["top_logprobs"][context:until], strict=True)
+        ]
+        best = [int(row.argmax()) == token for row, token in zip(logs[context - 1 :], ids[context:], strict=True)]
+        assert greedy == best
+        assert choice["text"].startswith(tokenizer.decode(ids, skip_special=False))
+        assert "".join(told["tokens"])[: told["text_offset"][-1]] == "".join(told["tokens"][:-1])
+
+
+def test_an_echo_of_a_text_without_an_answer_is_the_text(http: HttpCell) -> None:
+    for extra in ({}, {"logprobs": 2}, {"stream": True}, {"stream": True, "logprobs": 2}):
+        reply = post(http, prompt=TEXTS[0], max_tokens=0, echo=True, **extra)
+        assert reply.status_code == 200, reply.text
+        if not extra.get("stream"):
+            (choice,) = reply.json()["choices"]
+            assert (choice["text"], choice["finish_reason"]) == (TEXTS[0], "length")
+            assert (choice["logprobs"] is None) is ("logprobs" not in extra)
+            assert reply.json()["usage"]["completion_tokens"] == 0
+
+
+def test_a_stream_tells_of_the_prompt_before_the_answer(http: HttpCell) -> None:
+    with http.openai() as client:
+        asked: Any = {"model": "demo-target", "max_tokens": 5, "echo": True, "logprobs": 2, "temperature": 0}
+        whole = client.completions.create(prompt=TEXTS, n=2, **asked)
+        streamed: dict[int, list[Any]] = {}
+        for event in client.completions.create(prompt=TEXTS, n=2, stream=True, **asked):
+            for part in event.choices:
+                streamed.setdefault(part.index, []).append(part)
+    for choice in whole.choices:
+        parts = streamed[choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        told = [part.logprobs for part in parts if part.logprobs is not None]
+        for name in ("tokens", "text_offset"):
+            assert [one for each in told for one in getattr(each, name)] == getattr(choice.logprobs, name)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_prompt_logprobs_by_their_own_name(http: HttpCell, path: str) -> None:
+    what = {"prompt": TEXTS[1]} if path == "completions" else {"messages": [{"role": "user", "content": TEXTS[1]}]}
+    reply = post(http, path, max_tokens=2, prompt_logprobs=2, return_token_ids=True, **what)
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    told, ids = choice["prompt_logprobs"], choice["prompt_token_ids"]
+    assert (told[0], len(told)) == (None, len(ids))
+    for token, one in zip(ids[1:], told[1:], strict=True):
+        own = one[str(token)]
+        assert set(own) == {"logprob", "rank", "decoded_token"}
+        assert sorted(each["rank"] for each in one.values())[:2] == [1, 2]
+        assert len(one) == (2 if own["rank"] <= 2 else 3)
+
+
+def test_what_http_cannot_tell_is_refused_by_name(http: HttpCell) -> None:
+    for body, param in (
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 0, "logprobs": 1}, "max_tokens"),
+        ({"prompt": "x", "echo": True, "logprobs": 21}, "logprobs"),
+        ({"prompt": "x", "echo": True, "logprobs": -1}, "logprobs"),
+        ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt": "x", "prompt_logprobs": True}, "prompt_logprobs"),
+    ):
+        reply = post(http, **body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
