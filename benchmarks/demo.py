@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.pair import DOMAINS, ROOT, Pair, Prompt, add_arguments, chosen, distinct
-from dspark.client import AsyncClient, Chunk, Client, Completion
+from dspark.client import AsyncClient, Chunk, Client, Completion, Finished
 
 TOKENS = 128
 REPETITIONS = 5
@@ -120,7 +120,7 @@ def _stream_one(client: Client, pair: Pair) -> None:
     for event in client.generate(prompt, max_tokens=TOKENS, temperature=0.0, ignore_eos=True):
         if isinstance(event, Chunk):
             print(event.text or "".join(f" {token}" for token in event.token_ids), end="|", flush=True)
-        else:
+        elif isinstance(event, Finished):
             spec, times = event.speculation, event.timings
             print(
                 f"\n\n{event.usage.completion_tokens} tokens in {spec.rounds} rounds, "

@@ -13,7 +13,7 @@ from benchmarks.load.answer import Piece, Speculation
 from benchmarks.load.prompts import Question
 from dspark.client import AsyncClient, DsparkError
 from dspark.client.errors import ServerError, read_error
-from dspark.client.events import Chunk, ModelInfo, read_event
+from dspark.client.events import Chunk, Finished, ModelInfo, read_event
 from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.tls import Tls
@@ -51,7 +51,7 @@ class GrpcEndpoint:
                 event, size = read_event(reply), reply.ByteSize() + FRAME
                 if isinstance(event, Chunk):
                     yield Piece(len(event.token_ids), size, event.token_ids)
-                elif event is not None:
+                elif isinstance(event, Finished):
                     whole = True
                     spec = event.speculation
                     committed = spec.mean_acceptance_length * spec.rounds

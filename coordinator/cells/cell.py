@@ -21,6 +21,7 @@ class Terms:
     drafter: str  # empty without one
     block_size: int  # 0 without a drafter
     limits: Limits  # as if there were no text
+    fingerprint: str = ""  # of the target's configuration and weights
 
 
 @dataclass(frozen=True, slots=True)

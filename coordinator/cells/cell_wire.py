@@ -194,6 +194,7 @@ def write_terms(terms: Terms) -> frontend_pb2.Terms:
         stop_token_ids=limits.stop_token_ids,
         policy=str(limits.policy),
         rule=cast("types_pb2.Rule", int(limits.rule)),
+        fingerprint=terms.fingerprint,
     )
 
 
@@ -211,4 +212,4 @@ def read_terms(message: frontend_pb2.Terms) -> Terms:
         policy=policy,
         rule=rule,
     )
-    return Terms(message.model, message.drafter, message.block_size, limits)
+    return Terms(message.model, message.drafter, message.block_size, limits, message.fingerprint)

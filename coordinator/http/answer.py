@@ -46,7 +46,7 @@ async def answered(
         if names is None or error.field not in names:
             raise
         raise type(error)(names[error.field], str(error).removeprefix(f"{error.field}: ")) from error
-    frame = Frame.of(body, name, model, terms.block_size, detail)
+    frame = Frame.of(body, name, model, terms.block_size, detail, door.fingerprint(terms))
     headers = {ID_HEADER: given or name}
     longest = max(answering.request.max_tokens for answering in asking.answerings)
     if body.stream:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 
-from coordinator.http import chat, completions, system
+from coordinator.http import chat, completions, system, tokenizing
 from coordinator.http.door import Door, check_host
 from coordinator.http.errors import handle_errors
 
@@ -22,6 +23,15 @@ def build_app(door: Door, routers: Iterable[APIRouter] = ()) -> FastAPI:
     app = FastAPI(title="dspark", docs_url=None, redoc_url=None)
     handle_errors(app)
 
-    for router in (system.routes(door), chat.routes(door), completions.routes(door), *routers):
+    mine = (system.routes(door), chat.routes(door), completions.routes(door), tokenizing.routes(door))
+    for router in (*mine, *routers):
         app.include_router(router, dependencies=[Depends(from_here)])
+    if door.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=door.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
+        )
     return app

@@ -48,7 +48,11 @@ class CompletionShape:
     whole_object = part_object = "text_completion"
 
     def __init__(
-        self, texts: TokenTexts, echoes: list[str] | None, logprobs: int | None, prompt_logprobs: int | None
+        self,
+        texts: TokenTexts,
+        echoes: list[str] | None,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> None:
         self._texts, self._echoes = texts, echoes
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs  # likeliest tokens asked for

@@ -14,3 +14,10 @@ class HttpConfig(PublicConfig):
     http: str | None = field(
         default=None, metadata={"doc": "host:port of the OpenAI-compatible HTTP front; port 0 takes any; absent: none."}
     )
+    cors_origin: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "doc": "Origins of web pages that may ask from a browser, e.g. https://chat.example; * is any, where "
+            "callers need a key."
+        },
+    )

@@ -14,6 +14,8 @@ from typing import Any
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from coordinator.http.peer import HalfClosed
+
 HEAD_S = 10.0  # from a connection's beginning, or a request's first byte, to the end of its head
 _CUT, _NAMES = "dspark.cut", "dspark.names"  # in a request's state
 
@@ -48,6 +50,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._quiet = quiet
         self._head: asyncio.TimerHandle | None = None
+        self._half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -67,13 +70,27 @@ class Connection(HttpToolsProtocol):
         self._quiet.remove(self)
         super().on_headers_complete()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends nothing more. It still gets the answer to a request that is whole."""
+        if self._idle or self.cycle.more_body or self.transport.get_extra_info("ssl_object") is not None:
+            return None  # which closes the connection
+        self._half_closed = HalfClosed(self.transport, self._may_interim, self.transport.abort)
+        return True
+
+    def _may_interim(self) -> bool:
+        return self.scope["http_version"] == "1.1" and not self.cycle.response_started
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._half_closed is not None and not self.transport.is_closing():
+            self.transport.close()
         if self._idle and not self.transport.is_closing():
             self._quiet.add(self, len(self.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         self._quiet.remove(self)
         super().connection_lost(exc)
 

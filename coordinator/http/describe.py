@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.http.schema import Body
+from pydantic import BaseModel
 
 
-def described_by(kind: type[Body]) -> dict[str, Any]:
+def described_by(kind: type[BaseModel]) -> dict[str, Any]:
     """What FastAPI adds to a route that takes a body of this kind."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     # Parts stand where they are used, so that routes need no shared components.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from importlib import metadata
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -30,7 +32,7 @@ class Door:
     name: what clients call the target; empty takes its own. longest_s: longest life of a request.
     unread_s: how long a client may leave an event untaken.
     local: only this machine can come in, and nobody asks it for a key, so web pages must not either. pace: hides what
-    packets tell of answers. security: of the listener.
+    packets tell of answers. security: of the listener. origins: web pages that may ask from a browser.
     """
 
     desk: FrontDesk
@@ -45,10 +47,16 @@ class Door:
     local: bool = True
     pace: Pace | None = None
     security: Security = field(default_factory=Security)
+    origins: tuple[str, ...] = ()
 
     def model(self, terms: Terms) -> str:
         """The name clients use: the one that was given, the folder's, or the hub id."""
         return model_name(terms.model, self.name)
+
+    def fingerprint(self, terms: Terms) -> str:
+        """Changes when the target's weights or this software do: what an answer under a seed depends on."""
+        made = hashlib.sha256(f"{terms.fingerprint} {metadata.version('dspark-serving')}".encode())
+        return f"fp_{made.hexdigest()[:12]}"
 
     def check_model(self, asked: str | None, terms: Terms) -> str:
         """The served name; UnknownModel for any other model. Nothing asked for is the one there is."""

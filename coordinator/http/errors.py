@@ -27,6 +27,7 @@ log = structlog.get_logger("dspark.http")
 
 _INVALID = "invalid_request_error"
 _RETRY_UNAVAILABLE_S = 1.0
+_UNROUTED = {(404, "Not Found"), (405, "Method Not Allowed")}  # the library's own words
 # Fields of the public gRPC message, as a client of this interface calls them.
 _NAMES = {"text": "prompt", "tokenized.input_ids": "prompt", "label": "speculation.label"}
 
@@ -80,10 +81,18 @@ def _retry(after_s: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(after_s))), "retry-after-ms": str(max(1, round(1000 * after_s)))}
 
 
+def _routes(app: FastAPI) -> str:
+    """Those that the description knows."""
+    return ", ".join(f"{method.upper()} {path}" for path, ways in app.openapi()["paths"].items() for method in ways)
+
+
 def handle_errors(app: FastAPI) -> None:
     """Every error of every route takes this shape."""
 
-    async def respond(_: Request, error: Exception) -> JSONResponse:
+    async def respond(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and (error.status_code, error.detail) in _UNROUTED:
+            said = f"{request.method} {request.url.path[:200]} is no route here; there are {_routes(app)}"
+            error = HTTPException(error.status_code, said, error.headers)
         status, body, headers = described(error)
         return JSONResponse(body, status, headers)
 

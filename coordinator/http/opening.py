@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from fastapi import Request
@@ -14,11 +15,12 @@ from coordinator.http.door import Door, Guard
 from coordinator.http.template import find_template
 from coordinator.reception.frontdesk import FrontDesk
 from coordinator.reception.pacing import read_pace
-from dspark.errors import Denied, Forbidden
+from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime.roles import METRICS, Role, Roles
 from dspark.runtime.security import Security, is_loopback, set_caller, split_endpoint
 from dspark.runtime.telemetry import Metrics
 
+_ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 CLIENTS: Roles = frozenset({Role.CLIENT, Role.OPERATOR})
 
 
@@ -40,7 +42,18 @@ def make_door(config: CoordinatorConfig | FrontendConfig, desk: FrontDesk, clock
         local=is_loopback(split_endpoint(config.http)[0]) and Role.CLIENT in security.access.open_to,
         pace=read_pace(config),
         security=security,
+        origins=_origins(config.cors_origin, asked=Role.CLIENT not in security.access.open_to),
     )
+
+
+def _origins(given: tuple[str, ...], *, asked: bool) -> tuple[str, ...]:
+    """asked: whether callers are asked who they are."""
+    for origin in given:
+        if origin == "*" and not asked:
+            raise ConfigError("cors_origin: * lets any web page in where nobody is asked for a key; name origins")
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f"cors_origin: {origin[:100]!r} is not a scheme, a host and perhaps a port")
+    return given
 
 
 def guard_of(security: Security, roles: Roles) -> Guard:

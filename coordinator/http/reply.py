@@ -50,9 +50,10 @@ class Frame:
     running_usage: bool
     token_ids: bool
     detail: Detail
+    fingerprint: str
 
     @staticmethod
-    def of(body: Body, name: str, model: str, block_size: int, detail: Detail) -> Frame:
+    def of(body: Body, name: str, model: str, block_size: int, detail: Detail, fingerprint: str) -> Frame:
         options = body.stream_options
         return Frame(
             name,
@@ -62,6 +63,7 @@ class Frame:
             running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
             token_ids=bool(body.return_token_ids),
             detail=detail,
+            fingerprint=fingerprint,
         )
 
 
@@ -162,7 +164,13 @@ def _readings(asking: Asking) -> list[tuple[int, Reading]]:
 
 
 def _head(frame: Frame, kind: str) -> Object:
-    return {"id": frame.id, "object": kind, "created": int(time.time()), "model": frame.model}
+    return {
+        "id": frame.id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": frame.model,
+        "system_fingerprint": frame.fingerprint,
+    }
 
 
 def _finish(end: End | None) -> Object:

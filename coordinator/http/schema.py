@@ -106,12 +106,7 @@ class Body(BaseModel):
     @classmethod
     def read(cls: type[T], content: bytes) -> T:
         """A body from JSON; InvalidRequest names the field."""
-        try:
-            body = cls.model_validate_json(content)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            field, problem = _path(first["loc"]), str(first["msg"])
-            raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
+        body = validated(cls, content)
         for name, value in (body.model_extra or {}).items():
             if value is not None and name not in _LABELS and not _is_idle(name, value):
                 raise Unsupported(name[:100], "is not supported" if name in _IDLE else "is not a field of this request")
@@ -125,6 +120,19 @@ class Body(BaseModel):
 def _is_idle(name: str, value: Any) -> bool:
     """Whether a value asks for nothing; `true` is not 1."""
     return any(value == idle and type(value) is type(idle) for idle in _IDLE.get(name, ()))
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validated(kind: type[M], content: bytes) -> M:
+    """A body from JSON, its types checked; InvalidRequest names the field."""
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field, problem = _path(first["loc"]), str(first["msg"])
+        raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
 
 
 class AtFirst(FailFast):

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.http.connection import Connection, Quiet
+from coordinator.http.descriptors import ACCEPTS, Exhausted, room
 from coordinator.http.errors import described
 from coordinator.http.renewing import Renewing
 from dspark.errors import ConfigError, Overloaded
@@ -55,6 +56,8 @@ class Bounded:
             status, body, headers = described(why)
             return await JSONResponse(body, status, headers)(scope, receive, send)
         self._running += 1
+        if scope.get("method") == "HEAD":  # what GET says, without its body, which the server leaves out
+            scope = {**scope, "method": "GET"}
         try:
             await self._app(scope, receive, send)
         finally:
@@ -79,10 +82,10 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             ws="none",
-            http=cast(Any, functools.partial(Connection, quiet=Quiet(CONNECTIONS * most, ended))),
+            http=cast(Any, functools.partial(Connection, quiet=Quiet(room(CONNECTIONS * most), ended))),
             server_header=False,
             proxy_headers=False,
-            backlog=BACKLOG,
+            backlog=ACCEPTS,
             timeout_keep_alive=int(IDLE_S),
             **security.uvicorn(),
         )
@@ -91,6 +94,8 @@ class HttpServer:
             config.ssl.sni_callback = Renewing(tls, ask_peers=security.ask_peers)
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
+        self._ended = ended
+        self._exhausted: Exhausted | None = None
 
     @property
     def connections(self) -> int:
@@ -99,12 +104,15 @@ class HttpServer:
 
     async def start(self) -> None:
         """Returns when it listens."""
+        self._exhausted = Exhausted(asyncio.get_running_loop(), lambda: self._ended("no_descriptors"))
         self._task = asyncio.create_task(self._server.serve([self._socket]))
         listens = asyncio.create_task(self._server.listens.wait())
         await asyncio.wait({self._task, listens}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         listens.cancel()
         if self._task.done():
             await self._task
+        else:
+            self._socket.listen(BACKLOG)  # the library asks for as many as it takes in one turn
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new connections; running answers get `grace_s` seconds."""
@@ -114,6 +122,8 @@ class HttpServer:
         self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
         self._server.should_exit = True
         await self._task
+        if self._exhausted is not None:
+            self._exhausted.stop()
 
 
 def _listen(bind: str) -> socket.socket:

@@ -14,7 +14,10 @@ import httpx
 import openai
 import pytest
 
+from coordinator.config import CoordinatorConfig
 from coordinator.http import sse
+from coordinator.http.opening import make_door
+from dspark.errors import ConfigError
 from dspark.runtime.identity import write_token
 from tests.services.certificates import Authority
 from tests.services.http_cell import HttpCell, synthetic_pair, until
@@ -220,6 +223,10 @@ def test_the_official_client_hears_its_own_exceptions(cell: HttpCell) -> None:
 
 
 def test_other_requests_hear_statuses_in_the_same_shape(cell: HttpCell) -> None:
+    routes = "GET /v1/models, .*GET /health, .*POST /v1/chat/completions, POST /v1/completions, POST /tokenize"
+    for path, method in (("/v1/frobnicate", "GET"), ("/v1/completions", "GET"), ("/v1", "POST")):
+        said = httpx.request(method, cell.url + path).json()["error"]["message"]
+        assert re.match(f"{method} {path} is no route here; there are {routes}", said), said
     for answer, status in (
         (httpx.get(f"{cell.url}/v1/frobnicate"), 404),
         (httpx.get(f"{cell.url}/v1/completions"), 405),
@@ -242,6 +249,89 @@ def test_health_models_metrics_version_and_description(cell: HttpCell) -> None:
     described = httpx.get(f"{cell.url}/openapi.json").json()["paths"]["/v1/chat/completions"]["post"]
     fields = described["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert {"messages", "temperature", "stream_options", "chat_template_kwargs"} <= set(fields)
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/metrics", "/openapi.json", "/"])
+def test_a_head_is_what_get_says_without_its_body(cell: HttpCell, path: str) -> None:
+    with httpx.Client() as client:
+        head, whole = client.head(cell.url + path), client.get(cell.url + path)
+        assert (head.status_code, head.content) == (whole.status_code, b"") == (200, b"")
+        assert head.headers["content-type" if whole.content else "content-length"]
+    assert httpx.head(f"{cell.url}/v1/completions").status_code == 405
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_its_half_gets_its_answer(cell: HttpCell, stream: bool) -> None:
+    content = json.dumps(completion(stream=stream, max_tokens=400, ignore_eos=True)).encode()
+    host, port = cell.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    answer = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert (b"data: [DONE]" if stream else b'"completion_tokens":400') in answer
+    cell.freed()
+
+
+def test_answers_say_what_made_them(cell: HttpCell) -> None:
+    answers = (post(cell, completion()), post(cell, chat(max_tokens=2), "chat/completions"))
+    said = {answer.json()["system_fingerprint"] for answer in answers}
+    assert len(said) == 1
+    assert re.fullmatch("fp_[0-9a-f]{12}", said.pop())
+
+
+def test_pages_of_named_origins_may_ask(pair: Path, tmp_path: Path) -> None:
+    page = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+    with HttpCell(workers=False, cors_origin=("https://chat.example", "http://localhost:3000")) as cell:
+        for origin, allowed in (("https://chat.example", True), ("https://evil.example", False)):
+            asked = httpx.options(f"{cell.url}/v1/completions", headers=page | {"origin": origin})
+            assert (asked.headers.get("access-control-allow-origin") == origin) is allowed
+            answer = httpx.get(f"{cell.url}/version", headers={"origin": origin})
+            assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+    with HttpCell(workers=False) as cell:
+        assert "access-control-allow-origin" not in httpx.get(f"{cell.url}/version", headers=page).headers
+
+
+@pytest.mark.parametrize("origin", ["*", "chat.example", "https://chat.example/path", "https://", "ftp://x"])
+def test_an_origin_that_is_none_is_refused_at_the_start(origin: str) -> None:
+    config = CoordinatorConfig(http="127.0.0.1:0", cors_origin=(origin,))
+    with pytest.raises(ConfigError, match="cors_origin: "):
+        make_door(config, None, None, None)  # type: ignore[arg-type]
+
+
+def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCell) -> None:
+    text = "def add(a, b):\n    return a + b # Grüße"
+    ask = {"model": MODEL, "prompt": text}
+    made = httpx.post(f"{cell.url}/tokenize", json=ask | {"return_token_strs": True}).json()
+    assert set(made) == {"count", "max_model_len", "tokens", "token_strs"}
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
+    assert httpx.post(f"{cell.url}/tokenize", json=ask).json()["token_strs"] is None
+    answer = post(cell, completion(prompt=text, return_token_ids=True)).json()["choices"][0]
+    assert answer["prompt_token_ids"] == made["tokens"]
+    back = httpx.post(f"{cell.url}/detokenize", json={"model": MODEL, "tokens": made["tokens"]}).json()
+    assert back == {"prompt": text}
+    messages = [{"role": "user", "content": text}]
+    made = httpx.post(f"{cell.url}/tokenize", json={"messages": messages}).json()
+    answer = post(cell, chat(*messages, max_tokens=2, return_token_ids=True), "chat/completions").json()
+    assert answer["choices"][0]["prompt_token_ids"] == made["tokens"]
+    for path, body, param in (
+        ("tokenize", {}, "prompt"),
+        ("tokenize", {"prompt": "x", "messages": messages}, "prompt"),
+        ("tokenize", {"prompt": 3}, "prompt"),
+        ("tokenize", {"prompt": "x", "tools": []}, "tools"),
+        ("tokenize", {"messages": messages, "add_special_tokens": True}, "add_special_tokens"),
+        ("tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("detokenize", {"tokens": [1.5]}, "tokens[0]"),
+        ("detokenize", {"tokens": [-1]}, "tokens"),
+        ("detokenize", {"tokens": [10**6]}, "tokens"),
+        ("detokenize", {}, "tokens"),
+        ("detokenize", {"tokens": [], "model": "other"}, "model"),
+    ):
+        wrong = httpx.post(f"{cell.url}/{path}", json=body)
+        assert wrong.status_code in (400, 404), wrong.text
+        assert wrong.json()["error"]["param"] == param
 
 
 def test_events_are_written_as_the_format_asks(cell: HttpCell) -> None:

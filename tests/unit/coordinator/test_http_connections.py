@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import resource
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -18,9 +20,10 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from coordinator.http import connection as connection_module
+from coordinator.http import descriptors, peer
 from coordinator.http import server as server_module
 from coordinator.http.server import HttpServer
-from coordinator.http.sse import EventStream, event
+from coordinator.http.sse import EventStream, event, left
 from dspark.runtime.security import Security, split_endpoint
 from dspark.runtime.telemetry import Metrics
 
@@ -29,7 +32,7 @@ MOST = 2
 
 
 class Application:
-    """/ answers, /held answers when it is let go, /stream is told without an end."""
+    """/ answers, /held when it is let go, /stream is told without an end, /gone waits for its client to leave."""
 
     def __init__(self) -> None:
         self.held = asyncio.Event()
@@ -44,6 +47,8 @@ class Application:
                 return await EventStream(_endless(), gone, unread_s=0.2, on_cut=cut)(scope, receive, send)
             if scope["path"] == "/held":
                 await self.held.wait()
+            if scope["path"] == "/gone":
+                return await left(receive)
             await PlainTextResponse("fine")(scope, receive, send)
         finally:
             self.running -= 1
@@ -140,6 +145,54 @@ async def test_a_request_that_runs_is_no_quiet_connection(
     writer.close()
 
 
+@pytest.mark.parametrize("slow", [False, True])
+async def test_a_client_that_closes_its_half_gets_its_answer(
+    address: tuple[str, int], application: Application, monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    monkeypatch.setattr(peer, "FIRST_S", 0.01 if slow else 60.0)
+    reader, writer = await _ask(address, b"/held")
+    await _until(lambda: application.running == 1)
+    writer.write_eof()
+    if slow:  # an interim response, as every client skips them
+        assert await reader.readuntil(b"\r\n\r\n") == peer.INTERIM
+    application.held.set()
+    status, _, body = await _head(reader)
+    assert (status, body) == (200, b"fine")
+    assert await reader.read() == b"", "it can ask nothing more"
+    writer.close()
+
+
+async def test_a_stream_goes_on_to_a_client_that_closed_its_half(
+    address: tuple[str, int], application: Application
+) -> None:
+    reader, writer = await _ask(address, b"/stream")
+    writer.write_eof()
+    for _ in range(20):
+        assert b"data: " in await reader.readuntil(b"\n\n")
+    assert not application.said
+    writer.close()
+    await _until(lambda: "gone" in application.said)
+
+
+async def test_a_client_that_closes_both_halves_has_left(
+    server: HttpServer, address: tuple[str, int], application: Application
+) -> None:
+    _, writer = await _ask(address, b"/gone")
+    await _until(lambda: application.running == 1)
+    writer.close()
+    await _until(lambda: not (application.running or server.connections))
+
+
+async def test_a_request_that_is_cut_short_is_none(address: tuple[str, int], application: Application) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"POST /gone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nx")
+    await _until(lambda: application.running == 1)
+    writer.write_eof()
+    assert await reader.read() == b""
+    await _until(lambda: not application.running)
+    writer.close()
+
+
 async def test_requests_beyond_the_bound_hear_when_to_come_back(
     address: tuple[str, int], application: Application, counted: Metrics
 ) -> None:
@@ -171,3 +224,32 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
         await _until(lambda: application.said == ["cut", "gone"])
         await _until(lambda: not (application.running or server.connections))
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_connections_are_bounded_by_descriptors_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = len(os.listdir("/proc/self/fd"))
+    for limit, most, wanted in ((used + 1000, 100, 100), (used + 1000, 5000, 936), (used + 40, 5000, 20), (8, 5, 1)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert abs(descriptors.room(most) - wanted) <= 2
+
+
+async def test_what_cannot_be_taken_is_counted_and_told_once_a_second(
+    counted: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the event loop complains: many times for one connection, as long as it waits."""
+    loop, said = asyncio.get_running_loop(), list[object]()
+    monkeypatch.setattr(descriptors, "SAY_EVERY_S", 60.0)
+    monkeypatch.setattr(descriptors.log, "warning", lambda event, **fields: said.append(fields["attempts"]))
+    others: list[object] = []
+    loop.set_exception_handler(lambda _, context: others.append(context["message"]))
+    exhausted = descriptors.Exhausted(loop, counted.dropped.labels(kind="connection", reason="no_descriptors").inc)
+    for _ in range(500):
+        error = OSError(24, "Too many open files")
+        loop.call_exception_handler({"message": "socket.accept() out of system resource", "exception": error})
+    loop.call_exception_handler({"message": "another"})
+    assert (said, others) == ([1], ["another"])
+    assert dropped(counted, "no_descriptors") == 500
+    exhausted.stop()
+    loop.call_exception_handler({"message": "a third"})
+    assert others == ["another", "a third"]
+    loop.set_exception_handler(None)
