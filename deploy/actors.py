@@ -13,7 +13,7 @@ from typing import Any
 from deploy.rooms import start_room
 from deploy.topology import Role
 from dspark.errors import ConfigError, DsparkError
-from dspark.runtime.identity import put_token, state_dir
+from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir
 from dspark.runtime.process import Process
 from dspark.runtime.telemetry import configure_logging
 
@@ -26,10 +26,6 @@ class RoomShell:
     def __init__(self) -> None:
         self._process: Process | None = None
         self._name = ""
-
-    async def here(self) -> int:
-        """Answers as soon as Ray has placed the actor."""
-        return os.getpid()
 
     async def start(
         self, role: str, settings: Mapping[str, Any], *, name: str, secrets: Mapping[str, str], node_ip: str
@@ -80,7 +76,7 @@ def _at_hand(settings: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[st
         wanted = mine.get(key)
         if not wanted or _holds(Path(wanted), secret):
             continue
-        path = state_dir() / Path(wanted).name
+        path = state_dir() / f"{settings.get('cell', DEFAULT_CELL)}.{Path(wanted).name}"
         try:
             put_token(path, secret)
         except OSError as error:

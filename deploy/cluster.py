@@ -23,9 +23,12 @@ from ray.experimental import internal_kv
 from deploy import ray_environment
 from deploy.actors import RoomShell
 from deploy.autoscale_config import AutoscaleConfig
-from deploy.controller import Controller, NothingStarted, Started, StartFailed
+from deploy.controller import Controller
+from deploy.fleet import NothingStarted, Pending, Started, StartFailed
 from deploy.probe import ControlAnnouncer
-from deploy.topology import Replica, Topology
+from deploy.reserving import Node
+from deploy.shortage import missing, needs, shown
+from deploy.topology import Replica, Role, Topology
 from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.telemetry import configure_logging
@@ -38,7 +41,9 @@ CONNECT_TIMEOUT_S = 5.0
 LOCAL_JOIN_S = 120.0
 CONTROLLER = "controller"
 AUTOSCALE = "autoscale"  # in Ray's own table, so that a controller that is restarted finds the last word about it
-_SEPARATOR = "#"  # actor name = replica name, separator, a random part: a dead actor's name is not free at once
+# Actor name = cell, slash, replica name, separator, a random part: a dead actor's name is not free at once.
+_SEPARATOR = "#"
+LOOK_S = 3.0  # between two looks for a place
 
 
 class NobodyListens(NothingStarted):
@@ -80,8 +85,19 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-class Room(RoomShell):
-    """A room's shell that knows its node."""
+class DsparkProcess(RoomShell):
+    """A room's shell that knows its node, and who it is: Ray's tools show both."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+
+    def __repr__(self) -> str:
+        return self._title
+
+    async def here(self) -> str:
+        """Id of its node; answers as soon as Ray has placed the actor."""
+        return str(ray.get_runtime_context().get_node_id())
 
     async def start_here(
         self, role: str, settings: Mapping[str, Any], *, name: str, secrets: Mapping[str, str]
@@ -92,23 +108,25 @@ class Room(RoomShell):
 
 
 class RayFleet:
-    """Processes as detached actors of this cluster."""
+    """Processes of a cell as detached actors of this cluster."""
 
-    def __init__(self, secrets: Mapping[str, str], start_timeout_s: float) -> None:
-        self._secrets = dict(secrets)
-        self._timeout_s = start_timeout_s
+    def __init__(self, topology: Topology, secrets: Mapping[str, str], conduct: Supervision) -> None:
+        self._cell, self._templates, self._secrets = conduct.cell, topology.templates, dict(secrets)
+        self._timeout_s, self._place_s = conduct.start_timeout_s, conduct.place_timeout_s
         self._handles: dict[str, Any] = {}
-        self._waiting: dict[str, str] = {}
+        self._replicas: dict[str, Replica] = {}  # by name, as long as there is a handle
+        self._nodes: dict[str, str] = {}  # ids, of those that have their place
+        self._pending: dict[str, Pending] = {}
 
     async def adopt(self) -> dict[str, Started]:
         """Actors an earlier controller made; those that do not answer are ended."""
         found: dict[str, Started] = {}
-        for actor in ray.util.list_named_actors():
-            name, separator, _ = actor.partition(_SEPARATOR)
-            if not separator:
-                continue
+        for actor in actors_of(self._cell):
+            name = actor.removeprefix(f"{self._cell}/").partition(_SEPARATOR)[0]
+            node = described = None
             try:
                 handle = ray.get_actor(actor)
+                node = await asyncio.wait_for(_awaitable(handle.here.remote()), 5.0)
                 described = await asyncio.wait_for(_awaitable(handle.describe.remote()), 5.0)
             except (ValueError, TimeoutError, ray.exceptions.RayError):
                 described = None
@@ -116,42 +134,45 @@ class RayFleet:
                 with contextlib.suppress(ValueError, ray.exceptions.RayError):
                     ray.kill(ray.get_actor(actor))
                 continue
-            self._handles[name] = handle
+            self._handles[name], self._nodes[name] = handle, str(node)
+            self._replicas[name] = replace(self._templates[Role(name.partition("/")[0])], name=name)
             found[name] = Started(**described)
         return found
 
     async def launch(self, replica: Replica) -> Started:
         """Creates the actor, then starts the room in it."""
         await self.end(replica.name, 0.0)
+        title = f"{self._cell}/{replica.name}"
         handle = (
-            ray.remote(Room)
+            ray.remote(DsparkProcess)
             .options(
-                name=f"{replica.name}{_SEPARATOR}{token_hex(4)}",
+                name=f"{title}{_SEPARATOR}{token_hex(4)}",
                 namespace=NAMESPACE,
                 lifetime="detached",
                 num_cpus=replica.cpus,  # 0 makes Ray give torch one thread
                 num_gpus=replica.gpus,
+                memory=replica.memory or None,
                 label_selector=dict(replica.selector),
                 max_restarts=0,
             )
-            .remote()
+            .remote(title)
         )
-        self._handles[replica.name] = handle
+        self._handles[replica.name], self._replicas[replica.name] = handle, replica
         deadline = time.monotonic() + self._timeout_s
         try:
-            await self._await_place(handle, replica, deadline)
+            self._nodes[replica.name] = await self._await_place(handle, replica, deadline)
             call = handle.start_here.remote(
                 str(replica.role), dict(replica.settings), name=replica.name, secrets=self._secrets
             )
             reply = await asyncio.wait_for(_awaitable(call), max(1.0, deadline - time.monotonic()))
         except TimeoutError:
+            waited = self.pending(replica.name).why or "it was still loading"
             await self.end(replica.name, 0.0)
-            waited = self._waiting.get(replica.name) or "it was still loading"
             raise StartFailed(f"not serving after {self._timeout_s:.0f} s: {waited}", fatal=False) from None
         except ray.exceptions.RayActorError as error:
             raise StartFailed(f"its process died while starting ({_first_line(error)})", fatal=False) from error
         finally:
-            self._waiting.pop(replica.name, None)
+            self._pending.pop(replica.name, None)
         if "failed" in reply:
             await self.end(replica.name, 0.0)
             raise StartFailed(reply["failed"], fatal=reply["fatal"])
@@ -160,6 +181,8 @@ class RayFleet:
     async def end(self, name: str, grace_s: float) -> None:
         """Drains if there is grace, then kills."""
         handle = self._handles.pop(name, None)
+        self._replicas.pop(name, None)
+        self._nodes.pop(name, None)
         if handle is None:
             return
         if grace_s > 0:
@@ -168,52 +191,66 @@ class RayFleet:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(handle, no_restart=True)
 
-    def pending(self, name: str) -> str:
+    def pending(self, name: str) -> Pending:
         """Why Ray has not placed it."""
-        return self._waiting.get(name, "")
+        return self._pending.get(name, Pending())
 
-    async def _await_place(self, handle: Any, replica: Replica, deadline: float) -> None:
-        """Ray never refuses what no node can hold, it waits; so say what it waits for."""
+    async def _await_place(self, handle: Any, replica: Replica, deadline: float) -> str:
+        """Ray never refuses what no node can hold, it waits; so say what it waits for. Returns the node's id."""
         placed = asyncio.ensure_future(_awaitable(handle.here.remote()))
+        short_since: float | None = None
         while True:
-            done, _ = await asyncio.wait({placed}, timeout=3.0)
+            done, _ = await asyncio.wait({placed}, timeout=LOOK_S)
             if done:
-                await placed
-                return
-            if time.monotonic() > deadline:
+                return str(await placed)
+            now = time.monotonic()
+            if now > deadline:
                 placed.cancel()
                 raise TimeoutError
-            self._waiting[replica.name] = _why_pending(replica)
+            short = missing(replica, self._replicas.values(), nodes(), self._nodes)
+            short_since = None if not short else short_since if short_since is not None else now
+            overdue = short_since is not None and now - short_since >= self._place_s - LOOK_S
+            self._pending[replica.name] = Pending(short or _why_pending(replica), overdue)
+
+
+def nodes() -> list[Node]:
+    """Those of the cluster that are alive."""
+    return [Node(each["NodeID"], each["Resources"], each.get("Labels") or {}) for each in ray.nodes() if each["Alive"]]
+
+
+def actors_of(cell: str) -> list[str]:
+    """Names of the actors of a cell's processes."""
+    return [name for name in ray.util.list_named_actors() if name.startswith(f"{cell}/") and _SEPARATOR in name]
 
 
 def _why_pending(replica: Replica) -> str:
-    """What a replica asks of a node, beside what the cluster has."""
-    total, free = ray.cluster_resources(), ray.available_resources()
-    asked = [
-        f"{wanted:g} {kind} (the cluster has {total.get(kind, 0.0):g}, {free.get(kind, 0.0):g} free)"
-        for kind, wanted in (("GPU", replica.gpus), ("CPU", replica.cpus))
-        if wanted
-    ]
-    asked += [f"a node labelled {key}={value}" for key, value in replica.selector.items()]
-    return f"waiting for {', '.join(asked)}" if asked else "waiting for Ray to start a worker process"
+    """What a process waits for that some node could hold."""
+    free = ray.available_resources()
+    busy = [shown(kind, amount) for kind, amount in needs(replica).items() if free.get(kind, 0.0) < amount]
+    if busy:
+        return f"waiting for {' and '.join(busy)}, which others hold"
+    return "waiting for Ray to start a worker process"
 
 
 @dataclass(frozen=True)
 class Supervision:
-    """How a controller keeps its cell. Times in seconds."""
+    """How a controller keeps its cell, and the cell's name. Times in seconds."""
 
+    cell: str
     start_timeout_s: float
+    place_timeout_s: float
     drain_s: float
     autoscale: AutoscaleConfig
 
 
-class ControllerShell:
+class DsparkController:
     """The controller as an actor."""
 
     def __init__(self, topology: Topology, secrets: Mapping[str, str], tls: Tls | None, conduct: Supervision) -> None:
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
-        fleet = RayFleet(secrets, conduct.start_timeout_s)
-        said = internal_kv._internal_kv_get(AUTOSCALE, namespace=NAMESPACE)
+        self._cell = conduct.cell
+        fleet = RayFleet(topology, secrets, conduct)
+        said = internal_kv._internal_kv_get(_autoscale(self._cell), namespace=NAMESPACE)
         autoscale = conduct.autoscale if said is None else replace(conduct.autoscale, enabled=said == b"on")
         self._controller = Controller(
             topology,
@@ -225,6 +262,9 @@ class ControllerShell:
         )
         # Started here, so that a controller that Ray restarted takes up its work without being asked.
         self._loop = asyncio.get_event_loop().create_task(self._controller.run())
+
+    def __repr__(self) -> str:
+        return _controller(self._cell)
 
     async def report(self) -> list[dict[str, Any]]:
         """Every replica."""
@@ -244,7 +284,7 @@ class ControllerShell:
         except ConfigError as error:
             return str(error)
         if autoscale is not None:
-            internal_kv._internal_kv_put(AUTOSCALE, "on" if autoscale else "off", namespace=NAMESPACE)
+            internal_kv._internal_kv_put(_autoscale(self._cell), "on" if autoscale else "off", namespace=NAMESPACE)
         return wanted
 
     async def close(self, grace_s: float) -> None:
@@ -255,37 +295,48 @@ class ControllerShell:
 
 def start_controller(topology: Topology, *, secrets: Mapping[str, str], tls: Tls | None, conduct: Supervision) -> None:
     """Creates the controller; a cell that is already there is refused."""
-    if controller() is not None:
-        raise NothingStarted("this Ray cluster already runs a dspark cell; whoever brought it up must take it down")
-    internal_kv._internal_kv_del(AUTOSCALE, namespace=NAMESPACE)  # an earlier cell's
+    if controller(conduct.cell) is not None:
+        raise NothingStarted(
+            f"this Ray cluster already runs a cell named {conduct.cell!r}; whoever brought it up must take it down, "
+            "and another one beside it needs another name (--cell)"
+        )
+    internal_kv._internal_kv_del(_autoscale(conduct.cell), namespace=NAMESPACE)  # an earlier cell's
     handle = (
-        ray.remote(ControllerShell)
-        .options(name=CONTROLLER, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)
+        ray.remote(DsparkController)
+        .options(name=_controller(conduct.cell), namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)
         .remote(topology, dict(secrets), tls, conduct)
     )
     _get(handle.report.remote(), 60.0, "the controller did not start")
 
 
-def controller() -> Any | None:
-    """The controller of this cluster."""
+def _controller(cell: str) -> str:
+    return f"{cell}/{CONTROLLER}"
+
+
+def _autoscale(cell: str) -> str:
+    return f"{cell}/{AUTOSCALE}"
+
+
+def controller(cell: str) -> Any | None:
+    """The controller of a cell of this cluster."""
     try:
-        return ray.get_actor(CONTROLLER, namespace=NAMESPACE)
+        return ray.get_actor(_controller(cell), namespace=NAMESPACE)
     except ValueError:
         return None
 
 
-def report() -> list[dict[str, Any]]:
+def report(cell: str) -> list[dict[str, Any]]:
     """The controller's report."""
-    handle = controller()
+    handle = controller(cell)
     if handle is None:
         raise Unavailable("the controller is gone")
     rows: list[dict[str, Any]] = _get(handle.report.remote(), 15.0, "the controller does not answer")
     return rows
 
 
-def resize(verifiers: int | None, drafters: int | None, autoscale: bool | None) -> tuple[int, int]:
+def resize(cell: str, verifiers: int | None, drafters: int | None, autoscale: bool | None) -> tuple[int, int]:
     """Tells the controller new sizes, and whether they follow the load; None keeps what is."""
-    handle = controller()
+    handle = controller(cell)
     if handle is None:
         raise Unavailable("the controller is gone")
     asked = handle.resize.remote(verifiers, drafters, autoscale)
@@ -295,17 +346,16 @@ def resize(verifiers: int | None, drafters: int | None, autoscale: bool | None) 
     return wanted
 
 
-def close_cell(grace_s: float) -> None:
+def close_cell(cell: str, grace_s: float) -> None:
     """Ends the cell's actors and the controller; other users of the cluster are left alone."""
-    handle = controller()
+    handle = controller(cell)
     if handle is not None:
         with contextlib.suppress(Unavailable):  # then its workers are killed below
             _get(handle.close.remote(grace_s), 2 * grace_s + 15.0, "the controller does not answer")
         ray.kill(handle, no_restart=True)
-    for actor in ray.util.list_named_actors():
-        if _SEPARATOR in actor:
-            with contextlib.suppress(ValueError, ray.exceptions.RayError):
-                ray.kill(ray.get_actor(actor), no_restart=True)
+    for actor in actors_of(cell):
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            ray.kill(ray.get_actor(actor), no_restart=True)
 
 
 def _get(reference: Any, timeout_s: float, otherwise: str) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from dspark.errors import ConfigError
+from dspark.runtime.identity import DEFAULT_CELL
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
 
 NO_DRAFTER = "none"  # in place of a drafter's name: plain decoding
+NAME = re.compile("[a-z0-9][a-z0-9-]{0,31}")  # of a cell
 TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 
 
@@ -30,8 +33,19 @@ class ClusterConfig:
     frontends: int = field(
         default=0, metadata={"doc": "Front end processes; 0 leaves clients to the coordinator's own."}
     )
+    cell: str = field(
+        default=DEFAULT_CELL,
+        metadata={"doc": "Name of the cell: a label of its metrics, and what keeps cells of one Ray cluster apart."},
+    )
     address: str | None = field(
-        default=None, metadata={"doc": "GCS address of a running Ray cluster; absent: a local one is started."}
+        default=None,
+        metadata={
+            "doc": "GCS address of a running Ray cluster; absent: that of RAY_ADDRESS, as in a Ray job, or else a "
+            "local one is started."
+        },
+    )
+    dashboard: bool = field(
+        default=False, metadata={"doc": "Run Ray's dashboard beside a local cluster, for `dspark ray -- list actors`."}
     )
     bind: str = field(default="127.0.0.1", metadata={"doc": "Address every server listens on."})
     port: int = field(default=0, metadata={"doc": "Port of the coordinator; 0 takes a free one and keeps it."})
@@ -54,13 +68,31 @@ class ClusterConfig:
     )
     rule: str | None = field(default=None, metadata={"doc": "Default acceptance rule: token, block or coupled."})
     device: str | None = field(default=None, metadata={"doc": "Device of both pools; absent: what is there."})
-    verifier_gpus: float = field(default=0.0, metadata={"doc": "GPUs Ray reserves for each verifier."})
-    drafter_gpus: float = field(default=0.0, metadata={"doc": "GPUs Ray reserves for each drafter."})
-    coordinator_cpus: float = field(default=0.0, metadata={"doc": "CPUs Ray reserves for the coordinator."})
-    verifier_cpus: float = field(
-        default=0.0, metadata={"doc": "CPUs Ray reserves for each verifier, and its torch's threads; 0: one thread."}
+    verifier_gpus: float | None = field(
+        default=None,
+        metadata={"doc": "GPUs Ray reserves for each verifier; absent: one where the cluster has GPUs."},
     )
-    drafter_cpus: float = field(default=0.0, metadata={"doc": "The same for each drafter."})
+    drafter_gpus: float | None = field(
+        default=None,
+        metadata={"doc": "The same for each drafter; a share, like 0.25, lets drafters have a card together."},
+    )
+    coordinator_cpus: float | None = field(
+        default=None, metadata={"doc": "CPUs Ray reserves for the coordinator and each front end; absent: as below."}
+    )
+    verifier_cpus: float | None = field(
+        default=None,
+        metadata={"doc": "CPUs Ray reserves for each verifier; absent: one a thread, less on nodes of fewer than 8."},
+    )
+    drafter_cpus: float | None = field(default=None, metadata={"doc": "The same for each drafter."})
+    verifier_memory_gib: float | None = field(
+        default=None,
+        metadata={"doc": "Memory Ray reserves for each verifier, GiB; absent: of its weights and its full cache."},
+    )
+    drafter_memory_gib: float | None = field(default=None, metadata={"doc": "The same for each drafter."})
+    place_timeout_s: float = field(
+        default=10.0,
+        metadata={"doc": "How long a process waits for a node that could hold it; more where nodes come on demand."},
+    )
     coordinator_selector: str | None = field(
         default=None, metadata={"doc": "Label nodes of the coordinator must have, `key=value`; absent: any node."}
     )
@@ -90,9 +122,15 @@ class ClusterConfig:
             raise ConfigError(f"cluster.frontends: {self.frontends} is negative")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"cluster.port: {self.port} is no port")
-        for key in ("verifier_gpus", "drafter_gpus", "coordinator_cpus", "verifier_cpus", "drafter_cpus"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"cluster.{key}: {getattr(self, key):g} is negative")
+        for key in ("gpus", "cpus", "memory_gib"):
+            for pool in ("coordinator", "verifier", "drafter"):
+                if (getattr(self, f"{pool}_{key}", None) or 0.0) < 0:
+                    raise ConfigError(f"cluster.{pool}_{key}: {getattr(self, f'{pool}_{key}'):g} is negative")
+        for key in ("verifier_gpus", "drafter_gpus"):
+            if (cards := getattr(self, key) or 0.0) > 1 and not cards.is_integer():
+                raise ConfigError(f"cluster.{key}: {cards:g} is neither a share of one GPU nor a whole number of them")
+        if not NAME.fullmatch(self.cell):
+            raise ConfigError(f"cluster.cell: {self.cell!r} is not a name of up to 32 of a-z, 0-9 and -")
         for key in ("coordinator_selector", "verifier_selector", "drafter_selector"):
             label, _, value = (getattr(self, key) or "any=any").partition("=")
             if not label or not value:
@@ -105,8 +143,9 @@ class ClusterConfig:
             split_endpoint(self.http)
         if self.drain_s < 0:
             raise ConfigError(f"cluster.drain_s: {self.drain_s} is negative")
-        if self.start_timeout_s <= 0:
-            raise ConfigError(f"cluster.start_timeout_s: {self.start_timeout_s} is not positive")
+        for key in ("start_timeout_s", "place_timeout_s"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"cluster.{key}: {getattr(self, key)} is not positive")
 
     def tls(self) -> Tls | None:
         """How processes of the cell call each other."""

@@ -11,22 +11,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from deploy import reconcile
 from deploy.autoscale import Autoscaler
 from deploy.autoscale_config import AutoscaleConfig
+from deploy.fleet import Announcer, Fleet, Pending, Started, StartFailed
 from deploy.leaving import Leaving
 from deploy.probe import Health, Probe
 from deploy.readings import Look, Window
 from deploy.reconcile import Observed, Phase, Start, Stop
 from deploy.rooms import ROOMS
 from deploy.topology import Replica, Role, Topology, adopted, resized
-from dspark.client import CellStatus
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.tls import Tls
 
@@ -37,66 +36,9 @@ ANNOUNCE_EVERY_S = 5.0
 MISSES = 2  # refused connections in a row that mean death
 HUNG_AFTER_S = 20.0  # silence, with the connection open, that means death
 DRAIN_S = 30.0  # how long a worker that leaves may finish what it has
-WORKERS = (f"{Role.VERIFY}/", f"{Role.DRAFT}/")
+POOLS = (Role.VERIFY, Role.DRAFT)
+WORKERS = tuple(f"{role}/" for role in POOLS)
 END_GRACE_S = 5.0  # for a worker that nobody needs any more
-
-
-@dataclass(frozen=True)
-class Started:
-    """A process that serves."""
-
-    endpoint: str
-    incarnation: int
-    pid: int
-    http: str = ""  # URL of its HTTP front, if it has one
-
-
-class StartFailed(DsparkError):
-    """A process did not start. `fatal`: it said itself that it cannot, as configured."""
-
-    def __init__(self, sentence: str, *, fatal: bool) -> None:
-        super().__init__(sentence)
-        self.fatal = fatal
-
-
-class NothingStarted(DsparkError):
-    """A Ray cluster cannot be joined, or somebody else's cell runs there: nothing of ours is to be undone."""
-
-
-class Fleet(Protocol):
-    """Runs processes. Names are those of the topology; at most one process has a name."""
-
-    async def adopt(self) -> Mapping[str, Started]:
-        """Processes that an earlier controller left running."""
-
-    async def launch(self, replica: Replica) -> Started:
-        """Starts a process and waits until it serves; StartFailed says why not."""
-
-    async def end(self, name: str, grace_s: float) -> None:
-        """Ends the process, if there is one; without grace it is killed."""
-
-    def pending(self, name: str) -> str:
-        """Why a launch is still waiting; empty when it is simply loading."""
-
-
-@dataclass(frozen=True)
-class Announced:
-    """connected: workers it is connected to. idle: draining ones that no sequence needs any more."""
-
-    connected: int
-    idle: tuple[str, ...] = ()
-
-
-class Announcer(Protocol):
-    """Tells a coordinator who is there."""
-
-    async def announce(
-        self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]], draining: Set[str]
-    ) -> Announced:
-        """Replaces its set of workers; those that drain get nothing new."""
-
-    async def status(self, coordinator: Started) -> CellStatus:
-        """The whole cell as it sees it."""
 
 
 class Controller:
@@ -186,12 +128,13 @@ class Controller:
         for replica in self._topology.replicas:
             seen = self._seen.get(replica.name) or Observed(Phase.DOWN, time.monotonic())
             started = self._running.get(replica.name)
+            pending = self._pending(replica.name)
             rows.append(
                 {
                     "name": replica.name,
                     "phase": str(seen.phase),
-                    "reason": seen.reason
-                    or (self._fleet.pending(replica.name) if seen.phase is Phase.STARTING else ""),
+                    "reason": pending.why or seen.reason,
+                    "unplaced": pending.unplaced,
                     "fatal": seen.fatal,
                     "failures": seen.failures,
                     "starts": seen.starts,
@@ -203,6 +146,10 @@ class Controller:
                 }
             )
         return rows
+
+    def _pending(self, name: str) -> Pending:
+        starting = self._seen.get(name, _UNSEEN).phase is Phase.STARTING
+        return self._fleet.pending(name) if starting else Pending()
 
     async def close(self, grace_s: float) -> None:
         """Ends every process, from the clients inwards, so that streams end before whoever feeds them does."""
@@ -353,6 +300,7 @@ class Controller:
             self._seen.get(name, _UNSEEN).phase is Phase.SERVING for name in self._topology.names
         )
         if not settled:
+            self._give_back(scaler, now)
             self._window = Window(self._scaling.window_s)  # what was seen of other sizes says nothing about these
         if self._window.span_s <= 0:
             return
@@ -360,6 +308,18 @@ class Controller:
         wanted = scaler.look(self._window.reading(), *sizes, now)
         if wanted != sizes:
             self._resize(*wanted, "; ".join(f"{pool}: {why}" for pool, why in scaler.why.items()))
+
+    def _give_back(self, scaler: Autoscaler, now: float) -> None:
+        """Pools that grew by themselves beyond what nodes can hold shrink to what they can."""
+        sizes = [self._held(role, size) for role, size in zip(POOLS, self.sizes(), strict=True)]
+        if tuple(sizes) != self.sizes() and sizes[0]:
+            self._resize(sizes[0], sizes[1], "no node can hold more")
+            scaler.rest(now)
+
+    def _held(self, role: Role, size: int) -> int:
+        while size and self._pending(f"{role}/{size - 1}").unplaced:
+            size -= 1
+        return size
 
 
 _UNSEEN = Observed(Phase.DOWN, 0.0)

@@ -90,6 +90,6 @@ def close_remote(cell: Cell, say: Say, grace_s: float = 0.0) -> None:
         say(f"{error}; with the cluster its actors are gone too")
         return
     try:
-        cluster.close_cell(grace_s)
+        cluster.close_cell(cell.name, grace_s)
     finally:
         cluster.disconnect()

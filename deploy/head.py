@@ -38,12 +38,14 @@ _PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 
 @dataclass(frozen=True)
 class Head:
-    """A running local cluster. pid: its session's leader. folder: sessions and logs, removed with it."""
+    """A running local cluster. pid: its session's leader. folder: sessions and logs, removed with it. dashboard: URL of
+    Ray's dashboard; empty without one."""
 
     address: str
     pid: int
     folder: Path
     cell_id: str
+    dashboard: str = ""
 
 
 def environment(token_file: Path, cell_id: str) -> dict[str, str]:
@@ -67,7 +69,12 @@ PREFIX = "dspark-ray-"
 
 
 def start_head(
-    token_file: Path, cell_id: str, environ: MutableMapping[str, str], noted: Callable[[Head], None]
+    token_file: Path,
+    cell_id: str,
+    environ: MutableMapping[str, str],
+    noted: Callable[[Head], None],
+    *,
+    dashboard: bool = False,
 ) -> Head:
     """Starts the cluster and waits for its port. `environ` (this process's) is set up for drivers.
 
@@ -77,18 +84,22 @@ def start_head(
         write_token(token_file)
     # Ray's sockets lie under this folder and their paths are limited to about a hundred bytes: no deep folders.
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp" if os.path.isdir("/tmp") else None))
-    ports = free_ports(len(_PORT_OPTIONS) + len(_PORT_VARIABLES))
+    ports = free_ports(len(_PORT_OPTIONS) + len(_PORT_VARIABLES) + 1)
     environ.update(environment(token_file, cell_id))
     child_environ = {**environ, **{name: str(ports.pop()) for name in _PORT_VARIABLES}}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
-    command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--disable-usage-stats"]
+    command += ["--node-ip-address=127.0.0.1", "--disable-usage-stats", f"--include-dashboard={str(dashboard).lower()}"]
+    shown = ports.pop()
+    if dashboard:
+        command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={shown}"]
     command += [f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={folder}", "--log-color=false"]
     command += [f"--{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)]
     with (folder / "head.log").open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=child_environ, start_new_session=True
         )
-    head = Head(f"127.0.0.1:{ports[0]}", process.pid, folder, cell_id)
+    url = f"http://127.0.0.1:{shown}" if dashboard else ""
+    head = Head(f"127.0.0.1:{ports[0]}", process.pid, folder, cell_id, url)
     try:
         noted(head)
         _await_port(process, ports[0], folder / "head.log")

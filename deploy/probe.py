@@ -23,7 +23,7 @@ from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2, control_pb2_grpc
 
 if TYPE_CHECKING:
-    from deploy.controller import Announced, Started
+    from deploy.fleet import Announced, Started
 
 LOOK_TIMEOUT_S = 2.0
 ANNOUNCE_TIMEOUT_S = 10.0
@@ -98,7 +98,7 @@ class ControlAnnouncer:
         self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]], draining: Set[str]
     ) -> Announced:
         """Replaces the coordinator's set of workers."""
-        from deploy.controller import Announced
+        from deploy.fleet import Announced
 
         stub = await self._stub(coordinator.endpoint)
         message = control_pb2.AnnounceRequest(

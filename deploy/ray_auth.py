@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import grpc
 
-from deploy.controller import NothingStarted
+from deploy.fleet import NothingStarted
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.security import is_loopback, split_endpoint
 

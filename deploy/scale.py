@@ -34,10 +34,10 @@ def scale(
 
     cluster.connect(cell.ray_address, local=local)
     try:
-        wanted = cluster.resize(verifiers, drafters, autoscale)
+        wanted = cluster.resize(cell.name, verifiers, drafters, autoscale)
         deadline = time.monotonic() + TIMEOUT_S
         if (verifiers, drafters) != (None, None):
-            await_replicas(cluster.report, deadline, say)
+            await_replicas(lambda: cluster.report(cell.name), deadline, say)
             await_lanes(cell, *wanted, deadline, say)
     finally:
         cluster.disconnect()

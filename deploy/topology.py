@@ -24,8 +24,8 @@ class Role(enum.StrEnum):
 class Replica:
     """One process that should exist.
 
-    name: for people, stable over restarts. settings: fields of the room's configuration. gpus, cpus: what Ray
-    reserves. selector: labels its node must have.
+    name: for people, stable over restarts. settings: fields of the room's configuration. gpus, cpus, memory (bytes):
+    what Ray reserves. selector: labels its node must have.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Replica:
     settings: Mapping[str, Any] = field(default_factory=dict)
     gpus: float = 0.0
     cpus: float = 0.0
+    memory: int = 0
     selector: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,19 +69,23 @@ class Topology:
 def desired(
     config: ClusterConfig, settings: Mapping[Role, Mapping[str, Any]], homes: Mapping[str, str] | None = None
 ) -> Topology:
-    """The processes `config` asks for; `settings` holds the resolved configuration of each room, `homes` processors by
-    replica name."""
-    needs: dict[Role, tuple[float, float, str | None]] = {
-        Role.COORDINATOR: (0.0, config.coordinator_cpus, config.coordinator_selector),
-        Role.VERIFY: (config.verifier_gpus, config.verifier_cpus, config.verifier_selector),
-        Role.DRAFT: (config.drafter_gpus, config.drafter_cpus, config.drafter_selector),
-        Role.FRONTEND: (0.0, 0.0, None),
+    """The processes `config` asks for, with nothing reserved (`reserving` does that); `settings` holds the resolved
+    configuration of each room, `homes` processors by replica name."""
+    selectors = {
+        Role.COORDINATOR: config.coordinator_selector,
+        Role.VERIFY: config.verifier_selector,
+        Role.DRAFT: config.drafter_selector,
     }
     templates = {
-        role: Replica(str(role), role, dict(settings.get(role, {})), gpus, cpus, _labels(selector))
-        for role, (gpus, cpus, selector) in needs.items()
+        role: Replica(str(role), role, dict(settings.get(role, {})), selector=_labels(selectors.get(role)))
+        for role in Role
     }
     return _build(templates, _counts(config.verifiers, config.drafters, config.frontends), homes or {})
+
+
+def with_templates(topology: Topology, templates: Mapping[Role, Replica]) -> Topology:
+    """The same cell of other templates."""
+    return _build(templates, {role: topology.count(role) for role in Role}, topology.homes)
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:

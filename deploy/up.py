@@ -6,19 +6,20 @@ import importlib.util
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deploy import ray_environment
+from deploy import footprint, ray_environment
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
-from deploy.controller import NothingStarted
+from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
 from deploy.marks import new_cell_id
 from deploy.placement import homes
 from deploy.ray_auth import check_guarded
+from deploy.reserving import Node, reserve
 from deploy.rooms import load_settings
 from deploy.topology import Role, Topology, desired
 from dspark.client import Client, NoCell, find_cell
@@ -45,6 +46,9 @@ def read_config(
 ) -> ClusterConfig:
     """The cell that is asked for. `pair` completes target and drafter where nothing names them."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
+    if given.address is None and (joined := ray_environment.job_address(environ)):
+        flags = {**flags, "address": joined}
+        given = replace(given, address=joined)
     # Processes may run in another folder: what is a file or a folder here gets its full path.
     full: dict[str, object] = {
         key: str(Path(path).expanduser().resolve()) for key in TLS_FILES if (path := getattr(given, key))
@@ -82,6 +86,7 @@ def plan_topology(
         "drafter_revision": config.revision,
         **{key: str(path) for key, path in token_files.items()},
         "insecure": config.insecure,
+        "cell": config.cell,
         **{key: getattr(config, key) for key in (*TLS_FILES, "tls_server_name", "tls_require_client_cert")},
         "device": config.device,
         "policy": config.policy,
@@ -147,6 +152,8 @@ def bring_up(
             tls_cert=config.tls_cert or "",
             tls_key=config.tls_key or "",
             tls_server_name=config.tls_server_name or "",
+            name=config.cell,
+            dashboard=head.dashboard if head else "",
         )
 
     def noted(head: Head) -> None:
@@ -156,7 +163,7 @@ def bring_up(
     if config.address is None:
         say("ray: starting a local cluster")
         try:
-            head = start_head(state_dir() / "ray_token", cell_id, os.environ, noted)
+            head = start_head(state_dir() / "ray_token", cell_id, os.environ, noted, dashboard=config.dashboard)
         except BaseException:
             remove_cell()
             raise
@@ -192,9 +199,14 @@ def _serve(
     try:
         say(f"ray: {'started' if head else 'joined'} at {cell.ray_address}")
         check_guarded(cell.ray_address, insecure=config.insecure)
-        conduct = cluster.Supervision(config.start_timeout_s, config.drain_s, autoscale)
+        if cell.dashboard:
+            say(f"Ray's dashboard: {cell.dashboard} (it asks for the token in {state_dir() / 'ray_token'})")
+        topology = _reserved(topology, config, autoscale, cluster.nodes(), say)
+        conduct = cluster.Supervision(
+            config.cell, config.start_timeout_s, config.place_timeout_s, config.drain_s, autoscale
+        )
         cluster.start_controller(topology, secrets=secrets, tls=config.tls(), conduct=conduct)
-        rows = await_replicas(cluster.report, deadline, say)
+        rows = await_replicas(lambda: cluster.report(cell.name), deadline, say)
         served = next(row["endpoint"] for row in rows if row["name"] == topology.coordinator.name)
         if served != cell.endpoint:  # it runs on another node of the cluster
             cell = Cell(**{**cell.__dict__, "endpoint": served})
@@ -215,6 +227,21 @@ def _serve(
     return cell
 
 
+def _reserved(
+    topology: Topology, config: ClusterConfig, autoscale: AutoscaleConfig, nodes: Sequence[Node], say: Say
+) -> Topology:
+    """The cell with what Ray is to reserve for each process."""
+    most = {role: topology.count(role) for role in Role}
+    if autoscale.enabled:
+        most[Role.VERIFY] = max(most[Role.VERIFY], autoscale.max_verifiers)
+        most[Role.DRAFT] = max(most[Role.DRAFT], autoscale.max_drafters if topology.has_drafter else 0)
+    memory = {role: footprint.of(role, template.settings) for role, template in topology.templates.items()}
+    topology, warning = reserve(topology, config, nodes, most=most, memory=memory)
+    if warning:
+        say(warning)
+    return topology
+
+
 def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say) -> list[dict[str, Any]]:
     """Waits until every replica serves; says every change, and now and then what is still pending."""
     shown: dict[str, str] = {}
@@ -225,6 +252,8 @@ def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, 
             failing = row["fatal"] or row["failures"] >= GIVE_UP_AFTER_FAILURES
             if failing and row["phase"] != "serving":  # what serves again is forgiven what it was
                 raise Unavailable(f"{row['name']} cannot start: {row['reason']}")
+            if row["unplaced"]:
+                raise Unavailable(f"{row['name']} cannot be placed: {row['reason']}")
             where = f" at {row['endpoint']} (pid {row['pid']})" if row["endpoint"] else ""
             line = f"{row['name']}: {row['phase']}{where}" + (f", {row['reason']}" if row["reason"] else "")
             if shown.get(row["name"]) != line:

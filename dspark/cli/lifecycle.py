@@ -7,12 +7,14 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dspark.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
+LOOK_S = 1.0  # of `up --block`, for a cell that somebody else takes down
 SHIPPED = {"target": ROOT / "models" / "demo-target", "drafter": ROOT / "models" / "demo-dspark"}
 
 
@@ -44,8 +46,17 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     up.add_argument("--drain-s", type=float, metavar="S", help="time of a worker that is scaled away (30)")
     up.add_argument("--policy", help="default policy: off, fixed:k, threshold:t, greedy or async")
     up.add_argument("--rule", choices=["token", "block", "coupled"], help="default acceptance rule")
-    up.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration")
-    up.add_argument("--address", metavar="HOST:PORT", help="running Ray cluster; no head is started or stopped then")
+    up.add_argument("-f", "--config", type=Path, metavar="FILE", help="YAML configuration")
+    up.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="running Ray cluster, no head is started or stopped then (RAY_ADDRESS, else a local cluster)",
+    )
+    up.add_argument("--cell", metavar="NAME", help="name of the cell, which keeps cells of one cluster apart (dspark)")
+    up.add_argument(
+        "--dashboard", action="store_true", default=None, help="run Ray's dashboard beside the local cluster"
+    )
+    up.add_argument("--block", action="store_true", help="stay until told to end, then take the cell down")
     up.add_argument("--bind", metavar="HOST", help="address every server listens on (127.0.0.1)")
     up.add_argument("--port", type=int, help="port of the coordinator (a free one)")
     up.add_argument("--insecure", action="store_true", default=None, help="listen beyond this machine without a token")
@@ -60,8 +71,8 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="callers need a certificate too; without, tokens alone say who calls",
     )
     up.add_argument("--device", help="device of both pools (what is there)")
-    up.add_argument("--verifier-gpus", type=float, metavar="N", help="GPUs Ray reserves for each verifier (0)")
-    up.add_argument("--drafter-gpus", type=float, metavar="N", help="GPUs Ray reserves for each drafter (0)")
+    up.add_argument("--verifier-gpus", type=float, metavar="N", help="GPUs Ray reserves for each (1 if there are any)")
+    up.add_argument("--drafter-gpus", type=float, metavar="N", help="GPUs Ray reserves for each (1 if there are any)")
     up.add_argument("--start-timeout-s", type=float, metavar="S", help="longest wait for the cell to serve (600)")
     up.set_defaults(run=_up)
     down = commands.add_parser(
@@ -107,6 +118,8 @@ def _up(args: argparse.Namespace) -> int:
         "policy",
         "rule",
         "address",
+        "cell",
+        "dashboard",
         "bind",
         "port",
         "insecure",
@@ -124,8 +137,24 @@ def _up(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)  # cleans up as Ctrl-C does
     scaling = {"enabled": args.autoscale}
     cell = bring_up(config, file=args.config, environ=os.environ, say=say, scaling=scaling)
-    print(cell.frontends or cell.endpoint)
+    print(cell.frontends or cell.endpoint, flush=True)
+    if args.block:
+        _stay(cell.cell_id)
     return 0
+
+
+def _stay(cell_id: str) -> None:
+    """Until a signal, and takes the cell down then; or until somebody else has taken it down."""
+    from deploy.down import take_down
+    from dspark.client.cell import NoCell, find_cell
+
+    signal.signal(signal.SIGTERM, _interrupt)  # Ray has put its own in the place of ours
+    with contextlib.suppress(NoCell):
+        try:
+            while find_cell().cell_id == cell_id:
+                time.sleep(LOOK_S)
+        except KeyboardInterrupt:
+            take_down(say)
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

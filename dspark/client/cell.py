@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from dspark.errors import DsparkError
-from dspark.runtime.identity import read_token, state_dir
+from dspark.runtime.identity import DEFAULT_CELL, read_token, state_dir
 from dspark.runtime.tls import Tls
 
 VERSION = 1
@@ -33,7 +33,8 @@ class Cell:
     token_file: secret of operators and workers. ray_address: GCS host:port. ray_pid: leader of the Ray processes this
     cell started; 0 when the Ray cluster was there before. ray_dir: their folder. target, drafter: what is served.
     frontends: host:port of front ends, separated by commas; without any, the coordinator serves clients itself.
-    http: URL of the coordinator's HTTP front; empty without one.
+    http: URL of the coordinator's HTTP front; empty without one. name: what keeps it apart from other cells of its Ray
+    cluster. dashboard: URL of Ray's dashboard, where this cell started it.
     tls_*: PEM files for calls to its processes, and the name expected in their certificates; empty: plaintext.
     """
 
@@ -51,6 +52,8 @@ class Cell:
     tls_cert: str = ""
     tls_key: str = ""
     tls_server_name: str = ""
+    name: str = DEFAULT_CELL
+    dashboard: str = ""
     version: int = VERSION
 
     @property

@@ -13,7 +13,8 @@ import pytest
 
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
-from deploy.controller import Controller, Started
+from deploy.controller import Controller
+from deploy.fleet import Pending, Started
 from deploy.probe import ControlAnnouncer
 from deploy.topology import Replica, desired
 from faults.simulated import Answer, SimulatedCell, simulate
@@ -47,8 +48,8 @@ class CellFleet:
             self._cell.kill(name)
         self._cell.processes.pop(name, None)
 
-    def pending(self, name: str) -> str:
-        return ""
+    def pending(self, name: str) -> Pending:
+        return Pending()
 
 
 @asynccontextmanager

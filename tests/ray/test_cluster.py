@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -171,6 +172,13 @@ def test_each_pool_is_scaled_by_itself_while_it_serves(cluster: Client) -> None:
     assert dspark("scale", "--drafters", "1").stdout == "1 verifiers, 1 drafters\n"
     assert "draft/1" not in _processes()
     assert cluster.complete(PROMPT, max_tokens=64, temperature=0.0, ignore_eos=True).token_ids == calm
+
+
+def test_ray_sees_what_the_cell_reserves(cluster: Client) -> None:
+    said = dspark("ray", "--", "status").stdout
+    for kind, unit in (("CPU", ""), ("memory", "GiB")):
+        used, there = re.findall(rf"([\d.]+)\w*/([\d.]+){unit} {kind}", said)[0]
+        assert 0 < float(used) <= float(there)
 
 
 def test_what_processes_wrote_and_where_their_metrics_are(cluster: Client) -> None:

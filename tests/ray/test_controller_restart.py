@@ -26,8 +26,8 @@ ray_environment.prepare(os.environ)  # before Ray is loaded
 import ray
 from deploy import cluster
 cluster.connect(cell.ray_address, local=True)
-ray.kill(cluster.controller(), no_restart=False)
-cluster.report()
+ray.kill(cluster.controller(cell.name), no_restart=False)
+cluster.report(cell.name)
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from deploy.head import Head, environment, free_ports, stop_head
 from deploy.marks import new_cell_id
+from dspark.client import find_cell
 from dspark.runtime.identity import write_token
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -71,17 +73,19 @@ def _dspark(*words: str) -> str:
 
 
 def test_a_job_brings_a_cell_up_that_outlives_it(
-    cluster: tuple[str, str], golden_target: Path, golden_drafter: Path
+    cluster: tuple[str, str], golden_target: Path, golden_drafter: Path, tmp_path: Path
 ) -> None:
     gcs, dashboard = cluster
     variables = {"env_vars": {"DSPARK_HOME": os.environ["DSPARK_HOME"]}}
-    up = [sys.executable, "-m", "dspark.cli.main", "up", "--address", gcs, "--http", "none"]
+    file = tmp_path / "cell.yaml"
+    file.write_text(json.dumps({"cluster": {"target": str(golden_target), "drafter": str(golden_drafter)}}))
+    up = [sys.executable, "-m", "dspark.cli.main", "up", "-f", str(file), "--http", "none"]
     job = [*RAY, "job", "submit", "--address", dashboard, "--runtime-env-json", json.dumps(variables), "--"]
-    done = subprocess.run(
-        [*job, *up, "--target", str(golden_target), "--drafter", str(golden_drafter)],
-        capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
+    done = subprocess.run([*job, *up], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert find_cell().ray_address == gcs, "the job's own cluster was joined"
+    actors = _dspark("ray", "--", "list", "actors")
+    assert {"dspark/coordinator/0", "dspark/verify/0", "dspark/draft/0"} <= set(re.findall(r"dspark/\w+/\d", actors))
     assert len(_dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4
     assert _dspark("scale", "draft=0") == "1 verifiers, 0 drafters\n"
     assert len(_dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4

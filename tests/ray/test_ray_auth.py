@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy import ray_auth
-from deploy.controller import NothingStarted
+from deploy.fleet import NothingStarted
 from deploy.head import start_head, stop_head
 from deploy.marks import new_cell_id
 from deploy.ray_auth import check_guarded, is_guarded

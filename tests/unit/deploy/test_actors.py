@@ -51,8 +51,25 @@ async def test_a_room_reads_the_secret_of_its_own_cell(started: SimpleNamespace,
         wanted.chmod(0o600)
     await _start({"token_file": str(wanted)})
     assert read_token(started.settings["token_file"]) == SECRET
-    assert stat.S_IMODE(wanted.stat().st_mode) == 0o600
-    assert list(wanted.parent.iterdir()) == [wanted]
+    (mine,) = [path for path in wanted.parent.iterdir() if str(path) == started.settings["token_file"]]
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o600
+    if before == "another cell's":  # which goes on reading it
+        assert mine != wanted
+        assert wanted.stat().st_mode & 0o077
+
+
+async def test_cells_of_one_node_keep_their_secrets_apart(started: SimpleNamespace, tmp_path: Path) -> None:
+    elsewhere = {"token_file": "/another/node/worker_token"}
+    await _start({**elsewhere, "cell": "one"})
+    first = started.settings["token_file"]
+    await RoomShell().start(
+        "verify",
+        {**elsewhere, "cell": "two"},
+        name="verify/0",
+        secrets={"token_file": "another-secret-of-another-cell"},
+        node_ip="10.0.0.7",
+    )
+    assert read_token(first) == SECRET
 
 
 async def test_who_listens_everywhere_is_reached_by_the_node_s_address(started: SimpleNamespace) -> None:

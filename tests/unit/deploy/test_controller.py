@@ -13,7 +13,8 @@ from grpc_health.v1 import health, health_pb2_grpc
 from deploy import controller as controller_module
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
-from deploy.controller import Announced, Controller, Started, StartFailed
+from deploy.controller import Controller
+from deploy.fleet import Announced, Pending, Started, StartFailed
 from deploy.topology import Replica, Role, desired
 from dspark.client import CellStatus, LaneStatus
 from dspark.errors import ConfigError, Unavailable
@@ -28,6 +29,7 @@ class HealthFleet:
         self.ended: list[str] = []
         self.broken: dict[str, StartFailed] = {}
         self.left: dict[str, Started] = {}
+        self.unplaced: set[str] = set()
         self._incarnations = itertools.count(1)
 
     async def adopt(self) -> Mapping[str, Started]:
@@ -35,6 +37,8 @@ class HealthFleet:
 
     async def launch(self, replica: Replica) -> Started:
         self.started.append(replica.name)
+        if replica.name in self.unplaced:
+            await asyncio.Event().wait()
         if replica.name in self.broken:
             raise self.broken[replica.name]
         return await self.serve(replica.name)
@@ -56,8 +60,8 @@ class HealthFleet:
         if server is not None:
             await server.stop(0)
 
-    def pending(self, name: str) -> str:
-        return "no node has a GPU"
+    def pending(self, name: str) -> Pending:
+        return Pending("no node has a GPU", name in self.unplaced)
 
 
 class Listener:
@@ -253,6 +257,32 @@ async def test_pools_follow_the_load_within_their_bounds(monkeypatch: pytest.Mon
     assert controller.sizes() == (1, 0)
     task.cancel()
     await controller.close(0.0)
+
+
+async def test_a_pool_that_grew_by_itself_gives_back_what_no_node_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "TICK_S", 0.02)
+    fleet, listener = HealthFleet(), Listener()
+    fleet.unplaced = {"draft/1"}
+    config = AutoscaleConfig(enabled=True, max_drafters=3, look_s=0.02, cool_down_s=3600.0)
+    topology = desired(ClusterConfig(target="t", drafter="d", drafters=2), {})
+    controller = Controller(topology, fleet, listener, autoscale=config)
+    task = asyncio.create_task(controller.run())
+    await _until(lambda: "draft/1" in fleet.started)
+    await _until(lambda: controller.sizes() == (1, 1))
+    assert "draft/0" in fleet.servers
+    task.cancel()
+    await controller.close(0.0)
+
+
+async def test_a_pool_that_somebody_sized_waits_for_its_node_and_says_so(cell: Cell) -> None:
+    controller, fleet, _ = cell
+    fleet.unplaced = {"draft/1"}
+    task = asyncio.create_task(controller.run())
+    await _until(lambda: any(row["unplaced"] for row in controller.report()))
+    (row,) = [row for row in controller.report() if row["unplaced"]]
+    assert (row["name"], row["reason"]) == ("draft/1", "no node has a GPU")
+    assert controller.sizes() == (1, 2)
+    task.cancel()
 
 
 def test_sizes_that_are_refused_leave_autoscaling_as_it_was() -> None:

@@ -147,10 +147,18 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
 
 def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
     row = {"name": "draft/0", "endpoint": "", "pid": 0, "reason": "lost", "fatal": False, "failures": 3, "leaving": []}
+    row |= {"unplaced": False}
     again = [{**row, "phase": "serving"}]
     assert await_replicas(lambda: again, 0.0, lambda _: None) == again
     with pytest.raises(Unavailable, match="draft/0 cannot start: lost"):
         await_replicas(lambda: [{**row, "phase": "down"}], 0.0, lambda _: None)
+
+
+def test_what_no_node_can_hold_ends_the_wait_with_what_is_missing() -> None:
+    row = {"name": "verify/1", "endpoint": "", "pid": 0, "fatal": False, "failures": 0, "leaving": []}
+    row |= {"phase": "starting", "reason": "no node with 1 GPU free: 2 wanted, 1 there", "unplaced": True}
+    with pytest.raises(Unavailable, match="verify/1 cannot be placed: no node with 1 GPU free: 2 wanted, 1 there"):
+        await_replicas(lambda: [row], 0.0, lambda _: None)
 
 
 def test_pools_begin_within_the_bounds_of_autoscaling() -> None:

@@ -22,15 +22,14 @@ def test_a_cell_is_one_coordinator_and_two_pools_of_their_own_size() -> None:
     assert topology.coordinator.name == "coordinator/0"
 
 
-def test_each_replica_carries_the_settings_and_resources_of_its_room() -> None:
-    config = ClusterConfig(target="t", drafter="d", verifier_gpus=1.0, drafter_gpus=0.25)
+def test_each_replica_carries_the_settings_of_its_room() -> None:
+    config = ClusterConfig(target="t", drafter="d", verifier_selector="zone=a")
     topology = desired(config, {Role.VERIFY: {"target": "t"}, Role.DRAFT: {"drafter": "d"}})
     verify, draft = topology.named("verify/0"), topology.named("draft/0")
     assert verify is not None
     assert draft is not None
-    assert (verify.settings, verify.gpus) == ({"target": "t"}, 1.0)
-    assert (draft.settings, draft.gpus) == ({"drafter": "d"}, 0.25)
-    assert topology.coordinator.gpus == 0
+    assert (verify.settings, verify.selector) == ({"target": "t"}, {"zone": "a"})
+    assert (draft.settings, draft.selector) == ({"drafter": "d"}, {})
 
 
 def test_front_ends_come_last_and_stay_when_pools_are_resized() -> None:

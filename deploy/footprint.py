@@ -1,0 +1,66 @@
+"""How much memory a worker will take, from the files of its models and its settings. Reads sizes, never a tensor.
+
+What Ray reserves by this is a bound on what a worker may come to hold: weights in the number format they are computed
+in, and a cache that is full. Models that are not on this machine are counted as nothing but the process itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.topology import Role
+from dspark.errors import DsparkError
+from dspark.model.config_keys import CONFIG_NAME, Keys, read_json
+
+MIB = 1 << 20
+LIGHT = 256 * MIB  # a process without torch
+HEAVY = 640 * MIB  # torch, transformers and their room to work
+ON_CARD = 2048 * MIB  # what a process whose weights and cache lie on a card keeps beside them
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def of(role: Role, settings: Mapping[str, Any]) -> int:
+    """Bytes of main memory of one process that computes on a processor, or on a card that its settings name."""
+    if role not in (Role.VERIFY, Role.DRAFT) or settings.get("engine") == "synthetic":
+        return LIGHT
+    if str(settings.get("device")).startswith("cuda"):
+        return ON_CARD
+    verifies = role is Role.VERIFY
+    folder = _folder(str(settings.get("target" if verifies else "drafter") or ""))
+    if folder is None:
+        return HEAVY
+    number = _BYTES.get(str(settings.get("dtype")), 4)  # `auto` is float32 on a processor
+    try:
+        config = read_json(folder / CONFIG_NAME)
+        keys = Keys(config.get("text_config") or config)
+        stored = _BYTES[keys.dtype()]
+        row = _row(keys)
+    except DsparkError:  # the worker itself says what is wrong with it
+        return HEAVY
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * number // stored
+    return HEAVY + weights + int(settings["kv_tokens" if verifies else "context_tokens"]) * row * number
+
+
+def _row(keys: Keys) -> int:
+    """Numbers that a cache holds of one token: keys and values of every layer."""
+    heads = keys.count("num_attention_heads")
+    size = keys.count("head_dim", default=max(keys.count("hidden_size") // heads, 1))
+    return 2 * keys.count("num_hidden_layers") * keys.count("num_key_value_heads", default=heads) * size
+
+
+def _folder(model: str) -> Path | None:
+    """Where a model lies on this machine; a hub id is looked up in the cache alone."""
+    if not model or model == "none":
+        return None
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model, CONFIG_NAME)
+    except Exception:  # no such library, or no such id: there is nothing to weigh
+        return None
+    return Path(found).parent if isinstance(found, str) else None

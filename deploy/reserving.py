@@ -1,0 +1,133 @@
+"""What Ray reserves for each process, where the settings do not say. Pure: nodes and sizes in, reservations out.
+
+A GPU a worker, where the cluster has GPUs. A processor a thread, on nodes that have room for `ROOM` threads; on smaller
+ones a thread reserves its share of such room, for in a lane the verifier and its drafters compute by turns. Memory is
+what weights and caches may come to (`footprint`).
+
+On a machine of its own a cell shares with nobody, so there it always fits: processors are divided among twice what was
+asked for, cards that are too few are shared (by one verifier each, never two), and memory that is not there is not
+reserved but told of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from deploy.config import ClusterConfig
+from deploy.footprint import ON_CARD
+from deploy.topology import Role, Topology, with_templates
+
+ROOM = 8  # threads that every node has room for
+WORKERS = (Role.VERIFY, Role.DRAFT)
+LEAST = 1e4  # Ray counts to four decimals
+VERIFIER_SHARE = 0.6  # of a card that is shared: above a half, so that no two verifiers meet on one
+DRAFTERS = 4  # that the rest of a shared card has room for, at least
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of a Ray cluster. total: of every resource it was started with."""
+
+    id: str
+    total: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def reserve(
+    topology: Topology,
+    config: ClusterConfig,
+    nodes: Sequence[Node],
+    *,
+    most: Mapping[Role, int],
+    memory: Mapping[Role, int],
+) -> tuple[Topology, str]:
+    """The cell with reservations, and a sentence about memory that is not there (empty: there is enough).
+
+    most: how many processes of each role there may come to be. memory: bytes one of them takes on a processor.
+    """
+    own = config.address is None
+    cpus = _cpus(topology, config, nodes, most, own=own)
+    gpus = _gpus(topology, config, nodes, most, own=own)
+    memory = {role: ON_CARD if gpus[role] else size for role, size in memory.items()}
+    bytes_, warning = _memory(topology, config, nodes, memory, own=own)
+    templates = {
+        role: replace(template, cpus=cpus[role], gpus=gpus[role], memory=bytes_[role])
+        for role, template in topology.templates.items()
+    }
+    return with_templates(topology, templates), warning
+
+
+def _cpus(
+    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], most: Mapping[Role, int], *, own: bool
+) -> dict[Role, float]:
+    given = {
+        Role.COORDINATOR: config.coordinator_cpus,
+        Role.FRONTEND: config.coordinator_cpus,
+        Role.VERIFY: config.verifier_cpus,
+        Role.DRAFT: config.drafter_cpus,
+    }
+    threads = {role: _threads(template.settings) for role, template in topology.templates.items()}
+    free, room = max((node.total.get("CPU", 0.0) for node in nodes), default=0.0), float(ROOM)
+    if own:
+        free -= sum((given[role] or 0.0) * most[role] for role in threads)
+        room = max(room, 2.0 * sum(threads[role] * most[role] for role in threads if given[role] is None))
+    # Where no node is there yet, one that comes is taken to be large.
+    share = min(max(free, 0.0) / room, 1.0) if nodes and (own or free) else 1.0
+    return {role: _down(threads[role] * share) if (said := given[role]) is None else said for role in threads}
+
+
+def _gpus(
+    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], most: Mapping[Role, int], *, own: bool
+) -> dict[Role, float]:
+    said = {Role.VERIFY: config.verifier_gpus, Role.DRAFT: config.drafter_gpus}
+    cards = int(_total(nodes, "GPU"))
+    wanting = {role for role in WORKERS if _wants_card(topology.templates[role].settings, cards)}
+    share = dict.fromkeys(wanting, 1.0)
+    drafters = most[Role.DRAFT] if Role.DRAFT in wanting else 0
+    spare = cards - (most[Role.VERIFY] if Role.VERIFY in wanting else 0)
+    if own and cards and spare < drafters:
+        if spare > 0:
+            share[Role.DRAFT] = _down(1.0 / max(math.ceil(drafters / spare), DRAFTERS))
+        else:
+            share[Role.VERIFY] = VERIFIER_SHARE
+            share[Role.DRAFT] = _down((1.0 - VERIFIER_SHARE) / max(math.ceil(drafters / cards), DRAFTERS))
+    return {role: share.get(role, 0.0) if (given := said.get(role)) is None else given for role in topology.templates}
+
+
+def _wants_card(settings: Mapping[str, Any], cards: int) -> bool:
+    """A card that is named by its number was chosen by hand: Ray could only hide it."""
+    device = str(settings.get("device", "auto"))
+    return settings.get("engine") != "synthetic" and (device == "cuda" or (device == "auto" and cards > 0))
+
+
+def _memory(
+    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], memory: Mapping[Role, int], *, own: bool
+) -> tuple[dict[Role, int], str]:
+    given = {Role.VERIFY: config.verifier_memory_gib, Role.DRAFT: config.drafter_memory_gib}
+    wanted = {
+        role: int(memory[role] if (said := given.get(role)) is None else said * GIB) for role in topology.templates
+    }
+    total, there = sum(wanted[role] * topology.count(role) for role in wanted), _total(nodes, "memory")
+    if not own or total <= there:
+        return wanted, ""
+    warning = (
+        f"memory: with full caches the cell takes {total / GIB:.1f} GiB, {there / GIB:.1f} GiB are here "
+        "(verify.kv_tokens and draft.context_tokens bound the caches)"
+    )
+    return {role: int(size * there / total) for role, size in wanted.items()}, warning
+
+
+def _threads(settings: Mapping[str, Any]) -> float:
+    return float(settings.get("threads", 1))
+
+
+def _total(nodes: Iterable[Node], kind: str) -> float:
+    return sum(node.total.get(kind, 0.0) for node in nodes)
+
+
+def _down(amount: float) -> float:
+    return math.floor(amount * LEAST) / LEAST

@@ -1,0 +1,192 @@
+"""What Ray is to reserve for each process, and what it is told to lack."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy import footprint
+from deploy.config import ClusterConfig
+from deploy.reserving import GIB, Node, reserve
+from deploy.shortage import missing
+from deploy.topology import Replica, Role, Topology, desired, resized
+from dspark.errors import ConfigError
+
+ALONE: dict[str, Any] = {"target": "t", "drafter": "d"}
+JOINED: dict[str, Any] = {**ALONE, "address": "head:6379"}
+DEVICE: dict[Role, dict[str, Any]] = {Role.VERIFY: {"device": "auto"}, Role.DRAFT: {"device": "auto"}}
+
+
+def _node(number: int = 0, *, gpus: float = 0, cpus: float = 2, gib: float = 16, **labels: str) -> Node:
+    return Node(f"node-{number}", {"CPU": cpus, "memory": gib * GIB, **({"GPU": gpus} if gpus else {})}, labels)
+
+
+def _cell(
+    config: ClusterConfig,
+    *nodes: Node,
+    settings: Mapping[Role, Mapping[str, Any]] = DEVICE,
+    memory: int = GIB,
+    most: Mapping[Role, int] | None = None,
+) -> tuple[Topology, str]:
+    topology = desired(config, settings)
+    sizes = {role: topology.count(role) for role in Role} | dict(most or {})
+    return reserve(topology, config, nodes, most=sizes, memory=dict.fromkeys(Role, memory))
+
+
+def _named(topology: Topology, name: str) -> Replica:
+    found = topology.named(name)
+    assert found is not None
+    return found
+
+
+def _fit(topology: Topology, *nodes: Node) -> str:
+    """Puts one process after the other where it fits; why the first that does not fit does not."""
+    held: dict[str, str] = {}
+    for replica in topology.replicas:
+        for node in nodes:
+            if not missing(replica, topology.replicas, [node], held):
+                held[replica.name] = node.id
+                break
+        else:
+            return missing(replica, topology.replicas, nodes, held)
+    return ""
+
+
+def test_two_processors_hold_a_verifier_and_two_drafters_and_more_that_come() -> None:
+    topology, warning = _cell(ClusterConfig(**ALONE, drafters=2), _node())
+    assert warning == ""
+    assert {replica.cpus for replica in topology.replicas} == {0.25}
+    assert _fit(resized(topology, 2, 4), _node()) == ""
+    assert _fit(resized(topology, 4, 9), _node()) == "no node with 0.25 CPU free: 3.5 wanted, 2 there"
+
+
+def test_a_large_machine_gives_a_processor_a_thread() -> None:
+    settings = {Role.VERIFY: {"threads": 4}, Role.DRAFT: {"threads": 2}}
+    topology, _ = _cell(ClusterConfig(**JOINED), _node(cpus=0), _node(1, cpus=32), settings=settings)
+    assert [replica.cpus for replica in topology.replicas] == [1.0, 4.0, 2.0]
+
+
+def test_a_cell_of_many_threads_fits_on_its_own_machine_and_pays_what_was_said() -> None:
+    settings = {Role.VERIFY: {"threads": 8}, Role.DRAFT: {"threads": 8}}
+    topology, _ = _cell(ClusterConfig(**ALONE, drafters=3), _node(cpus=8), settings=settings)
+    assert _fit(topology, _node(cpus=8)) == ""
+    said, _ = _cell(ClusterConfig(**ALONE, verifier_cpus=1.5), _node(), settings=settings)
+    assert _named(said, "verify/0").cpus == 1.5
+    assert _fit(said, _node()) == ""
+
+
+def test_pools_that_follow_the_load_have_room_for_their_largest() -> None:
+    topology, _ = _cell(ClusterConfig(**ALONE), _node(), most={Role.VERIFY: 4, Role.DRAFT: 8})
+    assert _fit(resized(topology, 4, 8), _node()) == ""
+
+
+def test_where_no_node_is_there_yet_whole_processors_are_asked_for() -> None:
+    for nodes in ((), (_node(cpus=0),)):
+        topology, _ = _cell(ClusterConfig(**JOINED), *nodes)
+        assert _named(topology, "verify/0").cpus == 1.0
+
+
+def test_a_worker_takes_a_card_where_there_are_cards() -> None:
+    nodes = [_node(number, gpus=4, cpus=16) for number in range(2)]
+    topology, _ = _cell(ClusterConfig(**JOINED, verifiers=2), *nodes)
+    assert [(replica.name, replica.gpus) for replica in topology.replicas] == [
+        ("coordinator/0", 0.0),
+        ("verify/0", 1.0),
+        ("verify/1", 1.0),
+        ("draft/0", 1.0),
+    ]
+    shared, _ = _cell(ClusterConfig(**JOINED, drafter_gpus=0.25), *nodes)
+    assert _named(shared, "draft/0").gpus == 0.25
+    for device in ("cpu", "cuda:1"):
+        chosen, _ = _cell(ClusterConfig(**JOINED), *nodes, settings={Role.VERIFY: {"device": device}, Role.DRAFT: {}})
+        assert _named(chosen, "verify/0").gpus == 0.0, "Ray would hide the card that was named"
+
+
+@pytest.mark.parametrize(
+    ("verifiers", "drafters", "cards", "share"),
+    [
+        (1, 1, 1, (0.6, 0.1)),
+        (1, 1, 2, (1.0, 1.0)),
+        (1, 2, 2, (1.0, 0.25)),
+        (2, 2, 2, (0.6, 0.1)),
+        (1, 6, 1, (0.6, 0.0666)),
+    ],
+)
+def test_too_few_cards_of_a_machine_are_shared_but_by_no_two_verifiers(
+    verifiers: int, drafters: int, cards: int, share: tuple[float, float]
+) -> None:
+    node = _node(gpus=cards, cpus=16)
+    topology, _ = _cell(ClusterConfig(**ALONE, verifiers=verifiers, drafters=drafters), node)
+    assert (_named(topology, "verify/0").gpus, _named(topology, "draft/0").gpus) == share
+    assert _fit(topology, node) == ""
+    assert _fit(resized(topology, cards + 1, 0), node).startswith("no node with ")
+
+
+def test_memory_that_is_not_there_is_told_and_not_in_the_way_on_a_machine_of_its_own() -> None:
+    topology, warning = _cell(ClusterConfig(**ALONE), _node(gib=2))
+    assert "takes 3.0 GiB, 2.0 GiB are here" in warning
+    assert "verify.kv_tokens" in warning
+    assert _fit(topology, _node(gib=2)) == ""
+    joined, warning = _cell(ClusterConfig(**JOINED), _node(gib=2))
+    assert warning == ""
+    assert _fit(joined, _node(gib=2)) == "no node with 1.0 GiB of memory free: 3.0 wanted, 2.0 there"
+
+
+def test_cards_hold_weights_and_caches_so_that_little_is_left_to_main_memory() -> None:
+    topology, _ = _cell(ClusterConfig(**JOINED), _node(gpus=2, cpus=16), memory=64 * GIB)
+    assert _named(topology, "verify/0").memory == footprint.ON_CARD
+
+
+def test_what_is_missing_is_said_by_name() -> None:
+    config = ClusterConfig(**JOINED, verifiers=2, drafters=0, verifier_gpus=1)
+    topology, _ = _cell(config, _node(gpus=1))
+    assert _fit(topology, _node(gpus=1)) == "no node with 1 GPU free: 2 wanted, 1 there"
+    assert _fit(topology, _node()) == "no node with 1 GPU free: 2 wanted, 0 there"
+    assert _fit(topology) == "no node is there"
+    selected, _ = _cell(ClusterConfig(**JOINED, verifier_selector="dspark.io/role=verify"), _node())
+    assert _fit(selected, _node()) == "no node labelled dspark.io/role=verify: 1 nodes there"
+    apart, _ = _cell(ClusterConfig(**JOINED, verifier_gpus=1, verifier_cpus=4), _node(gpus=1), _node(1, cpus=8))
+    assert _fit(apart, _node(gpus=1), _node(1, cpus=8)).startswith("no node with 1 GPU and 4 CPU and ")
+
+
+def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
+    golden_target: Path, golden_drafter: Path, tmp_path: Path
+) -> None:
+    def of(role: Role, **settings: Any) -> int:
+        base = {"engine": "real", "dtype": "auto", "device": "auto", "kv_tokens": 0, "context_tokens": 0}
+        return footprint.of(role, base | settings) - footprint.HEAVY
+
+    one, empty = (of(Role.VERIFY, target=str(golden_target), kv_tokens=tokens) for tokens in (1000, 0))
+    size = sum(file.stat().st_size for file in golden_target.glob("*.safetensors"))
+    assert empty in (size, 2 * size), "float32 on a processor"
+    half = of(Role.VERIFY, target=str(golden_target), kv_tokens=1000, dtype="bfloat16")
+    assert 2 * half == pytest.approx(one, rel=1e-3)
+    assert of(Role.VERIFY, target=str(golden_target), kv_tokens=2000) - one == one - empty > 0
+    assert of(Role.DRAFT, drafter=str(golden_drafter), context_tokens=1000) > of(
+        Role.DRAFT, drafter=str(golden_drafter)
+    )
+    assert of(Role.VERIFY, target="no/such-model") == 0, "what is elsewhere is not weighed"
+    shutil.copytree(golden_target, tmp_path / "broken")
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    assert of(Role.VERIFY, target=str(tmp_path / "broken")) == 0, "the worker says what is wrong"
+    assert footprint.of(Role.VERIFY, {"engine": "synthetic"}) == footprint.of(Role.COORDINATOR, {}) == footprint.LIGHT
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("verifier_gpus", 1.5),
+        ("drafter_memory_gib", -1.0),
+        ("coordinator_cpus", -1.0),
+        ("cell", "No Name"),
+        ("cell", ""),
+        ("place_timeout_s", 0.0),
+    ],
+)
+def test_reservations_and_names_that_cannot_be_are_refused_by_key(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"cluster\.{key}"):
+        ClusterConfig(**ALONE, **{key: value})
