@@ -306,7 +306,7 @@ def start_controller(topology: Topology, *, secrets: Mapping[str, str], tls: Tls
         .options(name=_controller(conduct.cell), namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)
         .remote(topology, dict(secrets), tls, conduct)
     )
-    _get(handle.report.remote(), 60.0, "the controller did not start")
+    _get(handle.report.remote(), LOCAL_JOIN_S, "the controller did not start")
 
 
 def _controller(cell: str) -> str:
