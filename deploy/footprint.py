@@ -13,6 +13,7 @@ from typing import Any
 from deploy.topology import Role
 from dspark.errors import DsparkError
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json
+from dspark.targets import folder_of, is_imported
 
 MIB = 1 << 20
 LIGHT = 256 * MIB  # a process without torch
@@ -54,7 +55,7 @@ def _folder(model: str) -> Path | None:
     """Where a model lies on this machine; a hub id is looked up in the cache alone."""
     if not model or model == "none":
         return None
-    path = Path(model).expanduser()
+    path = folder_of(model) if is_imported(model) else Path(model).expanduser()
     if path.is_dir():
         return path
     try:
