@@ -11,7 +11,7 @@ import grpc
 
 from coordinator.cells.attachment import Attachment
 from coordinator.cells.cell_service import CellService
-from coordinator.cells.explain_wire import explanations
+from coordinator.cells.explain_wire import ended_answers, explanations
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
@@ -29,7 +29,7 @@ _ROLES = {control_pb2.ROLE_VERIFY: Role.VERIFY, control_pb2.ROLE_DRAFT: Role.DRA
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    """Announce, GetStatus, Explain."""
+    """Announce, GetStatus, Explain, GetEnded."""
 
     def __init__(
         self, cell: LocalCell, frontends: CellService, metrics: Metrics, *, name: str, incarnation: int
@@ -69,6 +69,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.ExplainRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[control_pb2.RoundExplanation]:
         return explanations(self._cell.admission, self._cell.membership.explain, request)
+
+    async def GetEnded(
+        self, request: control_pb2.GetEndedRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GetEndedReply:
+        return ended_answers(self._cell.admission.endings, request)
 
     def _own_status(self) -> control_pb2.ProcessStatus:
         return control_pb2.ProcessStatus(

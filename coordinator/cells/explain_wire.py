@@ -1,4 +1,4 @@
-"""Explained rounds as messages, for operators: one request's, as they are settled."""
+"""Explained rounds and ended answers as messages, for operators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import cast
 
 from coordinator.lanes.explain import Explain
 from coordinator.queue.admission import Admission
+from coordinator.watching.endings import Ended, Endings
 from coordinator.watching.explaining import Told, told
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import control_pb2
@@ -36,6 +37,35 @@ async def explanations(
                     await asyncio.wait_for(watch.bell.heard(), LOOK_S)
                 except TimeoutError:
                     continue
+
+
+def ended_answers(endings: Endings, request: control_pb2.GetEndedRequest) -> control_pb2.GetEndedReply:
+    """Of one request, or the newest of all."""
+    found = endings.of(request.request_id) if request.request_id else endings.last(request.most or endings.most)
+    return control_pb2.GetEndedReply(answers=map(_write_ended, found), kept=endings.most)
+
+
+def _write_ended(ended: Ended) -> control_pb2.EndedAnswer:
+    tally = ended.tally
+    return control_pb2.EndedAnswer(
+        request_id=ended.request,
+        index=ended.index,
+        outcome=ended.outcome,
+        error=ended.error,
+        policy=ended.policy,
+        rule=ended.rule,
+        verifier=ended.verifier,
+        drafter=ended.drafter,
+        prompt_tokens=ended.prompt_tokens,
+        completion_tokens=ended.tokens,
+        draft_tokens=tally.drafted,
+        verified_histogram=tally.verified_histogram,
+        accepted_histogram=tally.acceptance_histogram,
+        mean_acceptance_length=tally.mean_acceptance_length,
+        queue_ms=1e3 * tally.queue_s(),
+        ttft_ms=1e3 * tally.first_token_s() if tally.first is not None else 0.0,
+        total_ms=1e3 * tally.total_s(),
+    )
 
 
 def write(found: Told) -> control_pb2.RoundExplanation:

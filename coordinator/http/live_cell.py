@@ -15,6 +15,7 @@ from coordinator.http.sse import EventStream, event
 from coordinator.lanes.explain import Settled
 from coordinator.lanes.lane import Lane
 from coordinator.queue.admission import Admission
+from coordinator.watching.endings import Ended
 from coordinator.watching.explaining import Sums, curve, sums_of
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Role, Worker
@@ -25,6 +26,7 @@ log = structlog.get_logger("dspark.live")
 FRAME_S = 0.25
 LINGER_S = 5.0  # background streams outlast the last watcher by this: a page may be loaded again
 MAX_WATCHERS = 64
+SHOWN = 8  # of the last answers
 
 
 class CellFeed:
@@ -105,6 +107,7 @@ class CellFeed:
             "queued": self._admission.queued,
             "load": {"streams": self._load.streams, "most": self._load.most},
             "lanes": [self._lane(lane, by_lane.get(lane.verifier.facts.name, [])) for lane in lanes],
+            "ended": [_ended(each) for each in self._admission.endings.last(SHOWN)],
             "workers": [
                 _worker(worker, (verifying if worker.address.role is Role.VERIFY else drafting))
                 for worker in self._membership.workers
@@ -158,6 +161,20 @@ def _recent(rounds: list[Sums]) -> dict[str, Any]:
 def _mean(values: Iterable[float]) -> float:
     known = list(values)
     return sum(known) / len(known) if known else 0.0
+
+
+def _ended(each: Ended) -> dict[str, Any]:
+    """One of the last answers."""
+    return {
+        "id": each.request,
+        "index": each.index,
+        "outcome": each.outcome,
+        "policy": each.policy,
+        "tokens": each.tokens,
+        "rounds": each.tally.rounds,
+        "tau": round(each.tally.mean_acceptance_length, 2),
+        "ms": round(1e3 * each.tally.total_s(), 1),
+    }
 
 
 def _worker(worker: Worker, holding: dict[str, int] | Counter[str]) -> dict[str, Any]:

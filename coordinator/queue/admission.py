@@ -24,9 +24,10 @@ from coordinator.lanes.track import Track
 from coordinator.queue.shares import Shares
 from coordinator.queue.waiting import Waiting
 from coordinator.scheduling.running_fit import Running
+from coordinator.watching.endings import Endings
 from coordinator.watching.tracing import Tracing
-from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, PeerError, Unavailable
-from dspark.runtime.telemetry import ENDS, Metrics
+from dspark.errors import DsparkError, InvalidRequest, Overloaded, PeerError, Unavailable
+from dspark.runtime.telemetry import Metrics
 from dspark.types import RefusalReason
 
 log = structlog.get_logger("dspark.admission")
@@ -64,6 +65,7 @@ class Admission:
         self._outage: Timer | None = None  # runs from the last loss of a verifier
         self.draining = False
         self.tracing: Tracing | None = None
+        self.endings = Endings(metrics)
 
     # Requests.
 
@@ -167,7 +169,7 @@ class Admission:
         if track.sequence.finished:
             return
         track.sequence.apply(Event.ENDED)
-        lane = self._homes.pop(track, None)
+        lane, drafter = self._homes.pop(track, None), track.drafter
         if lane is not None:
             lane.forget(track)
             self._full.discard(lane)
@@ -184,9 +186,9 @@ class Admission:
         track.tally.ended = now
         self._between_ends.observe(now - self._last_end)
         self._last_end = now
-        self._record(track, error)
+        outcome = self.endings.add(track, error, lane, drafter)
         if self.tracing is not None and not siblings:
-            self.tracing.ended(track, _outcome(track, error))
+            self.tracing.ended(track, outcome)
         track.outlet.close(error)
         if error is not None and siblings:
             self.ended(siblings[0], error)  # which ends the next one
@@ -344,44 +346,6 @@ class Admission:
     def _refuse(self, reason: str, error: DsparkError) -> DsparkError:
         self._metrics.admission_rejections.labels(reason=reason).inc()
         return error
-
-    def _record(self, track: Track, error: Exception | None) -> None:
-        metrics, tally, outcome = self._metrics, track.tally, _outcome(track, error)
-        metrics.requests.labels(outcome=outcome).inc()
-        if (ended := "abort" if outcome == "cancelled" else outcome) in ENDS:
-            metrics.request_success.labels(finished_reason=ended).inc()
-        metrics.e2e_request_latency.observe(tally.total_s())
-        if tally.first is not None:
-            metrics.time_to_first_token.observe(tally.first_token_s())
-            metrics.request_prefill_time.observe(tally.first_token_s() - tally.queue_s())
-            metrics.request_decode_time.observe(tally.total_s() - tally.first_token_s())
-        metrics.request_prompt_tokens.observe(len(track.request.prompt))
-        metrics.request_generation_tokens.observe(track.answer.log.answered)
-        if track.answer.log.answered > 1:
-            metrics.request_time_per_output_token.observe(tally.per_token_s(track.answer.log.answered))
-        log.info(
-            "request.ended",
-            request=track.request.id,
-            sequence=track.sequence.number,
-            outcome=outcome,
-            tokens=track.answer.log.answered,
-            rounds=tally.rounds,
-        )
-
-
-def _outcome(track: Track, error: Exception | None) -> str:
-    match error:
-        case None:
-            return track.end.reason.value if track.end is not None else "unknown"
-        case Cancelled():
-            return "cancelled"
-        case Expired():
-            return "expired"
-        case Overloaded():
-            return "slow_reader" if track.tally.placed is not None else "overloaded"
-        case Unavailable():
-            return "unavailable"
-    return "error"
 
 
 def _given_up(track: Track, refused: Declined | None) -> DsparkError:

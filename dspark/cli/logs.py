@@ -1,4 +1,4 @@
-"""`dspark logs [POOL/N] [-f]`: what the processes of a cell on this machine wrote, oldest first.
+"""`dspark logs [POOL/N] [--request ID] [-f]`: what the processes of a cell on this machine wrote, oldest first.
 
 Every process writes JSON lines under the Ray session's folder and names itself on each; so the lines of a replica are
 those that carry its name, whichever process it was at the time.
@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         description="Of one process (verify/0), of a pool (draft), or of all; lines of replaced processes included.",
     )
     parser.add_argument("name", nargs="?", default="", metavar="POOL[/N]", help="verify/0, draft, controller")
+    parser.add_argument("--request", metavar="ID", help="only lines about a request, by its id (a tenant's: TENANT/ID)")
     parser.add_argument("-f", "--follow", action="store_true", help="go on as lines are written")
     parser.add_argument("-n", "--lines", type=int, default=200, metavar="N", help="the last N lines (200); 0: all")
     parser.add_argument("--json", action="store_true", help="lines as they were written")
@@ -45,42 +46,57 @@ def _logs(args: argparse.Namespace) -> int:
             f"this cell runs on the Ray cluster at {cell.ray_address}, which keeps the logs: "
             "`ray logs cluster 'worker-*.err'` on its head, or your collector of container logs"
         )
-    tails = Tails(Path(cell.ray_dir), args.name)
-    lines = sorted(tails.new(), key=lambda line: str(line.get("timestamp", "")))
+    tails = Tails(Path(cell.ray_dir), args.name, args.request)
+    lines = tails.new()
     for line in lines[-args.lines :] if args.lines else lines:
         _show(line, raw=args.json)
     while args.follow:
         time.sleep(POLL_S)
-        for line in sorted(tails.new(), key=lambda line: str(line.get("timestamp", ""))):
+        for line in tails.new():
             _show(line, raw=args.json)
     return 0
 
 
 class Tails:
-    """All log files of a session, also those that appear later, read on from where they were left."""
+    """All log files of a session, also those that appear later, read on from where they were left.
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+    name: of a process or a pool; empty: of all. request: id of the one that lines are about; None: about anything.
+    """
+
+    def __init__(self, folder: Path, name: str, request: str | None = None) -> None:
+        self._folder, self._name, self._request = folder, name, request
+        self._sequences: set[Any] = set()  # numbers of the request's answers, by which workers know them
         self._read: dict[Path, int] = {}  # bytes of whole lines
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Lines that are complete and were not read before, of the wanted processes."""
+    def new(self) -> list[dict[str, Any]]:
+        """Lines that are complete and were not read before, of the wanted processes; the oldest first."""
+        records = sorted(self._records(), key=lambda record: str(record.get("timestamp", "")))
+        if self._request is not None:
+            about = [record for record in records if record.get("request") == self._request]
+            self._sequences.update(record["sequence"] for record in about if "sequence" in record)
+        return [record for record in records if self._wanted(record)]
+
+    def _records(self) -> Iterator[dict[str, Any]]:
         for path in sorted(self._folder.glob(FILES)):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 *whole, _ = file.read().split(b"\n")
             self._read[path] = self._read.get(path, 0) + sum(len(line) + 1 for line in whole)
-            yield from self._wanted(whole)
+            for line in whole:
+                try:
+                    record = json.loads(line)
+                except ValueError:  # not ours: Ray's own words, or a library that prints
+                    continue
+                if isinstance(record, dict) and record.get("process"):
+                    yield record
 
-    def _wanted(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:  # not ours: Ray's own words, or a library that prints
-                continue
-            process = str(record.get("process", "")) if isinstance(record, dict) else ""
-            if process and (not self._name or process == self._name or process.startswith(f"{self._name}/")):
-                yield record
+    def _wanted(self, record: dict[str, Any]) -> bool:
+        process = str(record["process"])
+        if self._name and process != self._name and not process.startswith(f"{self._name}/"):
+            return False
+        return (
+            self._request is None or record.get("request") == self._request or record.get("sequence") in self._sequences
+        )
 
 
 def _show(record: dict[str, Any], *, raw: bool) -> None:

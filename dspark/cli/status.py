@@ -33,7 +33,9 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--hints", action="store_true", help="say how many drafters the measured costs ask for")
     parser.add_argument("--streams", type=int, metavar="N", help="with --hints: for N running streams (those of now)")
-    parser.add_argument("--explain", metavar="REQUEST", help="explain the rounds of a running request, by its id")
+    parser.add_argument(
+        "--explain", metavar="REQUEST", help="explain a request by its id: its rounds as it runs, and its end"
+    )
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="with --explain: so many; 0: until it ends")
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"

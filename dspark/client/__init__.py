@@ -35,7 +35,7 @@ from dspark.client.events import (
     TokenLogprobs,
     Usage,
 )
-from dspark.client.explanation import RoundExplanation, SlotExplanation
+from dspark.client.explanation import EndedAnswer, RoundExplanation, SlotExplanation
 from dspark.client.request import Options
 from dspark.client.status import CellStatus, Distribution, LaneStatus, MeasuredCost, ProcessStatus
 from dspark.client.synchronous import Client, Stream
@@ -56,6 +56,7 @@ __all__ = [
     "Denied",
     "Distribution",
     "DsparkError",
+    "EndedAnswer",
     "Event",
     "Finished",
     "InvalidRequest",

@@ -12,7 +12,7 @@ import grpc
 from dspark.client.cell import find_cell
 from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Completion, Event, Finished, ModelInfo, read_event, read_model_info
-from dspark.client.explanation import RoundExplanation, read_explanation
+from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
 from dspark.client.request import SERVICE_CONFIG, Options, Sampling, spelled_out, write_request
 from dspark.client.resuming import Resuming
 from dspark.client.status import CellStatus, read_status
@@ -168,6 +168,12 @@ class AsyncClient:
             raise read_error(error, self.endpoint) from None
         finally:
             call.cancel()
+
+    async def ended(self, request_id: str = "", *, most: int = 0, timeout: float = 5.0) -> tuple[EndedAnswer, ...]:
+        """The last answers that ended: of one request, or the newest of all, at most so many (0: all that are kept).
+        Needs the operator's token where there is one."""
+        message = control_pb2.GetEndedRequest(request_id=request_id, most=most)
+        return read_ended(await self._once(self._control.GetEnded, message, timeout))
 
     async def close(self) -> None:
         """Ends every running stream."""

@@ -1,4 +1,4 @@
-"""The rounds of a running request, told one by one: typed, frozen, without protobuf."""
+"""The rounds of a running request, told one by one, and answers that ended: typed, frozen, without protobuf."""
 
 from __future__ import annotations
 
@@ -51,6 +51,55 @@ class RoundExplanation:
     verify_ms: float  # waited for verdicts
     verify_pass_ms: float  # device time
     late: tuple[str, ...]  # drafters that were not waited for any longer, or lost
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAnswer:
+    """What became of an answer. Spans are milliseconds."""
+
+    request_id: str  # a tenant's as TENANT/ID
+    index: int  # which of the n answers
+    outcome: str  # finish reason, or what went wrong, in one word
+    error: str  # the same in a sentence; empty when it ended well
+    policy: str
+    rule: str
+    verifier: str  # replica that had it last; empty when it never left the queue
+    drafter: str  # replica that drafted for it last; empty without one
+    prompt_tokens: int
+    completion_tokens: int
+    draft_tokens: int  # drafted for it
+    verified_histogram: tuple[int, ...]  # rounds by slots verified, from 0
+    accepted_histogram: tuple[int, ...]  # rounds by drafted tokens committed, from 0
+    mean_acceptance_length: float  # tau
+    queue_ms: float  # arrival to the first prefill
+    ttft_ms: float  # arrival to the first token; 0 when there was none
+    total_ms: float  # arrival to the end
+
+
+def read_ended(reply: control_pb2.GetEndedReply) -> tuple[EndedAnswer, ...]:
+    """What `GetEnded` says."""
+    return tuple(
+        EndedAnswer(
+            request_id=one.request_id,
+            index=one.index,
+            outcome=one.outcome,
+            error=one.error,
+            policy=one.policy,
+            rule=one.rule,
+            verifier=one.verifier,
+            drafter=one.drafter,
+            prompt_tokens=one.prompt_tokens,
+            completion_tokens=one.completion_tokens,
+            draft_tokens=one.draft_tokens,
+            verified_histogram=tuple(one.verified_histogram),
+            accepted_histogram=tuple(one.accepted_histogram),
+            mean_acceptance_length=one.mean_acceptance_length,
+            queue_ms=one.queue_ms,
+            ttft_ms=one.ttft_ms,
+            total_ms=one.total_ms,
+        )
+        for one in reply.answers
+    )
 
 
 def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:

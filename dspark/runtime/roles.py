@@ -37,6 +37,7 @@ METHODS: Mapping[str, Roles] = {
     f"/{PACKAGE}.Control/Announce": _OPERATORS,
     f"/{PACKAGE}.Control/GetStatus": _OPERATORS,
     f"/{PACKAGE}.Control/Explain": _OPERATORS,
+    f"/{PACKAGE}.Control/GetEnded": _OPERATORS,
     f"/{PACKAGE}.Cell/Attach": _WORKERS,
     f"/{PACKAGE}.Verify/Describe": _WORKERS | _OPERATORS,
     f"/{PACKAGE}.Verify/Session": _WORKERS,

@@ -25,6 +25,7 @@ WHOLE: Mapping[str, int] = {
     "GetModelInfo": _SMALL,
     "GetStatus": _SMALL,
     "Explain": _SMALL,
+    "GetEnded": _SMALL,
     "Describe": _SMALL,
     "Announce": 4 * MIB,
     "Check": _SMALL,

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.watching.endings import Endings
 from dspark.cli.explaining import line, shape
 from dspark.cli.main import main
 from dspark.client import AsyncClient, Client, InvalidRequest, LaneStatus, RoundExplanation
 from dspark.errors import Denied
 from dspark.runtime.identity import write_token
+from dspark.runtime.telemetry import Metrics
 from tests.services.http_cell import HttpCell, synthetic_pair, until
 
 pytestmark = pytest.mark.services
@@ -77,6 +79,44 @@ def test_so_many_rounds_and_no_more(cell: HttpCell, capsys: pytest.CaptureFixtur
         assert client.abort(["long"]) == ("long",)
     told = [json.loads(text) for text in capsys.readouterr().out.splitlines() if text.startswith("{")]
     assert [each["policy"] for each in told] == ["fixed:2"] * 2
+
+
+def test_an_answer_that_ended_is_still_known(cell: HttpCell, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = cell.coordinator.endpoint
+    with Client(endpoint) as client:
+        answer = client.complete([5, 6, 7], max_tokens=40, temperature=0.0, ignore_eos=True, request_id="done", n=2)
+        one, two = client.ended("done")
+        assert ((one.index, two.index), one.outcome, one.error) == ((0, 1), "length", "")
+        assert (one.prompt_tokens, one.completion_tokens) == (3, 40)
+        assert (one.policy, one.verifier, one.drafter) == ("fixed:2", "verify/0", "draft/0")
+        assert 0 < one.ttft_ms <= one.total_ms
+        assert sum(one.verified_histogram) == sum(one.accepted_histogram) > 0
+        both = sum(size * count for each in (one, two) for size, count in enumerate(each.accepted_histogram))
+        assert both == answer.end.speculation.accepted_tokens
+        assert client.ended(most=1)[0].request_id == "done", "the newest first"
+        assert client.ended("nobody") == ()
+    capsys.readouterr()
+    assert main(["status", "--explain", "done", "--endpoint", endpoint]) == 0
+    said = capsys.readouterr().out
+    assert "done ended: length" in said
+    assert "done answer 1 ended: length" in said
+    assert main(["status", "--explain", "done", "--json", "--endpoint", endpoint]) == 0
+    assert [json.loads(line)["outcome"] for line in capsys.readouterr().out.splitlines()] == ["length"] * 2
+    assert main(["status", "--explain", "nobody", "--endpoint", endpoint]) == 1
+    assert "nor any of the last that ended" in capsys.readouterr().err
+
+
+def test_only_so_many_ended_answers_are_kept(cell: HttpCell) -> None:
+    endings = cell.coordinator.admission.endings
+    small = Endings(Metrics(), most=3)
+    with Client(cell.coordinator.endpoint) as client:
+        for name in ("a", "b"):
+            client.complete([5, 6, 7], max_tokens=2, ignore_eos=True, request_id=name, n=2)
+    for each in reversed(endings.last(4)):
+        small._ring.append(each)
+    assert [each.request for each in small.last(9)] == ["b", "b", "a"]
+    assert len(small.of("b")) == 2
+    assert endings.most == 256
 
 
 def test_a_request_that_does_not_run_is_not_explained(cell: HttpCell) -> None:

@@ -16,7 +16,17 @@ export function showPools(frame) {
     return el("div", { class: "pool" }, el("h3", {}, title), el("div", { class: "workers" }, ...rows));
   };
   const lanes = frame.lanes.map((lane) => figures(lane));
-  $("lanes").replaceChildren(pool("verify", "Verifiers hold the target"), pool("draft", "Drafters draft for them"), ...lanes);
+  $("lanes").replaceChildren(pool("verify", "Verifiers hold the target"), pool("draft", "Drafters draft for them"), ...lanes, lastAnswers(frame.ended));
+}
+
+function lastAnswers(ended) {
+  const rows = ended.length ? ended.map((each) => answer(each)) : [el("p", { class: "note" }, "none yet")];
+  return el("div", { class: "pool" }, el("h3", {}, "Last answers"), el("div", { class: "workers" }, ...rows));
+}
+
+function answer(each) {
+  const facts = [each.outcome, `${each.tokens} tokens`, each.rounds ? `${number(each.tau, 2)} per round` : null, `${number(each.ms, 0)} ms`];
+  return el("div", { class: "lane-figures" }, el("b", {}, each.index ? `${each.id} #${each.index}` : each.id), el("span", {}, facts.filter((fact) => fact).join(" · ")));
 }
 
 function worker(each, most) {

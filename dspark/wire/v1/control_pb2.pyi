@@ -278,3 +278,57 @@ class RoundExplanation(_message.Message):
     verify_pass_ms: float
     late: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, lane: _Optional[str] = ..., index: _Optional[int] = ..., round: _Optional[int] = ..., offset: _Optional[int] = ..., policy: _Optional[str] = ..., drafter: _Optional[str] = ..., empty_because: _Optional[str] = ..., asked: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotExplanation, _Mapping]]] = ..., prefix: _Optional[int] = ..., accepted: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., why: _Optional[_Union[PrefixEnd, str]] = ..., price: _Optional[float] = ..., sequences: _Optional[int] = ..., step_drafted: _Optional[int] = ..., step_verified: _Optional[int] = ..., step_tokens: _Optional[int] = ..., step_committed: _Optional[int] = ..., budget: _Optional[int] = ..., plain: _Optional[bool] = ..., round_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., draft_pass_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., verify_pass_ms: _Optional[float] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetEndedRequest(_message.Message):
+    __slots__ = ("request_id", "most")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    most: int
+    def __init__(self, request_id: _Optional[str] = ..., most: _Optional[int] = ...) -> None: ...
+
+class GetEndedReply(_message.Message):
+    __slots__ = ("answers", "kept")
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[EndedAnswer]
+    kept: int
+    def __init__(self, answers: _Optional[_Iterable[_Union[EndedAnswer, _Mapping]]] = ..., kept: _Optional[int] = ...) -> None: ...
+
+class EndedAnswer(_message.Message):
+    __slots__ = ("request_id", "index", "outcome", "error", "policy", "rule", "verifier", "drafter", "prompt_tokens", "completion_tokens", "draft_tokens", "verified_histogram", "accepted_histogram", "mean_acceptance_length", "queue_ms", "ttft_ms", "total_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    index: int
+    outcome: str
+    error: str
+    policy: str
+    rule: str
+    verifier: str
+    drafter: str
+    prompt_tokens: int
+    completion_tokens: int
+    draft_tokens: int
+    verified_histogram: _containers.RepeatedScalarFieldContainer[int]
+    accepted_histogram: _containers.RepeatedScalarFieldContainer[int]
+    mean_acceptance_length: float
+    queue_ms: float
+    ttft_ms: float
+    total_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., outcome: _Optional[str] = ..., error: _Optional[str] = ..., policy: _Optional[str] = ..., rule: _Optional[str] = ..., verifier: _Optional[str] = ..., drafter: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., verified_histogram: _Optional[_Iterable[int]] = ..., accepted_histogram: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., queue_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...

@@ -49,6 +49,11 @@ class ControlStub:
                 request_serializer=dspark_dot_wire_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=dspark_dot_wire_dot_v1_dot_control__pb2.RoundExplanation.FromString,
                 _registered_method=True)
+        self.GetEnded = channel.unary_unary(
+                '/dspark.wire.v1.Control/GetEnded',
+                request_serializer=dspark_dot_wire_dot_v1_dot_control__pb2.GetEndedRequest.SerializeToString,
+                response_deserializer=dspark_dot_wire_dot_v1_dot_control__pb2.GetEndedReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -75,6 +80,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetEnded(self, request, context):
+        """The last answers that ended: those of one request, or the newest of all. Always kept, a bounded number of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=dspark_dot_wire_dot_v1_dot_control__pb2.ExplainRequest.FromString,
                     response_serializer=dspark_dot_wire_dot_v1_dot_control__pb2.RoundExplanation.SerializeToString,
+            ),
+            'GetEnded': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEnded,
+                    request_deserializer=dspark_dot_wire_dot_v1_dot_control__pb2.GetEndedRequest.FromString,
+                    response_serializer=dspark_dot_wire_dot_v1_dot_control__pb2.GetEndedReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Control:
             '/dspark.wire.v1.Control/Explain',
             dspark_dot_wire_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
             dspark_dot_wire_dot_v1_dot_control__pb2.RoundExplanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEnded(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dspark.wire.v1.Control/GetEnded',
+            dspark_dot_wire_dot_v1_dot_control__pb2.GetEndedRequest.SerializeToString,
+            dspark_dot_wire_dot_v1_dot_control__pb2.GetEndedReply.FromString,
             options,
             channel_credentials,
             insecure,

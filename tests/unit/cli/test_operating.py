@@ -44,6 +44,36 @@ def _write(path: Path, *records: dict[str, object] | str) -> None:
             file.write((record if isinstance(record, str) else json.dumps(record)) + "\n")
 
 
+def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_path: Path) -> None:
+    folder = tmp_path / "session_latest" / "logs"
+    folder.mkdir(parents=True)
+
+    def write(file: str, *records: tuple[int, dict[str, object]]) -> None:
+        with (folder / file).open("a") as log:
+            log.writelines(json.dumps({"timestamp": f"{at:02d}", **record}) + "\n" for at, record in records)
+
+    write(
+        "worker-a.err",
+        (3, {"process": "verify/0", "event": "sequence.prefilled", "sequence": 7}),
+        (4, {"process": "verify/0", "event": "sequence.prefilled", "sequence": 8}),
+        (9, {"process": "verify/0", "event": "verify.serving"}),
+    )
+    write(
+        "worker-b.err",
+        (1, {"process": "coordinator/0", "event": "request.accepted", "request": "mine", "sequence": 7}),
+        (2, {"process": "coordinator/0", "event": "request.accepted", "request": "yours", "sequence": 8}),
+        (5, {"process": "coordinator/0", "event": "request.ended", "request": "mine", "sequence": 7}),
+    )
+    events = [line["event"] for line in Tails(tmp_path, "", "mine").new()]
+    assert events == ["request.accepted", "sequence.prefilled", "request.ended"]
+    assert [line["sequence"] for line in Tails(tmp_path, "verify", "mine").new()] == [7]
+    assert Tails(tmp_path, "", "nobody").new() == []
+    tails = Tails(tmp_path, "", "mine")
+    tails.new()
+    write("worker-a.err", (10, {"process": "verify/0", "event": "sequence.resent", "sequence": 7}))
+    assert [line["event"] for line in tails.new()] == ["sequence.resent"], "its sequences are known from before"
+
+
 def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) -> None:
     logs = tmp_path / "session_latest" / "logs"
     _write(logs / "worker-1-2-100.err", {"process": "draft/0", "event": "a", "timestamp": "1"}, "not json", "[1]")

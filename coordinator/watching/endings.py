@@ -1,0 +1,120 @@
+"""The last answers that ended, in numbers: a bounded ring that is always kept, for who asks what became of a request.
+
+It holds no token and no text. Rounds one by one are told while an answer runs (`explaining`), to whoever watches it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.answers.tally import Tally
+from coordinator.lanes.lane import Lane
+from coordinator.lanes.ports import DrafterPort
+from coordinator.lanes.track import Track
+from dspark.errors import Cancelled, Expired, Overloaded, Unavailable
+from dspark.runtime.telemetry import ENDS, Metrics
+
+log = structlog.get_logger("dspark.admission")
+
+KEPT = 256  # answers
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One answer."""
+
+    request: str  # as the cell calls it: a tenant's as TENANT/ID
+    index: int  # which of the n answers
+    outcome: str  # finish reason, or what went wrong
+    error: str  # in a sentence; empty when it ended well
+    policy: str
+    rule: str
+    verifier: str  # replica that had it last; empty when it never left the queue
+    drafter: str  # likewise
+    prompt_tokens: int
+    tokens: int
+    tally: Tally
+
+
+class Endings:
+    """Tells metrics and log of every answer that ends, and keeps the last ones."""
+
+    def __init__(self, metrics: Metrics, most: int = KEPT) -> None:
+        self._metrics = metrics
+        self._ring: deque[Ended] = deque(maxlen=most)
+
+    @property
+    def most(self) -> int:
+        return self._ring.maxlen or 0
+
+    def add(self, track: Track, error: Exception | None, lane: Lane | None, drafter: DrafterPort | None) -> str:
+        """Call it once the tally has its end. lane, drafter: that had it. Returns the outcome."""
+        outcome = outcome_of(track, error)
+        self._count(track, outcome)
+        log.info(
+            "request.ended",
+            request=track.request.id,
+            sequence=track.sequence.number,
+            outcome=outcome,
+            tokens=track.answer.log.answered,
+            rounds=track.tally.rounds,
+        )
+        self._ring.append(
+            Ended(
+                request=track.request.id,
+                index=track.answer.index,
+                outcome=outcome,
+                error="" if error is None else str(error),
+                policy=str(track.request.policy),
+                rule=track.request.law.rule.name.lower(),
+                verifier=lane.verifier.facts.name if lane is not None else "",
+                drafter=drafter.facts.name if drafter is not None else "",
+                prompt_tokens=len(track.request.prompt),
+                tokens=track.answer.log.answered,
+                tally=track.tally,
+            )
+        )
+        return outcome
+
+    def of(self, request_id: str) -> list[Ended]:
+        """The answers of the newest request with this id, in their order; empty when it is not known any more."""
+        newest = {each.index: each for each in self._ring if each.request == request_id}
+        return [newest[index] for index in sorted(newest)]
+
+    def last(self, count: int) -> list[Ended]:
+        """The newest first."""
+        return [self._ring[-1 - back] for back in range(min(count, len(self._ring)))]
+
+    def _count(self, track: Track, outcome: str) -> None:
+        metrics, tally = self._metrics, track.tally
+        metrics.requests.labels(outcome=outcome).inc()
+        if (ended := "abort" if outcome == "cancelled" else outcome) in ENDS:
+            metrics.request_success.labels(finished_reason=ended).inc()
+        metrics.e2e_request_latency.observe(tally.total_s())
+        if tally.first is not None:
+            metrics.time_to_first_token.observe(tally.first_token_s())
+            metrics.request_prefill_time.observe(tally.first_token_s() - tally.queue_s())
+            metrics.request_decode_time.observe(tally.total_s() - tally.first_token_s())
+        metrics.request_prompt_tokens.observe(len(track.request.prompt))
+        metrics.request_generation_tokens.observe(track.answer.log.answered)
+        if track.answer.log.answered > 1:
+            metrics.request_time_per_output_token.observe(tally.per_token_s(track.answer.log.answered))
+
+
+def outcome_of(track: Track, error: Exception | None) -> str:
+    """How an answer ended, in one word."""
+    match error:
+        case None:
+            return track.end.reason.value if track.end is not None else "unknown"
+        case Cancelled():
+            return "cancelled"
+        case Expired():
+            return "expired"
+        case Overloaded():
+            return "slow_reader" if track.tally.placed is not None else "overloaded"
+        case Unavailable():
+            return "unavailable"
+    return "error"
