@@ -89,6 +89,8 @@ def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
         assert http.post("/live/load", json={"streams": 0}).json()["streams"] == 0
         idle = next(frame for frame in frames if not frame["running"])
         assert idle["load"]["streams"] == 0
+        assert [each["outcome"] for each in idle["ended"]][:4] == ["cancelled"] * 4, "the newest answers that ended"
+        assert all(each["policy"] == "greedy" and each["ms"] > 0 for each in idle["ended"])
     cell.freed()
 
 
