@@ -89,8 +89,9 @@ def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
         assert http.post("/live/load", json={"streams": 0}).json()["streams"] == 0
         idle = next(frame for frame in frames if not frame["running"])
         assert idle["load"]["streams"] == 0
-        assert [each["outcome"] for each in idle["ended"]][:4] == ["cancelled"] * 4, "the newest answers that ended"
-        assert all(each["policy"] == "greedy" and each["ms"] > 0 for each in idle["ended"])
+        newest = idle["ended"][:4]
+        assert [each["outcome"] for each in newest] == ["cancelled"] * 4
+        assert all(each["ms"] > 0 for each in newest)
     cell.freed()
 
 

@@ -9,9 +9,9 @@ from coordinator.lanes.drafting import DraftWaits
 from coordinator.lanes.lane import Conduct
 from coordinator.lanes.ports import Declined
 from coordinator.lanes.track import Track
-from coordinator.queue.admission import Bounds, Cancelled
+from coordinator.queue.admission import Bounds
 from coordinator.scheduling.cost_curve import CostCurve
-from dspark.errors import Overloaded
+from dspark.errors import Cancelled, Overloaded
 from dspark.types import Cursor, RefusalReason
 
 KINDS = ("open", "draft", "prefill", "verify", "resend")

@@ -12,7 +12,7 @@ from fakes import FakeVerifier, ToyCell, answer_of, calm, read
 
 from coordinator.lanes.drafting import DraftWaits
 from coordinator.lanes.lane import Conduct
-from coordinator.queue.admission import Cancelled
+from dspark.errors import Cancelled
 
 FOLDER = Path(__file__).parents[2] / "traces"
 
