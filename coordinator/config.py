@@ -50,6 +50,13 @@ class CoordinatorConfig(HttpConfig):
     )
     verify_deadline_s: float = field(default=10.0, metadata={"doc": "Longest wait for the verdicts of one cohort."})
     describe_deadline_s: float = field(default=2.0, metadata={"doc": "Longest wait for a worker to say what it is."})
+    warm_up_s: float = field(
+        default=30.0,
+        metadata={
+            "doc": "Longest time for the first requests that run before a worker serves, and for a drafter to come "
+            "before the cell is ready without; 0: no such requests."
+        },
+    )
     verifier_wait_s: float = field(default=20.0, metadata={"doc": "How long requests wait for another verifier."})
     max_handovers: int = field(default=4, metadata={"doc": "Verifiers a request may lose before it fails."})
     live_page: bool = field(default=True, metadata={"doc": "Serve the live page at / of the HTTP front."})

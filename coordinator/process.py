@@ -29,10 +29,11 @@ from coordinator.requests.policy import Policy, parse_policy
 from coordinator.requests.rule import parse_rule
 from coordinator.watching.tracing import Tracing, open_tracer
 from coordinator.workers.breaker import Doubts
-from coordinator.workers.membership import Membership
+from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
 from coordinator.workers.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.runtime.identity import model_name, new_incarnation
+from dspark.runtime.listeners import check_listeners
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security, split_endpoint, streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, GrpcServer
@@ -96,10 +97,12 @@ class CoordinatorProcess:
 
 
 async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> CoordinatorProcess:
-    """Serves at once; lanes open as workers are found."""
+    """Serves at once, or as soon as the workers it knows from the start have run their first requests; lanes open as
+    workers are found."""
     policy, rule = check(config)
     offer = Offer(policy=policy, rule=rule)
     security = Security.of(config)
+    check_listeners(security.listeners("coordinator", config, config.http))
     tokenizer = find_tokenizer(config.target, config.target_revision)
     incarnation, clock = new_incarnation(), asyncio.get_running_loop()
     metrics = Metrics(
@@ -118,6 +121,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         metrics=metrics,
         doubts=Doubts(losses=config.flap_limit),
         write=journal.write if journal is not None else lambda: None,
+        warm_up_s=config.warm_up_s,
+        rule=rule,
     )
     provider = _traced(config, name, admission, membership, clock, metrics)
     cell = LocalCell(admission, membership, offer, journal)
@@ -145,7 +150,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     try:
         port = await server.start()
         control.endpoint = server.endpoint(port)
-        await membership.announce(_static(config))
+        await membership.announce(_static(config), wait_s=ANNOUNCE_WAIT_S + config.warm_up_s)
         if config.metrics_port is not None:
             metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
             control.metrics_port = metrics_server.port
@@ -159,7 +164,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         )
         await server.set_serving(True)
         health = _Health(server, admission)
-        health.change(any(not lane.draining for lane in membership.lanes))
+        health.change(membership.ready)
         membership.on_serving = health.change
     except BaseException:
         await membership.close()
@@ -215,10 +220,10 @@ class _Health:
 
 def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
     """Refuses what cannot work, by name, before anything is opened; returns the default policy and rule."""
-    for key in ("max_running", "max_prefills", "max_unread"):
+    for key in ("max_running", "max_prefills", "max_unread", "default_max_tokens"):
         if getattr(config, key) < 1:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is less than 1")
-    for key in ("max_queued", "flap_limit", "max_handovers", "feature_wait_us", "live_streams"):
+    for key in ("max_queued", "flap_limit", "max_handovers", "feature_wait_us", "live_streams", "warm_up_s"):
         if getattr(config, key) < 0:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is negative")
     for key in (

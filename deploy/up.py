@@ -28,6 +28,7 @@ from dspark.errors import ConfigError, DsparkError, Unavailable
 from dspark.runtime.config import load_config
 from dspark.runtime.cpus import usable
 from dspark.runtime.identity import state_dir, write_token
+from dspark.runtime.listeners import check_listeners
 from dspark.runtime.security import is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
 from dspark.targets import folder_of, imported, is_imported
@@ -131,6 +132,8 @@ def bring_up(
         _import_models(config, say)
     files = token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
+    if config.port and config.address is None:
+        check_listeners([("cluster.port", f"{config.bind}:{port}")])
     topology = plan_topology(config, file=file, environ=environ, port=port, token_files=files)
     secrets = {key: write_token(path) for key, path in files.items()}
     if "client_token_file" in secrets:

@@ -77,6 +77,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             page_size=engine.config.page_size,
             draining=self._draining.is_set(),
             metrics_port=self.metrics_port,
+            warm=self._metrics.value("forward_seconds_count", kind="draft") > 0,
         )
 
     async def Session(

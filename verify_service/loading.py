@@ -18,8 +18,8 @@ from dspark.model.config_file import read_drafter_config
 from dspark.model.context import Projection
 from dspark.model.location import locate
 from dspark.model.pairing import mismatch
-from dspark.model.placement import pick_device, pick_dtype
-from dspark.model.target import TargetTaps
+from dspark.model.placement import free_bytes, pick_device, pick_dtype, slot_bytes
+from dspark.model.target import TargetTaps, decoder_layers
 from verify_service import kernels, rotation, self_test
 from verify_service.config import VerifyConfig
 from verify_service.passes import PackedRunner, Runner
@@ -57,11 +57,27 @@ def load_parts(config: VerifyConfig) -> Parts:
         if problem is not None:
             raise CheckpointError(problem)
         projection = load_projection(folder, dtype=dtype, device=device)
+    check_room(config, target, device, dtype)
     taps = None
     if projection is not None and projection.target_layer_ids:
         taps = TargetTaps(target.model, projection.target_layer_ids).attach()
     runner = choose_runner(config, target, taps)
     return Parts(target, runner, projection, fingerprint(config.target, revision=config.target_revision))
+
+
+def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuses a pool that the memory left beside the weights cannot hold, before anything is run."""
+    try:
+        each = slot_bytes(decoder_layers(target.model), dtype)
+    except CheckpointError:  # layers of another name: the self-test says whether they can be run
+        return
+    there = free_bytes(device)
+    if not each or there is None or config.kv_tokens * each <= there:
+        return
+    raise ConfigError(
+        f"verify.kv_tokens: {config.kv_tokens} slots of {each} bytes take {config.kv_tokens * each / 1e9:.1f} GB, and "
+        f"{there / 1e9:.1f} GB are free on {device} beside the weights: {there // each} would fit"
+    )
 
 
 def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None) -> Runner:
@@ -73,6 +89,11 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
     if config.attention == "auto" and turned is not None and turned.switches_at is not None:
         reason = f"past {turned.switches_at} tokens this model turns all of a sequence's keys in another way"
     elif config.attention == "auto":
+        if (least := self_test.least_slots(cases, config.page_size)) > num_slots:
+            raise ConfigError(
+                f"verify.kv_tokens: {config.kv_tokens} are {num_slots} slots in pages of {config.page_size}; the "
+                f"self-test of this target needs {least}, and answers need more"
+            )
         model = target.model
         device, dtype = next(model.parameters()).device, model.dtype
         found = kernels.find(device, dtype, config.page_size) if config.attention_kernel else None

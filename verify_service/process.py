@@ -11,6 +11,7 @@ from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import emptied
 from dspark.runtime.identity import model_name, new_incarnation
+from dspark.runtime.listeners import check_listeners
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
@@ -60,6 +61,7 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProces
     """Loads, tests and measures the target on the device thread, then serves."""
     check(config)
     security = Security.of(config)
+    check_listeners(security.listeners("verify", config))
     incarnation = new_incarnation()
     name_shown = model_name(config.target or config.engine, config.served_model)
     metrics = Metrics(cell=config.cell, model_name=lambda: name_shown)

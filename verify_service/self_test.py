@@ -55,6 +55,11 @@ def expected(target: LoadedTarget) -> list[Case]:
     return cases
 
 
+def least_slots(cases: list[Case], page_size: int) -> int:
+    """Of a pool that holds the cases side by side, in pages."""
+    return len(cases) * -(-max(len(case.token_ids) for case in cases) // page_size) * page_size
+
+
 def disagreement(runner: Runner, cases: list[Case]) -> str | None:
     """Why this runner must not be used, or None. Leaves nothing behind but what `reset` removes."""
     try:

@@ -86,6 +86,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             stop_token_ids=engine.target.stop_ids,
             draining=self._draining.is_set(),
             metrics_port=self.metrics_port,
+            warm=self._metrics.value("forward_seconds_count", kind="verify") > 0,
         )
 
     async def Session(

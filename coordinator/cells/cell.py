@@ -22,6 +22,7 @@ class Terms:
     block_size: int  # 0 without a drafter
     limits: Limits  # as if there were no text
     fingerprint: str = ""  # of the target's configuration and weights
+    ready: bool = True  # the first requests have run
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,7 @@ def write_terms(terms: Terms) -> frontend_pb2.Terms:
         policy=str(limits.policy),
         rule=cast("types_pb2.Rule", int(limits.rule)),
         fingerprint=terms.fingerprint,
+        starting=not terms.ready,
     )
 
 
@@ -212,4 +213,4 @@ def read_terms(message: frontend_pb2.Terms) -> Terms:
         policy=policy,
         rule=rule,
     )
-    return Terms(message.model, message.drafter, message.block_size, limits, message.fingerprint)
+    return Terms(message.model, message.drafter, message.block_size, limits, message.fingerprint, not message.starting)

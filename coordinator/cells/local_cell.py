@@ -85,8 +85,14 @@ class LocalCell:
             rule=Rule.COUPLED if distrusted else self.offer.rule,
         )
         drafter = next(iter(self.membership.drafters), None)
-        block = drafter.block_size if drafter else 0
-        return Terms(verifiers[0].model, drafter.model if drafter else "", block, limits, verifiers[0].fingerprint)
+        return Terms(
+            verifiers[0].model,
+            drafter.model if drafter else "",
+            drafter.block_size if drafter else 0,
+            limits,
+            verifiers[0].fingerprint,
+            self.membership.ready,
+        )
 
     def check_capacity(self, tenant: str = "") -> None:
         self.admission.check_capacity(tenant=tenant)

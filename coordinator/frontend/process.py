@@ -18,6 +18,7 @@ from coordinator.reception.service import GENERATION, GenerationService
 from coordinator.reception.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.identity import model_name, new_incarnation
+from dspark.runtime.listeners import check_listeners
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security, split_endpoint, streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, GrpcServer
@@ -70,6 +71,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
     """Listens at once; SERVING whenever the coordinator is attached and has somebody to serve with."""
     check(config)
     security = Security.of(config)
+    check_listeners(security.listeners("frontend", config, config.http))
     tokenizer = find_tokenizer(config.target, config.target_revision)
     incarnation, clock = new_incarnation(), asyncio.get_running_loop()
     cell: RemoteCell | None = None
@@ -150,7 +152,7 @@ def check(config: FrontendConfig) -> None:
     if not config.coordinator:
         raise ConfigError("frontend.coordinator: give the coordinator's host:port")
     split_endpoint(config.coordinator)
-    for key in ("max_streams", "max_unread"):
+    for key in ("max_streams", "max_unread", "default_max_tokens"):
         if getattr(config, key) < 1:
             raise ConfigError(f"frontend.{key}: {getattr(config, key)} is less than 1")
     if not 0.0 <= config.chunk_interval_ms <= MOST_INTERVAL_MS:

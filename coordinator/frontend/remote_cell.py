@@ -159,11 +159,15 @@ class RemoteCell:
             self._set_terms(cell_wire.read_terms(message), "")
 
     def _set_terms(self, terms: Terms | None, closed: str) -> None:
-        was, self._terms, self._closed = self._terms is not None, terms, closed
+        was, self._terms, self._closed = self._ready, terms, closed
         if terms is not None:
             self._told.set()
-        if was != (terms is not None):
-            self._on_change(terms is not None)
+        if was != self._ready:
+            self._on_change(self._ready)
+
+    @property
+    def _ready(self) -> bool:
+        return self._terms is not None and self._terms.ready
 
     def _refuse(self, reason: str, error: DsparkError) -> DsparkError:
         self._metrics.admission_rejections.labels(reason=reason).inc()

@@ -123,13 +123,13 @@ def _cut_behind(text: str, said: str) -> str:
 
 
 def _max_tokens(door: Door, body: ChatBody, prompt: tuple[int, ...]) -> int:
-    """Without a limit: all that the context leaves, as OpenAI does."""
+    """Without a limit: the deployment's default, as far as the context leaves so much."""
     for given in (body.max_completion_tokens, body.max_tokens):
         if given is not None:
             return given
     limits = door.desk.limits()
     most = min(limits.context_length, limits.capacity or limits.context_length)
-    return max(most - len(prompt), 1)
+    return max(min(door.default_max_tokens, most - len(prompt)), 1)
 
 
 def _logprobs(body: ChatBody) -> int | None:

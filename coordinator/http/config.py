@@ -21,3 +21,6 @@ class HttpConfig(PublicConfig):
             "callers need a key."
         },
     )
+    default_max_tokens: int = field(
+        default=256, metadata={"doc": "Longest answer to a chat over HTTP that sets no limit; over gRPC it is 256."}
+    )

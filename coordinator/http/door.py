@@ -17,6 +17,7 @@ from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate
 from coordinator.reception.frontdesk import FrontDesk
 from coordinator.reception.pacing import Pace
+from coordinator.requests.validation import DEFAULT_MAX_TOKENS
 from dspark.runtime.identity import model_name
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
@@ -30,7 +31,7 @@ class Door:
 
     guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
     name: what clients call the target; empty takes its own. longest_s: longest life of a request.
-    unread_s: how long a client may leave an event untaken.
+    unread_s: how long a client may leave an event untaken. default_max_tokens: of a chat that sets no limit.
     local: only this machine can come in, and nobody asks it for a key, so web pages must not either. pace: hides what
     packets tell of answers. security: of the listener. origins: web pages that may ask from a browser.
     """
@@ -42,6 +43,7 @@ class Door:
     operator_guard: Guard
     longest_s: float
     unread_s: float = 10.0
+    default_max_tokens: int = DEFAULT_MAX_TOKENS
     template: ChatTemplate | None = None
     name: str = ""
     local: bool = True

@@ -37,6 +37,7 @@ def make_door(config: CoordinatorConfig | FrontendConfig, desk: FrontDesk, clock
         operator_guard=guard_of(security, METRICS),
         longest_s=config.request_deadline_s,
         unread_s=config.max_unread_s,
+        default_max_tokens=config.default_max_tokens,
         template=find_template(config.target, config.target_revision),
         name=config.served_model or "",
         local=is_loopback(split_endpoint(config.http)[0]) and Role.CLIENT in security.access.open_to,

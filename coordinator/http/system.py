@@ -49,12 +49,13 @@ def routes(door: Door) -> APIRouter:
 
     @router.get("/health", tags=["operation"])
     async def health() -> Response:
-        """200 while there is somebody to serve with, 503 without and before the end. A full queue is healthy."""
+        """200 while there is somebody to serve with whose first requests have run, 503 without and before the end. A
+        full queue is healthy."""
         try:
-            door.desk.cell.terms()
+            ready = door.desk.cell.terms().ready
         except DsparkError:
             return Response(status_code=503)
-        return Response(status_code=503 if door.desk.cell.draining else 200)
+        return Response(status_code=200 if ready and not door.desk.cell.draining else 503)
 
     @router.get("/metrics", dependencies=[Depends(door.operator_guard)], tags=["operation"])
     async def metrics() -> Response:

@@ -2,19 +2,19 @@
 
 One lane per verifier; every drafter that fits feeds every lane. The announced set is the whole truth: whoever is
 missing is let go. A worker that breaks is tried again with a capped back-off, and counts as lost in the moment its
-stream ends.
+stream ends. A worker is taken in when its first requests have run, see `warming`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import grpc
 import structlog
 
-from coordinator.clock import Clock
+from coordinator.clock import Clock, Timer
 from coordinator.lanes.explain import Explain
 from coordinator.lanes.lane import Conduct, Lane
 from coordinator.lanes.monitor import Monitor
@@ -23,9 +23,11 @@ from coordinator.queue.admission import Admission
 from coordinator.workers.breaker import Doubts
 from coordinator.workers.clients import DrafterClient, VerifierClient, drafter_facts, verifier_facts
 from coordinator.workers.compatibility import drafter_mismatch, verifier_mismatch
+from coordinator.workers.warming import Unwarmed, warm
 from coordinator.workers.worker import Address, Role, Worker
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
+from dspark.types import Rule
 from dspark.wire.v1 import draft_pb2, verify_pb2
 
 log = structlog.get_logger("dspark.membership")
@@ -48,8 +50,14 @@ class Membership:
         metrics: Metrics,
         write: Callable[[], None] = lambda: None,
         doubts: Doubts | None = None,
+        warm_up_s: float = 0.0,
+        rule: Rule = Rule.BLOCK,
     ) -> None:
-        """`write` makes commits last before they are shown, see `settling`."""
+        """`write` makes commits last before they are shown, see `settling`. `warm_up_s` bounds the first requests of a
+        worker, which go by `rule`, and how long the cell is not ready for want of a drafter; 0: there are none."""
+        self._warm_up_s, self._rule = warm_up_s, rule
+        self._ready = False
+        self._patience: Timer | None = None
         self._write, self._doubts = write, doubts or Doubts()
         self._draining: frozenset[Address] = frozenset()
         self.explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
@@ -80,7 +88,15 @@ class Membership:
     def drafters(self) -> tuple[DrafterFacts, ...]:
         return tuple(client.facts for client in self._drafters)
 
-    async def announce(self, addresses: Iterable[Address], draining: Collection[Address] = ()) -> int:
+    @property
+    def ready(self) -> bool:
+        """Whether a request of every kind has run: there is a lane, and where drafters were announced one was there, or
+        time enough for one."""
+        return self._ready and any(not lane.draining for lane in self.lanes)
+
+    async def announce(
+        self, addresses: Iterable[Address], draining: Collection[Address] = (), *, wait_s: float = ANNOUNCE_WAIT_S
+    ) -> int:
         """Replaces the set of workers; returns how many are connected. Those that drain get nobody new."""
         wanted = dict.fromkeys(addresses)
         self._draining = frozenset(draining)
@@ -103,9 +119,10 @@ class Membership:
         waiting = [worker.settled.wait() for worker in self._workers.values()]
         if waiting:
             tasks = [asyncio.ensure_future(wait) for wait in waiting]
-            await asyncio.wait(tasks, timeout=ANNOUNCE_WAIT_S)
+            await asyncio.wait(tasks, timeout=wait_s)
             for task in tasks:
                 task.cancel()
+        self._note_fits()
         return sum(worker.connected for worker in self._workers.values())
 
     def idle(self) -> tuple[str, ...]:
@@ -120,20 +137,22 @@ class Membership:
         """Whether nobody else of its role is connected."""
         role = worker.address.role
         return not any(
-            other.connected and not other.leaving
+            other.warm and not other.leaving
             for other in self._workers.values()
             if other is not worker and other.address.role is role
         )
 
     def _sequences(self, worker: Worker) -> int:
         if isinstance(worker.port, VerifierClient):
-            return len(self._lanes[worker.port])
+            lane = self._lanes.get(worker.port)
+            return len(lane) if lane is not None else 0
         return self._load[worker.port] if isinstance(worker.port, DrafterClient) else 0
 
     def _drain(self, worker: Worker, drains: bool) -> None:
         """By the operator's word: nobody new, and who is there finishes."""
         if isinstance(worker.port, VerifierClient):
-            self._lanes[worker.port].draining = drains or worker.leaving
+            if worker.port in self._lanes:
+                self._lanes[worker.port].draining = drains or worker.leaving
         elif isinstance(worker.port, DrafterClient):
             for lane in self._lanes.values():
                 lane.drafter_leaves(worker.port, drains or worker.leaving)
@@ -143,11 +162,13 @@ class Membership:
         log.info("worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1))
         worker.leaving, worker.state = True, "draining"
         self._drain(worker, True)
-        if isinstance(worker.port, VerifierClient):
+        if isinstance(worker.port, VerifierClient) and worker.port in self._lanes:
             self._lanes[worker.port].drain(finish_within_s)
         self._note_fits()
 
     async def close(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             self._let_go(worker, "the coordinator stops")
@@ -155,37 +176,36 @@ class Membership:
 
     def _let_go(self, worker: Worker, why: str) -> None:
         log.info("worker.let_go", worker=worker.address.name, why=why)
-        if isinstance(worker.port, VerifierClient):
+        if isinstance(worker.port, VerifierClient) and worker.port in self._lanes:
             self._lanes[worker.port].move_all()
         leaving = asyncio.get_running_loop().create_task(worker.close(why))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
         worker.drop(why)
 
-    # One worker came or went. Both happen between two turns of the event loop.
+    # One worker came or went. Each changes lanes and drafters between two turns of the event loop.
 
-    def _join(
+    async def _join(
         self,
         worker: Worker,
         said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription,
         channel: grpc.aio.Channel,
     ) -> str | None:
         """Takes a described worker in; or says in a sentence why not."""
-        name, endpoint = worker.address.name, worker.address.endpoint
+        name, endpoint, worker.has_run = worker.address.name, worker.address.endpoint, said.warm
         if isinstance(said, verify_pb2.VerifierDescription):
-            return self._verifier_came(worker, verifier_facts(name, endpoint, said), channel)
-        return self._drafter_came(worker, drafter_facts(name, endpoint, said), channel)
+            return await self._verifier_came(worker, verifier_facts(name, endpoint, said), channel)
+        return await self._drafter_came(worker, drafter_facts(name, endpoint, said), channel)
 
-    def _verifier_came(self, worker: Worker, facts: VerifierFacts, channel: grpc.aio.Channel) -> str | None:
-        for other in self.verifiers:
-            problem = verifier_mismatch(other, facts)
-            if problem is not None:
-                return problem
+    async def _verifier_came(self, worker: Worker, facts: VerifierFacts, channel: grpc.aio.Channel) -> str | None:
+        if (problem := self._unlike(facts)) is not None:
+            return problem
 
         def lost(why: str) -> None:
-            lane = self._lanes.pop(client)
-            lane.close()
-            self._admission.lane_left(lane)
+            lane = self._lanes.pop(client, None)
+            if lane is not None:
+                lane.close()
+                self._admission.lane_left(lane)
             self._gone(worker, why)
 
         def leaves(finish_within_s: float) -> None:
@@ -193,6 +213,9 @@ class Membership:
 
         client = VerifierClient(facts, channel, self._token, self._metrics, lost, leaves)
         worker.hold(client, client.session)
+        if (problem := await self._warm_verifier(worker, client) or self._unlike(facts)) is not None:
+            client.close(problem)
+            return problem
         lane = Lane(
             client,
             self._admission,
@@ -205,11 +228,13 @@ class Membership:
             write=self._write,
         )
         self._lanes[client] = lane
+        worker.serves()
         for drafter in self._drafters:
             if drafter_mismatch(facts, drafter.facts) is None:
                 lane.drafter_joined(drafter)
         for each in self._workers.values():
             self._drain(each, each.address in self._draining)
+        self._await_drafters()
         self._note_fits()
         loop = asyncio.get_running_loop().create_task(lane.run())
         self._loops.add(loop)
@@ -218,13 +243,16 @@ class Membership:
         log.info("lane.opened", verifier=facts.name, model=facts.model, drafters=len(lane.drafters))
         return None
 
-    def _drafter_came(self, worker: Worker, facts: DrafterFacts, channel: grpc.aio.Channel) -> str | None:
+    def _unlike(self, facts: VerifierFacts) -> str | None:
+        return next(filter(None, (verifier_mismatch(other, facts) for other in self.verifiers)), None)
+
+    async def _drafter_came(self, worker: Worker, facts: DrafterFacts, channel: grpc.aio.Channel) -> str | None:
         problems = [drafter_mismatch(verifier, facts) for verifier in self.verifiers]
         if problems and all(problems):
             return problems[0]
 
         def lost(why: str) -> None:
-            del self._drafters[client]
+            self._drafters.pop(client, None)
             for lane in self._lanes.values():
                 lane.drafter_left(client)
             self._load.pop(client, None)
@@ -235,7 +263,10 @@ class Membership:
 
         client = DrafterClient(facts, channel, self._token, self._metrics, lost, leaves)
         worker.hold(client, client.session)
+        if (problem := await self._warm_drafter(worker, client)) is not None:
+            return problem
         self._drafters[client] = worker
+        worker.serves()
         for verifier, lane in self._lanes.items():
             if drafter_mismatch(verifier.facts, facts) is None:
                 lane.drafter_joined(client)
@@ -243,6 +274,68 @@ class Membership:
         self._note_fits()
         log.info("drafter.joined", drafter=facts.name, model=facts.model)
         return None
+
+    # The first requests of a worker.
+
+    async def _warm_verifier(self, worker: Worker, client: VerifierClient) -> str | None:
+        """Why it cannot serve. A drafter with which drafted steps do not run is no reason."""
+        warmed: set[DrafterPort] = set()
+        first = self._warm_up_s > 0 and not worker.has_run
+        if first and (problem := await self._first_requests(client, (), plain=True)) is not None:
+            return problem
+        while first and worker.port is client:
+            fit = [each for each in self._drafters if drafter_mismatch(client.facts, each.facts) is None]
+            new = [each for each in fit if each not in warmed]
+            if not new:
+                break
+            await self._first_requests(client, new)
+            warmed.update(new)
+        return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
+
+    async def _warm_drafter(self, worker: Worker, client: DrafterClient) -> str | None:
+        warmed: set[VerifierClient] = set()
+        while self._warm_up_s and not worker.has_run and worker.port is client:
+            fit = [each for each in self._lanes if drafter_mismatch(each.facts, client.facts) is None]
+            new = [each for each in fit if each not in warmed]
+            if not new:
+                break
+            await asyncio.gather(*(self._first_requests(each, [client]) for each in new))
+            warmed.update(new)
+        return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
+
+    async def _first_requests(
+        self, verifier: VerifierClient, drafters: Sequence[DrafterPort], *, plain: bool = False
+    ) -> str | None:
+        """Why they did not run to their end."""
+        problem = None
+        try:
+            async with asyncio.timeout(self._warm_up_s):
+                await warm(verifier, drafters, plain=plain, rule=self._rule, waits=self._waits, clock=self._clock)
+        except TimeoutError:
+            problem = f"its first requests did not end within {self._warm_up_s:g} s"
+        except Unwarmed as error:
+            problem = f"its first requests failed: {error}"
+        if problem is not None:
+            names = [each.facts.name for each in drafters]
+            log.warning("worker.not_warm", verifier=verifier.facts.name, drafters=names, why=problem)
+        return problem
+
+    def _await_drafters(self) -> None:
+        """The cell is ready without one when none has come for so long."""
+        if self._ready or self._patience is not None:
+            return
+
+        def over() -> None:
+            self._ready = True
+            self._note_fits()
+
+        self._patience = self._clock.call_later(self._warm_up_s, over)
+
+    def _note_ready(self) -> None:
+        wanted = any(worker.address.role is Role.DRAFT for worker in self._workers.values())
+        if not self._ready and self._lanes and (self._drafters or not wanted or not self._warm_up_s):
+            self._ready = True
+        self.on_serving(self.ready)
 
     def _note_fits(self) -> None:
         """A drafter that came before any verifier learns here whether it fits; the next one may be the right one."""
@@ -253,10 +346,10 @@ class Membership:
                 worker.state, worker.detail = ("connecting", problem) if problem else ("serving", "")
                 if problem:
                     log.warning("drafter.does_not_fit", drafter=drafter.facts.name, why=problem)
-        self.on_serving(any(not lane.draining for lane in self.lanes))
+        self._note_ready()
         for role in Role:
             states = Counter(worker.state for worker in self._workers.values() if worker.address.role is role)
-            for state in ("serving", "connecting", "draining"):
+            for state in ("serving", "warming", "connecting", "draining"):
                 self._metrics.pool_replicas.labels(pool=role.value, state=state).set(states[state])
 
     def _gone(self, worker: Worker, why: str) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class Worker:
     def __init__(
         self,
         address: Address,
-        join: Callable[[Worker, Description, grpc.aio.Channel], str | None],
+        join: Callable[[Worker, Description, grpc.aio.Channel], Awaitable[str | None]],
         *,
         describe_s: float,
         doubts: Doubts,
@@ -67,6 +67,7 @@ class Worker:
         self.state = "connecting"
         self.detail = ""
         self.leaving = False  # it said that it will end
+        self.has_run = False  # it said that it served before, so that nothing runs for the first time
         self.settled = asyncio.Event()  # the first attempt is over, one way or the other
         self.port: DrafterPort | VerifierPort | None = None
         self._session: Session[Any] | None = None
@@ -80,11 +81,21 @@ class Worker:
     def connected(self) -> bool:
         return self.port is not None
 
+    @property
+    def warm(self) -> bool:
+        """Whether its first requests have run."""
+        return self.connected and self.state != "warming"
+
     def hold(self, port: DrafterPort | VerifierPort, session: Session[Any]) -> None:
         """The worker was taken in."""
         self.port, self._session = port, session
-        self.state, self.detail, self.leaving = "serving", "", False
+        self.state, self.detail, self.leaving = "warming", "", False
         self._released.clear()
+
+    def serves(self) -> None:
+        """Its first requests have run."""
+        if self.state == "warming":
+            self.state, self.detail = "serving", ""
 
     def lost(self, why: str) -> None:
         """Its stream ended."""
@@ -162,7 +173,7 @@ class Worker:
         if wanted not in (0, said.incarnation):
             return f"another process answers at {self.address.endpoint}: incarnation {said.incarnation}, not {wanted}"
         try:
-            return self._join(self, said, self._channel)
+            return await self._join(self, said, self._channel)
         except Exception as error:  # a bug, or a description nobody foresaw: this worker stays out, the others serve
             log.error("worker.not_understood", worker=self.address.name, exc_info=error)
             return "what it says about itself is not understood; see the coordinator's log"

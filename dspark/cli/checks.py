@@ -19,12 +19,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dspark.cli import extras
 from dspark.errors import DsparkError
 
 if TYPE_CHECKING:
     from dspark.client import Client
 
-PACKAGE = "dspark-serving"
 LEAST_FILES = 4096  # open files: a coordinator holds one socket per client
 LEAST_SHARED_MEMORY = 100_000_000  # bytes of /dev/shm: Ray's store of objects takes 80 MB of it
 OLDEST_CLOCK = 1_767_225_600  # 2026-01-01: a clock before it breaks certificates and time stamps
@@ -50,29 +50,25 @@ class Finding:
 def versions() -> Iterator[Finding]:
     """Python, and every distribution this one needs, by its own lists."""
     yield Finding("python", Level.OK, platform.python_version())
-    from packaging.requirements import Requirement
-
     missing: dict[str, list[str]] = {}
     good = 0
-    for line in metadata.requires(PACKAGE) or []:
-        wanted = Requirement(line)
-        extra = line.rpartition("extra == ")[2].strip("\"' ") if "extra ==" in line else ""
-        if extra in ("dev", "all", "train") or wanted.name == PACKAGE:
+    for each in extras.wanted():
+        if each.extra in ("dev", "all", "train", "web"):
             continue
         try:
-            found = metadata.version(wanted.name)
+            found = metadata.version(each.name)
         except metadata.PackageNotFoundError:
-            missing.setdefault(extra, []).append(wanted.name)
+            missing.setdefault(each.extra, []).append(each.name)
             continue
-        if wanted.specifier.contains(found, prereleases=True):
+        if each.fits(found):
             good += 1
         else:
-            mend = f"pip install '{wanted.name}{wanted.specifier}'"
-            yield Finding(wanted.name, Level.FAIL, f"{found}, wanted {wanted.specifier}", mend)
+            mend = f"pip install '{each.name}{each.specifier}'"
+            yield Finding(each.name, Level.FAIL, f"{found}, wanted {each.specifier}", mend)
     yield Finding("packages", Level.OK, f"{good} at versions that fit")
     for extra, names in missing.items():
         what, level = (f"extra {extra}", Level.WARN) if extra else ("packages", Level.FAIL)
-        mend = f"pip install '{PACKAGE}[{extra}]'" if extra else f"pip install {PACKAGE}"
+        mend = f"pip install '.[{extra}]' in the checkout" if extra else "pip install . in the checkout"
         yield Finding(what, level, f"not installed: {', '.join(names)}", mend)
 
 
@@ -81,7 +77,7 @@ def device() -> Iterator[Finding]:
     try:
         import torch
     except ModuleNotFoundError:
-        yield Finding("device", Level.WARN, "torch is not installed", f"pip install '{PACKAGE}[serve]'")
+        yield Finding("device", Level.WARN, "torch is not installed", "pip install '.[serve]' in the checkout")
         return
     there = Path("/proc/driver/nvidia/version").exists()
     if torch.cuda.is_available():

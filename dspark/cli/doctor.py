@@ -58,7 +58,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
     """All checks; one that breaks is itself a finding, and the others go on."""
-    from dspark.cli import checks
+    from dspark.cli import checks, extras
     from dspark.cli.generate import open_client
     from dspark.cli.lifecycle import pair
     from dspark.errors import DsparkError
@@ -86,6 +86,10 @@ def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
     for name, check in all_checks:
         try:
             yield from check()
+        except ModuleNotFoundError as error:
+            module = error.name or str(error)
+            said = f"not checked: that takes the module {module!r}, of the extra {extras.extra_of(module)}"
+            yield checks.Finding(name, checks.Level.WARN, said, extras.how_to_install(module))
         except Exception as error:
             said = f"could not be checked: {type(error).__name__}: {error}"
             yield checks.Finding(name, checks.Level.WARN, said, "run again with --debug, or report it")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli import credentials
+from dspark.cli import credentials, health
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
 
@@ -91,6 +91,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", default="", metavar="NAME", help="replica that is to draft, e.g. draft/1")
     parser.add_argument("--label", default="", metavar="NAME", help="count acceptance under this name in the metrics")
     parser.add_argument("--timeout", type=float, metavar="S", help="deadline in seconds")
+    parser.add_argument("--wait", type=health.wait_s, metavar="S", help="wait at most so long for the cell to be ready")
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="coordinator; default: the cluster of this state folder"
     )
@@ -122,6 +123,16 @@ def open_client(args: argparse.Namespace) -> Client:
     return Client(args.endpoint, token=read_token(args.token_file), tls=credentials.tls_of(args))
 
 
+def _check_encoding(name: str, word: object) -> None:
+    """Bytes of the command line that are no UTF-8 come as halves of characters, which nobody can send."""
+    if (
+        isinstance(word, str)
+        and (half := next((at for at, sign in enumerate(word) if "\udc80" <= sign <= "\udcff"), -1)) >= 0
+    ):
+        byte = ord(word[half]) - 0xDC00
+        raise InvalidRequest(name, f"is not UTF-8: byte 0x{byte:02X} behind {half} characters; is it Latin-1?")
+
+
 def _prompt(args: argparse.Namespace) -> str | list[int]:
     if args.token_ids is not None:
         ids: list[int] = args.token_ids
@@ -139,6 +150,11 @@ def _generate(args: argparse.Namespace) -> int:
 
     options = {name: getattr(args, name) for name in _OPTIONS}
     options["logit_bias"] = dict(args.logit_bias)
+    for name, words in {"prompt": args.prompt, **options}.items():
+        for word in [words] if isinstance(words, str) else words if isinstance(words, list) else ():
+            _check_encoding(name, word)
+    if args.wait is not None:
+        health.wait_for(args)
     at_once = args.json or (args.n or 1) > 1  # pieces of several answers would be torn apart
     with open_client(args) as client:
         has_text = args.json or client.model_info().has_tokenizer

@@ -1,14 +1,16 @@
-"""`dspark health HOST:PORT`: one gRPC health check; exit code 0 when it serves, 1 when not. For containers' probes."""
+"""`dspark health [HOST:PORT]`: gRPC health checks; exit code 0 when it serves, 1 when not. For containers' probes, and
+to wait for a cell."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dspark.cli import credentials
 from dspark.errors import Unavailable
 
-TIMEOUT_S = 2.0
+if TYPE_CHECKING:
+    from dspark.runtime.tls import Tls
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -16,28 +18,68 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "health",
         parents=[shared],
-        help="ask one process whether it serves",
-        description="Exit code 0: it serves; 1: it does not. Without --service: whether the process lives.",
+        help="ask one process whether it serves, or wait until it does",
+        description="Exit code 0: it serves; 1: it does not. Without --service: whether the process lives; with "
+        "--wait, whether it is ready.",
     )
-    parser.add_argument("endpoint", metavar="HOST:PORT", help="a process of a cell")
-    parser.add_argument("--service", default="", metavar="NAME", help="for example dspark.wire.v1.Verify")
+    parser.add_argument(
+        "endpoint", nargs="?", metavar="HOST:PORT", help="a process of a cell (the coordinator of this state folder)"
+    )
+    parser.add_argument("--service", metavar="NAME", help="for example dspark.wire.v1.Verify")
+    parser.add_argument("--wait", type=wait_s, metavar="S", help="ask until it serves, at most so many seconds")
     credentials.add_options(parser)
     parser.set_defaults(run=_health)
 
 
+def wait_s(text: str) -> float:
+    """Of an option."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
+
+
+def wait_for(args: argparse.Namespace, service: str | None = None) -> str:
+    """Until the process that the arguments name is ready, for at most `--wait` seconds; Unavailable after that."""
+    from dspark.runtime.health import READY, await_serving
+
+    return await_serving(
+        lambda: _where(args)[0],
+        service=READY if service is None else service,
+        tls=lambda: _where(args)[1],
+        longest_s=args.wait,
+    )
+
+
+def _where(args: argparse.Namespace) -> tuple[str, Tls | None]:
+    from dspark.client import NoCell, find_cell
+
+    if args.endpoint:
+        return args.endpoint, credentials.tls_of(args)
+    try:
+        cell = find_cell()
+    except NoCell as error:
+        raise Unavailable(str(error)) from None
+    return cell.for_clients.removeprefix("ipv4:").partition(",")[0], cell.tls()
+
+
 def _health(args: argparse.Namespace) -> int:
+    if args.wait is not None:
+        print(wait_for(args, args.service))
+        return 0
     import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    from dspark.cli.credentials import tls_of
     from dspark.runtime.channel import sync_channel
+    from dspark.runtime.health import health_of
 
-    with sync_channel(args.endpoint, tls=tls_of(args)) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+    endpoint, tls = _where(args)
+    with sync_channel(endpoint, tls=tls) as channel:
         try:
-            reply = stub.Check(health_pb2.HealthCheckRequest(service=args.service), timeout=TIMEOUT_S)
+            state = health_of(channel, args.service or "")
         except grpc.RpcError as error:
-            raise Unavailable(f"{args.endpoint}: {error.code().name.lower()}: {error.details()}") from None
-    state = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status).lower()
+            raise Unavailable(f"{endpoint}: {error.code().name.lower()}: {error.details()}") from None
     print(state)
-    return 0 if reply.status == health_pb2.HealthCheckResponse.SERVING else 1
+    return 0 if state == "serving" else 1

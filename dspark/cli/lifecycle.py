@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dspark.cli.telling import tell
 from dspark.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,8 +88,8 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def say(line: str) -> None:
-    """One line of progress. A reader that has left must not stop the work half-way."""
-    with contextlib.suppress(BrokenPipeError):
+    """One line of progress. A reader that has left or a disk that is full must not stop the work half-way."""
+    with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
@@ -137,7 +138,7 @@ def _up(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)  # cleans up as Ctrl-C does
     scaling = {"enabled": args.autoscale}
     cell = bring_up(config, file=args.config, environ=os.environ, say=say, scaling=scaling)
-    print(cell.frontends or cell.endpoint, flush=True)
+    tell(cell.frontends or cell.endpoint)
     if args.block:
         _stay(cell.cell_id)
     return 0

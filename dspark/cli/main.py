@@ -31,6 +31,7 @@ from dspark.cli import (
     status,
     top,
 )
+from dspark.cli.extras import how_to_install
 from dspark.cli.numbers import Parser
 from dspark.errors import DsparkError
 
@@ -48,11 +49,25 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     mine = (lifecycle, scale, status, top, logs, doctor, health, discovery)
     for module in (*mine, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
         module.add_commands(commands, shared)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looked up only when asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import dspark
+
+        print(f"dspark {dspark.__version__}")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,8 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _missing(module: str) -> str:
-    extra = {"ray": "ray", "cryptography": "tls"}.get(module.split(".")[0], "serve")
-    return f"this command needs the module {module!r}; install it with `pip install '.[{extra}]'` in the checkout"
+    return f"this command needs the module {module!r}; {how_to_install(module)}"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import typing
 from typing import Any
 
 from dspark.cli.numbers import Parser
+from dspark.cli.telling import tell
 
 ROLES = ("coordinator", "frontend", "verify", "draft")
 
@@ -79,9 +80,9 @@ def _serve(args: argparse.Namespace) -> int:
         http = getattr(process, "http_url", None)  # coordinators and front ends may have one
         if given.ready_json:
             line = {"endpoint": process.endpoint, "pid": os.getpid(), "incarnation": process.incarnation}
-            print(json.dumps(line | ({"http": http} if http else {})), flush=True)
+            tell(json.dumps(line | ({"http": http} if http else {})))
         else:
-            print(f"{given.name} serves at {process.endpoint}" + (f" and {http}/v1" if http else ""), flush=True)
+            tell(f"{given.name} serves at {process.endpoint}" + (f" and {http}/v1" if http else ""))
 
     grace_s = max(given.grace_s, 0.0)
     asyncio.run(run_until_signal(lambda: start_room(role, settings, name=given.name), grace_s=grace_s, ready=ready))

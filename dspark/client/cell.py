@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from dspark.errors import DsparkError
-from dspark.runtime.identity import DEFAULT_CELL, read_token, state_dir
+from dspark.runtime.identity import DEFAULT_CELL, NoState, read_token, state_dir
 from dspark.runtime.tls import Tls
 
 VERSION = 1
@@ -105,10 +105,13 @@ def find_cell() -> Cell:
 def write_cell(cell: Cell) -> None:
     """Puts the state file in place, whole or not at all, readable by its owner only."""
     path = cell_file()
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".cell-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(asdict(cell), file, indent=2)
-    os.replace(name, path)
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".cell-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(asdict(cell), file, indent=2)
+        os.replace(name, path)
+    except OSError as error:
+        raise NoState(path.parent, error) from error
 
 
 def remove_cell() -> None:

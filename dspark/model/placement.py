@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from dspark.errors import ConfigError
@@ -19,6 +23,8 @@ def pick_device(name: str, *, key: str) -> torch.device:
         raise ConfigError(f"{key}: {name!r} is no device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{key}: {name} was asked for and CUDA is not available")
+    if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
+        raise ConfigError(f"{key}: {name} was asked for, and the last of the {there} cards here is cuda:{there - 1}")
     return device
 
 
@@ -29,3 +35,49 @@ def pick_dtype(name: str, device: torch.device, *, key: str) -> torch.dtype:
     if name not in _DTYPES:
         raise ConfigError(f"{key}: {name!r} is not one of auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that could be had there now; None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    found = [_available(), _left_to_group()]
+    return min((each for each in found if each is not None), default=None)
+
+
+def slot_bytes(layers: Iterable[Any], dtype: torch.dtype) -> int | None:
+    """Of one token's keys and values in these decoder layers; None where one of them does not say."""
+    values = 0
+    for layer in layers:
+        attention = getattr(layer, "self_attn", None)
+        key, value = (getattr(attention, name, None) for name in ("k_proj", "v_proj"))
+        if key is None or not hasattr(key, "out_features"):
+            return None
+        values += key.out_features + getattr(value, "out_features", key.out_features)
+    return values * dtype.itemsize
+
+
+def _available() -> int | None:
+    """Of this machine, by Linux."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _left_to_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Of what this container may take; what the system can give back at once counts as left."""
+    try:
+        most, used = (folder / "memory.max", folder / "memory.current")
+        limit = most.read_text(encoding="ascii").strip()
+        if limit == "max":
+            return None
+        held = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+        return int(limit) - int(used.read_text(encoding="ascii")) + int(held.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return None

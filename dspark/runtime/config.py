@@ -6,18 +6,20 @@ Values are scalars or tuples of strings. Nothing else reads the environment. Err
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from dspark.errors import ConfigError
 from dspark.numerals import number, number_in, whole, whole_in
+from dspark.runtime.yaml_file import read_yaml
 
 T = TypeVar("T")
+
+SECTIONS = ("cluster", "autoscale", "coordinator", "frontend", "verify", "draft")  # of one file for all processes
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -34,8 +36,9 @@ def load_config(
     """An instance of the dataclass `cls`.
 
     `file` is YAML with one mapping per section; `environ` holds `DSPARK_<SECTION>__<KEY>`; `flags` wins, where None
-    means "not given". Unknown keys are errors.
+    means "not given". Unknown keys and sections are errors, and so is a key that stands twice.
     """
+    _check_environment(environ or {}, {*SECTIONS, section})
     hints = typing.get_type_hints(cls)
     known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
@@ -48,7 +51,10 @@ def load_config(
     for source, given in sources:
         for key, value in given.items():
             if key not in known:
-                raise ConfigError(f"{section}.{key}: unknown key (from {source}); known: {', '.join(sorted(known))}")
+                meant = _meant(key, known)
+                raise ConfigError(
+                    f"{section}.{key}: unknown key (from {source}){meant}; known: {', '.join(sorted(known))}"
+                )
             values[key] = _convert(value, hints[key], f"{section}.{key}", source)
     missing = [
         field.name
@@ -63,18 +69,34 @@ def load_config(
 
 
 def _read_section(file: str | Path, section: str) -> Mapping[str, object]:
-    try:
-        document = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    document = read_yaml(file)
     if document is None:
         return {}
     if not isinstance(document, dict):
         raise ConfigError(f"{file}: must hold a mapping of sections")
+    known = {*SECTIONS, section}
+    for name in document:
+        if name not in known:
+            raise ConfigError(
+                f"{file}: {name}: unknown section{_meant(name, known)}; known: {', '.join(sorted(known))}"
+            )
     content = document.get(section) or {}
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: {section} must be a mapping")
     return content
+
+
+def _check_environment(environ: Mapping[str, str], known: set[str]) -> None:
+    for name in environ:
+        section, mark, _ = name.removeprefix("DSPARK_").partition("__")
+        if name.startswith("DSPARK_") and mark and section.lower() not in known:
+            meant = _meant(section.lower(), known)
+            raise ConfigError(f"{name}: unknown section {section.lower()!r} in the environment{meant}")
+
+
+def _meant(word: object, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(word), sorted(known), n=1)
+    return f", {close[0]!r} is meant?" if close else ""
 
 
 def _convert(value: object, hint: Any, key: str, source: str) -> object:

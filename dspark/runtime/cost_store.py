@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from dspark.runtime.identity import state_dir
+from dspark.runtime.identity import NoState, state_dir
 
 log = structlog.get_logger("dspark.cost")
 
@@ -48,7 +48,7 @@ def load_curve(key: Mapping[str, object]) -> Curve | None:
         more = tuple(float(each) for each in raw.get("sequence_seconds", ()))
         per = int(raw.get("tokens_per_sequence", 0))
         borrowed = tuple(int(each) for each in raw.get("borrowed", ()))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, NoState, ValueError, KeyError, TypeError, RecursionError):
         return None
     sound = tokens.size and contexts.size and (np.diff(tokens) > 0).all() and (np.diff(contexts) > 0).all()
     if not sound or not (np.isfinite(seconds) & (seconds > 0)).all():
@@ -82,7 +82,7 @@ def store_curve(key: Mapping[str, object], curve: Curve) -> Path | None:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_text(text + "\n", encoding="utf-8")
         draft.replace(path)
-    except OSError as error:
+    except (OSError, NoState) as error:
         log.warning("cost.not_stored", reason=str(error), effect="the next start measures again")
         return None
     return path

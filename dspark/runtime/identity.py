@@ -25,6 +25,13 @@ def model_name(model: str | None, served: str | None = None) -> str:
     return path.name if path.is_absolute() or model.startswith(".") or path.is_dir() else model
 
 
+class NoState(ConfigError):
+    """The state folder cannot be written. What is kept there for convenience does without it."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{path}: this state folder cannot be written ({error.strerror}); DSPARK_HOME names another")
+
+
 def state_dir() -> Path:
     """The user's state folder, created on first use with access for its owner only.
 
@@ -36,7 +43,10 @@ def state_dir() -> Path:
     else:
         base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         path = Path(base) / "dspark"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise NoState(path, error) from error
     return path
 
 
@@ -63,7 +73,11 @@ def write_token(path: Path) -> str:
 def put_token(path: Path, token: str) -> None:
     """Writes a secret that was drawn elsewhere, whole at once: others may be reading the file."""
     beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")  # an existing file would keep its mode
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token + "\n")
-    os.replace(beside, path)
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise NoState(path.parent, error) from error

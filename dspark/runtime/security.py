@@ -25,11 +25,11 @@ PUBLIC_STREAMS = 100
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
 
 
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """(host, port) of "host:port"; port 0 means any."""
+def split_endpoint(endpoint: str, key: str = "bind") -> tuple[str, int]:
+    """(host, port) of "host:port"; port 0 means any. `key` is the setting to blame."""
     host, _, port = endpoint.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ConfigError(f"bind: {endpoint!r} is not host:port")
+        raise ConfigError(f"{key}: {endpoint!r} is not host:port")
     return host.strip("[]"), int(port)
 
 
@@ -214,6 +214,13 @@ class Security:
         host, _ = split_endpoint(bind)
         wide = self.insecure or self.access.monitor is not None or self.ask_peers
         return host if wide or is_loopback(host) else "127.0.0.1"
+
+    def listeners(self, section: str, config: ListenConfig, http: str | None = None) -> list[tuple[str, str | None]]:
+        """(setting, host:port) of everything that a process with this configuration listens on."""
+        port = config.metrics_port
+        host = self.metrics_host(config.bind)
+        page = None if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return [(f"{section}.bind", config.bind), (f"{section}.metrics_port", page), (f"{section}.http", http)]
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """For gRPC listeners; None: plaintext."""

@@ -32,10 +32,13 @@ from dspark.errors import (
 )
 from dspark.runtime import roles
 from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE
+from dspark.runtime.health import READY
 from dspark.runtime.security import Access, Caller, Security, current_caller, set_caller, split_endpoint
 from dspark.runtime.wire_limits import MAX_REQUEST, check_size
 
 log = structlog.get_logger("dspark.server")
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 # The first match counts, so subclasses stand before their bases.
 _STATUS: list[tuple[type[DsparkError], grpc.StatusCode]] = [
@@ -80,6 +83,7 @@ class GrpcServer:
         self._security.check_bind(bind)
         self._bind = bind
         self._names: list[str] = []
+        self._serving: dict[str, bool] = {}  # by name
         self._readers: dict[str, Callable[[bytes], Any]] = {}
         self._changes: set[asyncio.Task[None]] = set()
         self._health = health.aio.HealthServicer()
@@ -148,11 +152,15 @@ class GrpcServer:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def set_serving(self, serving: bool, *names: str) -> None:
-        """Readiness of these services, or of all; the empty name (liveness) is SERVING from the start."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        """Readiness of these services, or of all; `READY` is that of all together, and the empty name (liveness) is
+        SERVING from the start."""
+        status = SERVING if serving else NOT_SERVING
+        await self._health.set("", SERVING)
         for name in names or self._names:
+            self._serving[name] = serving
             await self._health.set(name, status)
+        ready = all(self._serving.get(name, False) for name in self._names)
+        await self._health.set(READY, SERVING if ready else NOT_SERVING)
 
     def say_serving(self, serving: bool, *names: str) -> None:
         """The same from where nobody can wait; nothing once the server drains."""

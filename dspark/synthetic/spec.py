@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dspark.errors import ConfigError
+from dspark.runtime.yaml_file import read_yaml
 from dspark.synthetic.steps import StepTable
 
 MOST_SLOTS = 64
@@ -63,10 +62,7 @@ class SyntheticSpec:
 
 def load_spec(path: str | Path) -> SyntheticSpec:
     """The pair described in a file; raises ConfigError naming file and field."""
-    try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    document = read_yaml(path)
     try:
         return read_spec(document)
     except ConfigError as error:

@@ -4,21 +4,21 @@ A fence's first word is its language. A block of commands or of Python may carry
 
     (nothing)  runs by itself, quickly
     cell       needs a running cell of the demo pair
-    servers    starts servers by hand in its first lines, then uses them
+    servers    starts servers by hand in the background, uses them and ends them
     long       takes minutes
     other      needs what one machine does not have: a hub, docker, a GPU, a cluster
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import select
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +32,9 @@ STANDS_FOR = {
     "TARGET": "models/demo-target",
     "DRAFTER": "models/demo-dspark",
     ".venv/bin/": "",
+    "--wait 60": "--wait 250",  # four processes that start beside others
 }
 _FENCE = re.compile(r"^(\s*)```(.*)$")
-_SERVING = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,53 +110,14 @@ def run(block: Block, folder: Path, home: Path, timeout: float) -> None:
     """Runs the block as a reader would; raises AssertionError with what it printed when a command fails."""
     text = filled(block.text, folder)
     command = [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", text]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(home), capture_output=True, text=True, timeout=timeout, check=False
-    )
-    assert done.returncode == 0, (
-        f"{block.name} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    )
-
-
-def run_with_servers(block: Block, folder: Path, home: Path, timeout: float) -> None:
-    """Runs lines of `dspark serve` in the background, each until it serves, and the others in the foreground."""
-    started: list[subprocess.Popen[str]] = []
-    lines = [
-        line for line in filled(block.text, folder).replace("\\\n", " ").splitlines() if line.split("#")[0].strip()
-    ]
-    env = environment(home)
-    try:
-        for line in lines:
-            if line.startswith("dspark serve"):
-                started.append(_served(line, env))
-                continue
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", line], cwd=ROOT, env=env, capture_output=True, text=True,
-                timeout=timeout, check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, f"{block.name}: {line}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
-    finally:
-        for process in started[::-1]:
-            process.send_signal(signal.SIGTERM)
-        for process in started:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-
-
-def _served(line: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
-    """The server of this line, when it has printed where it serves."""
     process = subprocess.Popen(
-        ["bash", "-c", f"exec {line}"], cwd=ROOT, env=dict(env), stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    answered, _, _ = select.select([process.stdout], [], [], _SERVING)
-    if answered and process.stdout.readline():
-        return process
-    process.kill()
-    process.stdout.close()
-    raise AssertionError(f"{line}: does not serve (exit code {process.wait()})")
+        command, cwd=ROOT, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, complaints = process.communicate(timeout=timeout)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it left in the background
+        process.wait()
+    assert process.returncode == 0, f"{block.name} ended with {process.returncode}\n{out[-2000:]}\n{complaints[-2000:]}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import MARKS, ROOT, RUNNABLE, Block, blocks, commands, environment, filled, run, run_with_servers
+from blocks import MARKS, ROOT, RUNNABLE, Block, blocks, commands, environment, filled, run
 
 from dspark.cli.main import build_parser
 
@@ -62,7 +62,7 @@ def test_it_runs_by_itself(block: Block, tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("block", _with("servers"))
 def test_servers_by_hand(block: Block, tmp_path: Path) -> None:
-    run_with_servers(block, tmp_path, tmp_path / "home", timeout=120)
+    run(block, tmp_path, tmp_path / "home", timeout=290)
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,7 @@ class SimulatedCell:
         if role == "coordinator":
             for pool in self._counts:
                 given.setdefault(pool, tuple(at for who, at in self._binds.items() if who.startswith(f"{pool}/")))
-            work = coordinator_process.start(CoordinatorConfig(**given), name=name)
+            work = coordinator_process.start(CoordinatorConfig(**{"warm_up_s": 0.0, **given}), name=name)
         elif role == "frontend":
             work = frontend_process.start(FrontendConfig(coordinator=self.endpoint, **given), name=name)
         elif role == "verify":

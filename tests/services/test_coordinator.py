@@ -59,7 +59,7 @@ class Cell:
         config = CoordinatorConfig(
             verify=tuple(each.endpoint for each in verifiers),
             draft=tuple(each.endpoint for each in drafters),
-            **settings,
+            **{"warm_up_s": 0.0, **settings},
         )
         return self._kept(await coordinator_process.start(config))
 

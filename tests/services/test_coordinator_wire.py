@@ -97,7 +97,12 @@ class Stage:
         wild = WildDrafter(reply, verifier.engine.projection.fingerprint)
         _, port = await self.serve(wild)
         coordinator = await coordinator_process.start(
-            CoordinatorConfig(verify=(verifier.endpoint,), draft=(f"127.0.0.1:{port}",), policy="fixed:7", **settings)
+            CoordinatorConfig(
+                verify=(verifier.endpoint,),
+                draft=(f"127.0.0.1:{port}",),
+                policy="fixed:7",
+                **{"warm_up_s": 0.0, **settings},
+            )
         )
         self._ends += [lambda: verifier.stop(0.1), lambda: coordinator.stop(0.1)]
         return coordinator, wild

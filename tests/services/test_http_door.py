@@ -500,3 +500,11 @@ def test_tenants_are_told_apart_by_their_keys(pair: Path, tmp_path: Path) -> Non
                 assert (answer.status_code, answer.headers["x-request-id"]) == (200, "one")
                 assert re.fullmatch(r"cmpl-one-[0-9a-f]{8}", answer.json()["id"])
         cell.freed()
+
+
+@pytest.mark.parametrize(("given", "tokens"), [({}, 5), ({"max_tokens": 7}, 7), ({"max_completion_tokens": 2}, 2)])
+def test_a_chat_without_a_limit_ends_at_the_deployments(pair: Path, given: dict[str, int], tokens: int) -> None:
+    with HttpCell(pair, default_max_tokens=5) as cell:
+        answer = post(cell, chat(**given, ignore_eos=True), "chat/completions").json()
+        assert answer["usage"]["completion_tokens"] == tokens
+        assert answer["choices"][0]["finish_reason"] == "length"

@@ -30,7 +30,7 @@ async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Coord
     verifier = await verify_process.start(VerifyConfig(target=target, drafter=drafter, measure_cost=False))
     draft = await draft_process.start(DraftConfig(drafter=drafter, measure_cost=False))
     workers = {"verify": (verifier.endpoint,), "draft": (draft.endpoint,)}
-    config = CoordinatorConfig(**workers, policy="fixed:7", metrics_port=None)
+    config = CoordinatorConfig(**workers, policy="fixed:7", metrics_port=None, warm_up_s=0.0)
     coordinator = await coordinator_process.start(config)
     yield coordinator
     for process in (coordinator, draft, verifier):

@@ -49,6 +49,7 @@ class Site:
             verify=(self._workers[0].endpoint,),
             draft=(self._workers[1].endpoint,),
             journal=self._journal if journal else None,
+            warm_up_s=0.0,
         )
         self.coordinator = await coordinator_process.start(config)
         self._endpoint = self.coordinator.endpoint

@@ -84,7 +84,7 @@ async def test_another_projection_is_rolled_out_under_load(
     for name in ("verify/0", "verify/1"):
         await site.verifier(name, golden_drafter)
     await site.drafter("draft/old", golden_drafter)
-    coordinator = await coordinator_process.start(CoordinatorConfig(max_handovers=0, policy="fixed:3"))
+    coordinator = await coordinator_process.start(CoordinatorConfig(max_handovers=0, policy="fixed:3", warm_up_s=0.0))
     membership = coordinator.membership
     over = asyncio.Event()
     answers: list[tuple[int, tuple[int, ...]]] = []

@@ -47,7 +47,10 @@ class Pool:
         self._others.append(drafter)
         self.coordinator = await coordinator_process.start(
             CoordinatorConfig(
-                verify=tuple(each.endpoint for each in self.verifiers), draft=(drafter.endpoint,), **settings
+                verify=tuple(each.endpoint for each in self.verifiers),
+                draft=(drafter.endpoint,),
+                warm_up_s=0.0,
+                **settings,
             )
         )
 

@@ -196,7 +196,7 @@ class Aborted(_message.Message):
     def __init__(self, call: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Terms(_message.Message):
-    __slots__ = ("closed", "model", "drafter", "block_size", "vocab_size", "context_length", "capacity", "stop_token_ids", "policy", "rule", "fingerprint")
+    __slots__ = ("closed", "model", "drafter", "block_size", "vocab_size", "context_length", "capacity", "stop_token_ids", "policy", "rule", "fingerprint", "starting")
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +208,7 @@ class Terms(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
     closed: str
     model: str
     drafter: str
@@ -219,4 +220,5 @@ class Terms(_message.Message):
     policy: str
     rule: _types_pb2.Rule
     fingerprint: str
-    def __init__(self, closed: _Optional[str] = ..., model: _Optional[str] = ..., drafter: _Optional[str] = ..., block_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., capacity: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[str] = ..., rule: _Optional[_Union[_types_pb2.Rule, str]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    starting: bool
+    def __init__(self, closed: _Optional[str] = ..., model: _Optional[str] = ..., drafter: _Optional[str] = ..., block_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., capacity: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[str] = ..., rule: _Optional[_Union[_types_pb2.Rule, str]] = ..., fingerprint: _Optional[str] = ..., starting: _Optional[bool] = ...) -> None: ...

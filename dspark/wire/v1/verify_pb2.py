@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dspark.wire.v1 import types_pb2 as dspark_dot_wire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64spark/wire/v1/verify.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\"\x9e\x03\n\x13VerifierDescription\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12\x12\n\nprojection\x18\x08 \x01(\t\x12\x11\n\tpage_size\x18\t \x01(\r\x12\x16\n\x0e\x61ttention_path\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\'\n\x04\x63ost\x18\r \x01(\x0b\x32\x19.dspark.wire.v1.CostCurve\x12\"\n\x04load\x18\x0e \x01(\x0b\x32\x14.dspark.wire.v1.Load\x12\x15\n\rfeature_dtype\x18\x0f \x01(\t\x12\x16\n\x0estop_token_ids\x18\x10 \x03(\r\x12\x10\n\x08\x64raining\x18\x11 \x01(\x08\x12\x14\n\x0cmetrics_port\x18\x12 \x01(\r\"\xf4\x01\n\rVerifyCommand\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12*\n\x07prefill\x18\x03 \x01(\x0b\x32\x17.dspark.wire.v1.PrefillH\x00\x12.\n\x06verify\x18\x04 \x01(\x0b\x32\x1c.dspark.wire.v1.VerifyCohortH\x00\x12(\n\x06resend\x18\x05 \x01(\x0b\x32\x16.dspark.wire.v1.ResendH\x00\x12\x30\n\x07release\x18\x06 \x01(\x0b\x32\x1d.dspark.wire.v1.VerifyReleaseH\x00\x42\t\n\x07\x63ommand\"\x86\x02\n\x07Prefill\x12&\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x16.dspark.wire.v1.Cursor\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x03law\x18\x03 \x01(\x0b\x32\x13.dspark.wire.v1.Law\x12\x16\n\x0ereserve_tokens\x18\x04 \x01(\r\x12)\n\x04sink\x18\x05 \x01(\x0b\x32\x1b.dspark.wire.v1.FeatureSink\x12\x15\n\rkeep_features\x18\x06 \x01(\x08\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_prompt_logprobs\"\xd9\x01\n\x0cVerifyCohort\x12(\n\x07\x63ursors\x18\x01 \x01(\x0b\x32\x17.dspark.wire.v1.Cursors\x12\x0f\n\x07\x61nchors\x18\x02 \x03(\r\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x11\n\tdraft_ids\x18\x04 \x03(\r\x12\x11\n\tq_entries\x18\x05 \x03(\r\x12\r\n\x05q_ids\x18\x06 \x01(\x0c\x12\x0f\n\x07q_probs\x18\x07 \x01(\x0c\x12\'\n\x07sources\x18\x08 \x03(\x0b\x32\x16.dspark.wire.v1.Source\x12\x0e\n\x06source\x18\t \x03(\r\"L\n\x06Source\x12)\n\x04sink\x18\x01 \x01(\x0b\x32\x1b.dspark.wire.v1.FeatureSink\x12\x17\n\x0f\x64rafter_version\x18\x02 \x01(\t\"r\n\x06Resend\x12&\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x16.dspark.wire.v1.Cursor\x12)\n\x04sink\x18\x02 \x01(\x0b\x32\x1b.dspark.wire.v1.FeatureSink\x12\x15\n\rfrom_position\x18\x03 \x01(\r\"?\n\rVerifyRelease\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.dspark.wire.v1.SequenceRef\"\xa2\x02\n\x0bVerifyEvent\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12.\n\tprefilled\x18\x03 \x01(\x0b\x32\x19.dspark.wire.v1.PrefilledH\x00\x12,\n\x08verdicts\x18\x04 \x01(\x0b\x32\x18.dspark.wire.v1.VerdictsH\x00\x12(\n\x06resent\x18\x05 \x01(\x0b\x32\x16.dspark.wire.v1.ResentH\x00\x12\x32\n\x08released\x18\x06 \x01(\x0b\x32\x1e.dspark.wire.v1.VerifyReleasedH\x00\x12,\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x18.dspark.wire.v1.DrainingH\x00\x42\x07\n\x05\x65vent\"\x9c\x02\n\tPrefilled\x12&\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x16.dspark.wire.v1.Cursor\x12\x0e\n\x06\x61nchor\x18\x02 \x01(\r\x12\x18\n\x10\x66\x65\x61tures_through\x18\x03 \x01(\r\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12(\n\x07refusal\x18\x05 \x01(\x0b\x32\x17.dspark.wire.v1.Refusal\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x37\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1e.dspark.wire.v1.PromptLogprobs\x12/\n\x08logprobs\x18\x14 \x01(\x0b\x32\x1d.dspark.wire.v1.TokenLogprobs\"\xfe\x02\n\x08Verdicts\x12(\n\x07\x63ursors\x18\x01 \x01(\x0b\x32\x17.dspark.wire.v1.Cursors\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x03(\r\x12\x13\n\x0bnext_tokens\x18\x03 \x03(\r\x12\x18\n\x10\x66\x65\x61tures_through\x18\x04 \x03(\r\x12,\n\x08refusals\x18\x05 \x03(\x0b\x32\x1a.dspark.wire.v1.RowRefusal\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.dspark.wire.v1.RowLogprobs\x12\x12\n\nforward_ns\x18\x07 \x01(\x04\x12\x0e\n\x06tokens\x18\x08 \x01(\r\x12\x16\n\x0eprefill_tokens\x18\t \x01(\r\x12(\n\x07refusal\x18\n \x01(\x0b\x32\x17.dspark.wire.v1.Refusal\x12\x0e\n\x06judged\x18\x0b \x03(\r\x12\x0e\n\x06labels\x18\x0c \x01(\x0c\x12$\n\x05\x64raws\x18\r \x03(\x0b\x32\x15.dspark.wire.v1.Draws\"\x95\x01\n\x05\x44raws\x12\x17\n\x0f\x64rafter_version\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\x04\x12\x0e\n\x06places\x18\x03 \x03(\r\x12\r\n\x05\x64rift\x18\x04 \x01(\x01\x12\x10\n\x08variance\x18\x05 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x04\x12\x0c\n\x04luck\x18\x07 \x01(\x01\x12\x15\n\rluck_variance\x18\x08 \x01(\x01\"C\n\nRowRefusal\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x17.dspark.wire.v1.Refusal\"I\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12-\n\x06tokens\x18\x02 \x03(\x0b\x32\x1d.dspark.wire.v1.TokenLogprobs\"h\n\x06Resent\x12&\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x16.dspark.wire.v1.Cursor\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12(\n\x07refusal\x18\x03 \x01(\x0b\x32\x17.dspark.wire.v1.Refusal\"#\n\x0eVerifyReleased\x12\x11\n\tsequences\x18\x01 \x01(\r2\xa5\x01\n\x06Verify\x12P\n\x08\x44\x65scribe\x12\x1f.dspark.wire.v1.DescribeRequest\x1a#.dspark.wire.v1.VerifierDescription\x12I\n\x07Session\x12\x1d.dspark.wire.v1.VerifyCommand\x1a\x1b.dspark.wire.v1.VerifyEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64spark/wire/v1/verify.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\"\xac\x03\n\x13VerifierDescription\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12\x12\n\nprojection\x18\x08 \x01(\t\x12\x11\n\tpage_size\x18\t \x01(\r\x12\x16\n\x0e\x61ttention_path\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\'\n\x04\x63ost\x18\r \x01(\x0b\x32\x19.dspark.wire.v1.CostCurve\x12\"\n\x04load\x18\x0e \x01(\x0b\x32\x14.dspark.wire.v1.Load\x12\x15\n\rfeature_dtype\x18\x0f \x01(\t\x12\x16\n\x0estop_token_ids\x18\x10 \x03(\r\x12\x10\n\x08\x64raining\x18\x11 \x01(\x08\x12\x14\n\x0cmetrics_port\x18\x12 \x01(\r\x12\x0c\n\x04warm\x18\x13 \x01(\x08\"\xf4\x01\n\rVerifyCommand\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12*\n\x07prefill\x18\x03 \x01(\x0b\x32\x17.dspark.wire.v1.PrefillH\x00\x12.\n\x06verify\x18\x04 \x01(\x0b\x32\x1c.dspark.wire.v1.VerifyCohortH\x00\x12(\n\x06resend\x18\x05 \x01(\x0b\x32\x16.dspark.wire.v1.ResendH\x00\x12\x30\n\x07release\x18\x06 \x01(\x0b\x32\x1d.dspark.wire.v1.VerifyReleaseH\x00\x42\t\n\x07\x63ommand\"\x86\x02\n\x07Prefill\x12&\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x16.dspark.wire.v1.Cursor\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x03law\x18\x03 \x01(\x0b\x32\x13.dspark.wire.v1.Law\x12\x16\n\x0ereserve_tokens\x18\x04 \x01(\r\x12)\n\x04sink\x18\x05 \x01(\x0b\x32\x1b.dspark.wire.v1.FeatureSink\x12\x15\n\rkeep_features\x18\x06 \x01(\x08\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_prompt_logprobs\"\xd9\x01\n\x0cVerifyCohort\x12(\n\x07\x63ursors\x18\x01 \x01(\x0b\x32\x17.dspark.wire.v1.Cursors\x12\x0f\n\x07\x61nchors\x18\x02 \x03(\r\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x11\n\tdraft_ids\x18\x04 \x03(\r\x12\x11\n\tq_entries\x18\x05 \x03(\r\x12\r\n\x05q_ids\x18\x06 \x01(\x0c\x12\x0f\n\x07q_probs\x18\x07 \x01(\x0c\x12\'\n\x07sources\x18\x08 \x03(\x0b\x32\x16.dspark.wire.v1.Source\x12\x0e\n\x06source\x18\t \x03(\r\"L\n\x06Source\x12)\n\x04sink\x18\x01 \x01(\x0b\x32\x1b.dspark.wire.v1.FeatureSink\x12\x17\n\x0f\x64rafter_version\x18\x02 \x01(\t\"r\n\x06Resend\x12&\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x16.dspark.wire.v1.Cursor\x12)\n\x04sink\x18\x02 \x01(\x0b\x32\x1b.dspark.wire.v1.FeatureSink\x12\x15\n\rfrom_position\x18\x03 \x01(\r\"?\n\rVerifyRelease\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.dspark.wire.v1.SequenceRef\"\xa2\x02\n\x0bVerifyEvent\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12.\n\tprefilled\x18\x03 \x01(\x0b\x32\x19.dspark.wire.v1.PrefilledH\x00\x12,\n\x08verdicts\x18\x04 \x01(\x0b\x32\x18.dspark.wire.v1.VerdictsH\x00\x12(\n\x06resent\x18\x05 \x01(\x0b\x32\x16.dspark.wire.v1.ResentH\x00\x12\x32\n\x08released\x18\x06 \x01(\x0b\x32\x1e.dspark.wire.v1.VerifyReleasedH\x00\x12,\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x18.dspark.wire.v1.DrainingH\x00\x42\x07\n\x05\x65vent\"\x9c\x02\n\tPrefilled\x12&\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x16.dspark.wire.v1.Cursor\x12\x0e\n\x06\x61nchor\x18\x02 \x01(\r\x12\x18\n\x10\x66\x65\x61tures_through\x18\x03 \x01(\r\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12(\n\x07refusal\x18\x05 \x01(\x0b\x32\x17.dspark.wire.v1.Refusal\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x37\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1e.dspark.wire.v1.PromptLogprobs\x12/\n\x08logprobs\x18\x14 \x01(\x0b\x32\x1d.dspark.wire.v1.TokenLogprobs\"\xfe\x02\n\x08Verdicts\x12(\n\x07\x63ursors\x18\x01 \x01(\x0b\x32\x17.dspark.wire.v1.Cursors\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x03(\r\x12\x13\n\x0bnext_tokens\x18\x03 \x03(\r\x12\x18\n\x10\x66\x65\x61tures_through\x18\x04 \x03(\r\x12,\n\x08refusals\x18\x05 \x03(\x0b\x32\x1a.dspark.wire.v1.RowRefusal\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.dspark.wire.v1.RowLogprobs\x12\x12\n\nforward_ns\x18\x07 \x01(\x04\x12\x0e\n\x06tokens\x18\x08 \x01(\r\x12\x16\n\x0eprefill_tokens\x18\t \x01(\r\x12(\n\x07refusal\x18\n \x01(\x0b\x32\x17.dspark.wire.v1.Refusal\x12\x0e\n\x06judged\x18\x0b \x03(\r\x12\x0e\n\x06labels\x18\x0c \x01(\x0c\x12$\n\x05\x64raws\x18\r \x03(\x0b\x32\x15.dspark.wire.v1.Draws\"\x95\x01\n\x05\x44raws\x12\x17\n\x0f\x64rafter_version\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\x04\x12\x0e\n\x06places\x18\x03 \x03(\r\x12\r\n\x05\x64rift\x18\x04 \x01(\x01\x12\x10\n\x08variance\x18\x05 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x04\x12\x0c\n\x04luck\x18\x07 \x01(\x01\x12\x15\n\rluck_variance\x18\x08 \x01(\x01\"C\n\nRowRefusal\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x17.dspark.wire.v1.Refusal\"I\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12-\n\x06tokens\x18\x02 \x03(\x0b\x32\x1d.dspark.wire.v1.TokenLogprobs\"h\n\x06Resent\x12&\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x16.dspark.wire.v1.Cursor\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12(\n\x07refusal\x18\x03 \x01(\x0b\x32\x17.dspark.wire.v1.Refusal\"#\n\x0eVerifyReleased\x12\x11\n\tsequences\x18\x01 \x01(\r2\xa5\x01\n\x06Verify\x12P\n\x08\x44\x65scribe\x12\x1f.dspark.wire.v1.DescribeRequest\x1a#.dspark.wire.v1.VerifierDescription\x12I\n\x07Session\x12\x1d.dspark.wire.v1.VerifyCommand\x1a\x1b.dspark.wire.v1.VerifyEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,35 +33,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.wire.v1.verify_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERIFIERDESCRIPTION']._serialized_start=76
-  _globals['_VERIFIERDESCRIPTION']._serialized_end=490
-  _globals['_VERIFYCOMMAND']._serialized_start=493
-  _globals['_VERIFYCOMMAND']._serialized_end=737
-  _globals['_PREFILL']._serialized_start=740
-  _globals['_PREFILL']._serialized_end=1002
-  _globals['_VERIFYCOHORT']._serialized_start=1005
-  _globals['_VERIFYCOHORT']._serialized_end=1222
-  _globals['_SOURCE']._serialized_start=1224
-  _globals['_SOURCE']._serialized_end=1300
-  _globals['_RESEND']._serialized_start=1302
-  _globals['_RESEND']._serialized_end=1416
-  _globals['_VERIFYRELEASE']._serialized_start=1418
-  _globals['_VERIFYRELEASE']._serialized_end=1481
-  _globals['_VERIFYEVENT']._serialized_start=1484
-  _globals['_VERIFYEVENT']._serialized_end=1774
-  _globals['_PREFILLED']._serialized_start=1777
-  _globals['_PREFILLED']._serialized_end=2061
-  _globals['_VERDICTS']._serialized_start=2064
-  _globals['_VERDICTS']._serialized_end=2446
-  _globals['_DRAWS']._serialized_start=2449
-  _globals['_DRAWS']._serialized_end=2598
-  _globals['_ROWREFUSAL']._serialized_start=2600
-  _globals['_ROWREFUSAL']._serialized_end=2667
-  _globals['_ROWLOGPROBS']._serialized_start=2669
-  _globals['_ROWLOGPROBS']._serialized_end=2742
-  _globals['_RESENT']._serialized_start=2744
-  _globals['_RESENT']._serialized_end=2848
-  _globals['_VERIFYRELEASED']._serialized_start=2850
-  _globals['_VERIFYRELEASED']._serialized_end=2885
-  _globals['_VERIFY']._serialized_start=2888
-  _globals['_VERIFY']._serialized_end=3053
+  _globals['_VERIFIERDESCRIPTION']._serialized_end=504
+  _globals['_VERIFYCOMMAND']._serialized_start=507
+  _globals['_VERIFYCOMMAND']._serialized_end=751
+  _globals['_PREFILL']._serialized_start=754
+  _globals['_PREFILL']._serialized_end=1016
+  _globals['_VERIFYCOHORT']._serialized_start=1019
+  _globals['_VERIFYCOHORT']._serialized_end=1236
+  _globals['_SOURCE']._serialized_start=1238
+  _globals['_SOURCE']._serialized_end=1314
+  _globals['_RESEND']._serialized_start=1316
+  _globals['_RESEND']._serialized_end=1430
+  _globals['_VERIFYRELEASE']._serialized_start=1432
+  _globals['_VERIFYRELEASE']._serialized_end=1495
+  _globals['_VERIFYEVENT']._serialized_start=1498
+  _globals['_VERIFYEVENT']._serialized_end=1788
+  _globals['_PREFILLED']._serialized_start=1791
+  _globals['_PREFILLED']._serialized_end=2075
+  _globals['_VERDICTS']._serialized_start=2078
+  _globals['_VERDICTS']._serialized_end=2460
+  _globals['_DRAWS']._serialized_start=2463
+  _globals['_DRAWS']._serialized_end=2612
+  _globals['_ROWREFUSAL']._serialized_start=2614
+  _globals['_ROWREFUSAL']._serialized_end=2681
+  _globals['_ROWLOGPROBS']._serialized_start=2683
+  _globals['_ROWLOGPROBS']._serialized_end=2756
+  _globals['_RESENT']._serialized_start=2758
+  _globals['_RESENT']._serialized_end=2862
+  _globals['_VERIFYRELEASED']._serialized_start=2864
+  _globals['_VERIFYRELEASED']._serialized_end=2899
+  _globals['_VERIFY']._serialized_start=2902
+  _globals['_VERIFY']._serialized_end=3067
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifierDescription(_message.Message):
-    __slots__ = ("incarnation", "pid", "model", "fingerprint", "vocab_size", "context_length", "hidden_size", "projection", "page_size", "attention_path", "device", "dtype", "cost", "load", "feature_dtype", "stop_token_ids", "draining", "metrics_port")
+    __slots__ = ("incarnation", "pid", "model", "fingerprint", "vocab_size", "context_length", "hidden_size", "projection", "page_size", "attention_path", "device", "dtype", "cost", "load", "feature_dtype", "stop_token_ids", "draining", "metrics_port", "warm")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class VerifierDescription(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     pid: int
     model: str
@@ -45,7 +46,8 @@ class VerifierDescription(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     draining: bool
     metrics_port: int
-    def __init__(self, incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., hidden_size: _Optional[int] = ..., projection: _Optional[str] = ..., page_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., cost: _Optional[_Union[_types_pb2.CostCurve, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., feature_dtype: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., metrics_port: _Optional[int] = ...) -> None: ...
+    warm: bool
+    def __init__(self, incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., hidden_size: _Optional[int] = ..., projection: _Optional[str] = ..., page_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., cost: _Optional[_Union[_types_pb2.CostCurve, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., feature_dtype: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., metrics_port: _Optional[int] = ..., warm: _Optional[bool] = ...) -> None: ...
 
 class VerifyCommand(_message.Message):
     __slots__ = ("tag", "incarnation", "prefill", "verify", "resend", "release")

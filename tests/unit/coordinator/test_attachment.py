@@ -17,7 +17,9 @@ from tests.fakes import ToyCell, answer_of, calm
 
 async def attached(cell: ToyCell) -> Attachment:
     await calm(20)
-    members: Any = SimpleNamespace(verifiers=[cell.verifier.facts], drafters=[], monitor=Monitor(cell.metrics))
+    members: Any = SimpleNamespace(
+        verifiers=[cell.verifier.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics)
+    )
     local = LocalCell(cell.admission, members, Offer(parse_policy("off")))
     return Attachment(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
 

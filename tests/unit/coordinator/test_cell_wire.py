@@ -115,7 +115,7 @@ def test_why_a_request_was_dropped_is_kept() -> None:
 
 def test_terms_are_kept() -> None:
     limits = Limits(256, 4096, 65536, (0, 2), False, parse_policy("fixed:3"), Rule.BLOCK)
-    terms = Terms("target", "drafter", 7, limits, "5eed")
+    terms = Terms("target", "drafter", 7, limits, "5eed", ready=False)
     assert cell_wire.read_terms(cell_wire.write_terms(terms)) == terms
     with pytest.raises(PeerError, match="policy"):
         cell_wire.read_terms(frontend_pb2.Terms(policy="??", rule=1))

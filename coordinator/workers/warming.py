@@ -1,0 +1,192 @@
+"""The first requests of a worker, before anybody's: a prompt and plain steps, then drafted steps by each drafter.
+
+What runs for the first time pays for memory, kernels and connections; whoever is taken in has paid. They go through a
+lane like all others, over the same ports, but one that nobody else sees: nothing counts them, and no estimate learns
+from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from asyncio import Future
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.answers.answer import Answer, Piece
+from coordinator.answers.commit_log import CommitLog
+from coordinator.answers.tally import Tally
+from coordinator.clock import Clock
+from coordinator.lanes.lane import Conduct, Lane
+from coordinator.lanes.ports import (
+    Declined,
+    DrafterFacts,
+    DrafterPort,
+    Judged,
+    Prefilled,
+    PrefillOrder,
+    Sink,
+    VerifierFacts,
+    VerifierPort,
+    VerifyOrder,
+)
+from coordinator.lanes.sequence import Event
+from coordinator.lanes.sequence import Sequence as Life
+from coordinator.lanes.track import Track
+from coordinator.requests.policy import Fixed, Off, Policy
+from coordinator.requests.request import Request
+from dspark.errors import DsparkError
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Cursor, Law, Rule
+
+PROMPT = 8  # tokens, where the context has room
+PLAIN_STEPS = 2
+DRAFTED_STEPS = 2
+
+
+class Unwarmed(DsparkError):
+    """The first requests did not run to their end; says why."""
+
+
+async def warm(
+    verifier: VerifierPort, drafters: Sequence[DrafterPort], *, plain: bool, rule: Rule, waits: Conduct, clock: Clock
+) -> None:
+    """Runs them, each once; Unwarmed if one fails or its drafter drafts nothing. Bound it from outside."""
+    owner, metrics = _Owner(), Metrics()
+    lane = Lane(
+        _Uncosted(verifier),
+        owner,
+        load=Counter(),
+        waits=replace(waits, bypass=False, cohorts=1),
+        clock=clock,
+        metrics=metrics,
+    )
+    for drafter in drafters:
+        lane.drafter_joined(drafter)
+    rounds = asyncio.get_running_loop().create_task(lane.run())
+    try:
+        if plain:
+            await owner.run(lane, [_track(verifier.facts, Off(), 1 + PLAIN_STEPS, rule, clock)])
+        drafted = [
+            _track(
+                verifier.facts,
+                Fixed(drafter.facts.block_size),
+                1 + DRAFTED_STEPS * (drafter.facts.block_size + 1),
+                rule,
+                clock,
+                drafter.facts,
+            )
+            for drafter in drafters
+        ]
+        await owner.run(lane, drafted)
+        if idle := [track.request.drafter for track in drafted if not track.tally.drafted]:
+            raise Unwarmed(f"{', '.join(idle)} drafted nothing")
+    finally:
+        lane.close()
+        rounds.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await rounds
+
+
+class _Owner:
+    """Of the lane: whatever becomes of a track but a good end is a failure."""
+
+    def __init__(self) -> None:
+        self._lane: Lane | None = None
+        self._left: dict[Track, asyncio.Future[None]] = {}
+
+    async def run(self, lane: Lane, tracks: Sequence[Track]) -> None:
+        """Until all have ended; what is left of them at an error or a cancellation is freed by the lane's end."""
+        self._lane = lane
+        self._left = {track: asyncio.get_running_loop().create_future() for track in tracks}
+        for track in tracks:
+            lane.take(track)
+        if tracks:
+            await asyncio.gather(*self._left.values())
+
+    def ended(self, track: Track, error: Exception | None) -> None:
+        if track.sequence.finished:
+            return
+        track.sequence.apply(Event.ENDED)
+        assert self._lane is not None
+        self._lane.forget(track)
+        self._settle(track, None if error is None else str(error))
+
+    def turned_away(self, track: Track) -> None:
+        self._settle(track, "there is no page for it")
+
+    def preempted(self, track: Track) -> None:
+        self._settle(track, "it found no page")
+
+    def moved(self, track: Track) -> None:
+        self._settle(track, "the verifier leaves")
+
+    def orphaned(self, track: Track) -> None:
+        refused = track.refused
+        self._settle(track, (refused.message or refused.why.name.lower()) if refused else "the verifier was lost")
+
+    def _settle(self, track: Track, why: str | None) -> None:
+        future = self._left[track]
+        if not future.done():
+            future.set_exception(Unwarmed(why)) if why is not None else future.set_result(None)
+            future.exception()  # heard, even if another one's comes first
+
+
+class _Uncosted:
+    """The verifier without its cost curve, which is the one that its own lane corrects by what steps take."""
+
+    def __init__(self, verifier: VerifierPort) -> None:
+        self._verifier, self.facts = verifier, replace(verifier.facts, cost=None)
+
+    def prefill(self, order: PrefillOrder) -> Future[Prefilled | Declined]:
+        return self._verifier.prefill(order)
+
+    def verify(self, orders: Sequence[VerifyOrder]) -> Future[Judged]:
+        return self._verifier.verify(orders)
+
+    def resend(self, cursor: Cursor, sink: Sink, from_position: int) -> Future[Declined | None]:
+        return self._verifier.resend(cursor, sink, from_position)
+
+    def release(self, cursor: Cursor) -> None:
+        self._verifier.release(cursor)
+
+    def close(self, why: str) -> None:
+        self._verifier.close(why)
+
+
+class _Unread:
+    """Nobody waits for what they say."""
+
+    def push(self, piece: Piece) -> None:
+        pass
+
+    def close(self, error: Exception | None = None) -> None:
+        pass
+
+
+def _track(
+    verifier: VerifierFacts,
+    policy: Policy,
+    tokens: int,
+    rule: Rule,
+    clock: Clock,
+    drafter: DrafterFacts | None = None,
+) -> Track:
+    """A request of its own key, as long as the verifier's context and pool allow."""
+    room = min(verifier.context_length, verifier.capacity or verifier.context_length)
+    length = max(min(PROMPT, room - tokens), 1)
+    request = Request(
+        id="warm-up",
+        prompt=tuple(position % verifier.vocab_size for position in range(1, length + 1)),
+        law=Law(seed=secrets.randbits(64), rule=rule),
+        max_tokens=max(min(tokens, room - length), 1),
+        policy=policy,
+        cache_salt=f"warm-up {secrets.token_hex(8)}",  # nobody's prompt is found computed
+        drafter=drafter.name if drafter else "",
+    )
+    committed = CommitLog(request.prompt)
+    number = secrets.randbits(62)  # those of requests are counted up, from elsewhere
+    answer = Answer(committed, max_tokens=request.max_tokens)
+    return Track(request, Life(number, committed), answer, Tally(clock.time()), _Unread())

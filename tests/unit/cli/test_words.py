@@ -1,0 +1,51 @@
+"""What a command line is written in, and where its answer goes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspark.cli.telling import tell
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    "words", [[b"caf\xe9"], [b"coffee", b"--stop", b"caf\xe9"], [b"coffee", b"--label", b"caf\xe9"]]
+)
+def test_a_word_in_latin_1_is_a_sentence(words: list[bytes]) -> None:
+    command = [sys.executable, "-m", "dspark.cli.main", "generate", "--endpoint", "127.0.0.1:1"]
+    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, timeout=100)
+    name = {b"--stop": "stop", b"--label": "label"}.get(words[-2] if len(words) > 1 else b"", "prompt")
+    said = f"dspark: {name}: is not UTF-8: byte 0xE9 behind 3 characters; is it Latin-1?\n"
+    assert (done.returncode, done.stderr.decode()) == (1, said)
+
+
+@pytest.mark.parametrize("stdout", ["/dev/full", "gone"])
+def test_a_process_that_cannot_say_where_it_serves_serves(stdout: str, tmp_path: Path) -> None:
+    """The program says its line, goes on, and ends in order."""
+    program = "from dspark.cli.telling import tell; tell('here'); open('after', 'w').write('served')"
+    reader = None
+    if stdout == "gone":
+        reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+        reader.wait()
+        target = reader.stdin
+    else:
+        target = open(stdout, "wb")  # noqa: SIM115
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stdout=target,
+        stderr=subprocess.PIPE, timeout=100,
+    )  # fmt: skip
+    if target is not None:
+        target.close()
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(b"stdout cannot be written")
+    assert (tmp_path / "after").read_text() == "served"
+
+
+def test_it_says_it_where_somebody_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("verify/0 serves at 127.0.0.1:7001")
+    assert capsys.readouterr().out == "verify/0 serves at 127.0.0.1:7001\n"

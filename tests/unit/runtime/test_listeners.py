@@ -1,0 +1,103 @@
+"""Ports are asked for before anything is loaded, and refused by the setting's name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import process as coordinator_process
+from coordinator.config import CoordinatorConfig
+from coordinator.frontend import process as frontend_process
+from coordinator.frontend.config import FrontendConfig
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.errors import ConfigError
+from dspark.runtime.listeners import check_listeners
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+PROCESSES = {
+    "verify": (verify_process, VerifyConfig(target="nowhere")),
+    "draft": (draft_process, DraftConfig(drafter="nowhere")),
+    "coordinator": (coordinator_process, CoordinatorConfig()),
+    "frontend": (frontend_process, FrontendConfig(coordinator="127.0.0.1:1")),
+}
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port somebody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("key", ["bind", "metrics_port", "http"])
+@pytest.mark.parametrize("role", PROCESSES)
+async def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(role: str, key: str, taken: int) -> None:
+    process, config = PROCESSES[role]
+    if key == "http" and role in ("verify", "draft"):
+        pytest.skip("has no such port")
+    value: Any = taken if key == "metrics_port" else f"127.0.0.1:{taken}"
+    settings = {**vars(config), key: value}
+    with pytest.raises(
+        ConfigError, match=rf"^{role}\.{key}: cannot listen on 127.0.0.1:{taken}: somebody listens there"
+    ):
+        await process.start(type(config)(**settings))
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^verify\.bind: cannot listen on 192\.0\.2\.1:7001: this machine has no such"
+    ):
+        check_listeners([("verify.bind", "192.0.2.1:7001")])
+
+
+def test_two_settings_that_want_the_same_port_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^a\.http: 127\.0\.0\.1:7\d+ is what a\.bind asks for, too"):
+        check_listeners([("a.bind", "127.0.0.1:7999"), ("a.metrics_port", None), ("a.http", "127.0.0.1:7999")])
+
+
+def test_what_is_free_is_given_back(taken: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = f"127.0.0.1:{probe.getsockname()[1]}"
+    check_listeners([("a.bind", free), ("a.http", "127.0.0.1:0"), ("a.more", "127.0.0.1:0")])
+    check_listeners([("a.bind", free)])
+
+
+def test_what_is_no_endpoint_is_refused_by_its_setting() -> None:
+    with pytest.raises(ConfigError, match=r"^a\.http: 'nowhere' is not host:port"):
+        check_listeners([("a.http", "nowhere")])
+
+
+def test_a_state_folder_that_cannot_be_written_stops_no_cost_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    from dspark.runtime.cost_store import Curve, load_curve, store_curve
+
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "inside"))
+    curve = Curve(np.array([1]), np.array([1]), np.array([[1.0]]), "measured")
+    assert store_curve({"a": 1}, curve) is None
+    assert load_curve({"a": 1}) is None
+
+
+def test_commands_that_need_the_state_folder_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dspark.cli.main import main
+
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "inside"))
+    for words in (["status"], ["up"], ["down"], ["generate", "a"]):
+        assert main(words) == 1, words
+        said = capsys.readouterr().err
+        assert "this state folder cannot be written (Not a directory); DSPARK_HOME names another" in said, words

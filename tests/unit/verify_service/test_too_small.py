@@ -1,0 +1,84 @@
+"""What is too small for the target is refused in words, by the setting's name, before anything is served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dspark.errors import ConfigError
+from dspark.model import placement
+from dspark.model.checkpoint import load_target
+from verify_service import loading
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+
+LEAST = 64  # two cases of up to 23 tokens, in pages of 16
+
+
+@pytest.mark.parametrize(("slots", "page"), [(24, 16), (48, 16), (45, 1)])
+def test_a_pool_that_does_not_hold_the_self_test_is_refused_with_the_least_that_does(
+    golden_target: Path, slots: int, page: int
+) -> None:
+    least = LEAST if page == 16 else 46
+    with pytest.raises(
+        ConfigError, match=rf"^verify\.kv_tokens: {slots} are .* self-test of this target needs {least},"
+    ):
+        VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=slots, page_size=page))
+
+
+@pytest.mark.parametrize(("slots", "page"), [(LEAST, 16), (46, 1)])
+def test_the_least_pool_is_enough_for_the_packed_path(golden_target: Path, slots: int, page: int) -> None:
+    engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=slots, page_size=page))
+    assert engine.attention_path == "packed"
+
+
+def test_a_pool_that_does_not_fit_into_memory_is_refused_with_what_would(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = 2 * 6 * 2 * 16 * 4  # keys and values, layers, heads, head size, bytes
+    monkeypatch.setattr(loading, "free_bytes", lambda device: 1000 * each)
+    VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=992))
+    said = (
+        rf"^verify\.kv_tokens: 1008 slots of {each} bytes take 0\.0 GB, and 0\.0 GB are free on cpu .*: 1000 would fit"
+    )
+    with pytest.raises(ConfigError, match=said):
+        VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=1008))
+
+
+def test_memory_that_is_free_is_the_less_of_the_machines_and_the_containers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (placement.free_bytes(torch.device("cpu")) or 0) > 1 << 20
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("300000\n")
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 50000\n")
+    assert placement._left_to_group(tmp_path) == 750_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert placement._left_to_group(tmp_path) is None
+    assert placement._left_to_group(tmp_path / "none") is None
+    monkeypatch.setattr(placement, "_available", lambda: 5)
+    monkeypatch.setattr(placement, "_left_to_group", lambda: 3)
+    assert placement.free_bytes(torch.device("cpu")) == 3
+
+
+def test_a_card_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert placement.pick_device("cuda:1", key="draft.device") == torch.device("cuda:1")
+    with pytest.raises(
+        ConfigError, match=r"^draft\.device: cuda:2 was asked for, and the last of the 2 cards .* cuda:1"
+    ):
+        placement.pick_device("cuda:2", key="draft.device")
+
+
+def test_a_target_whose_layers_have_other_names_is_no_smaller_for_it(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_target(str(golden_target))
+    monkeypatch.setattr(loading, "free_bytes", lambda device: 0)
+    for stranger in (SimpleNamespace(layers=None), SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity()]))):
+        loading.check_room(VerifyConfig(), replace(target, model=stranger), torch.device("cpu"), torch.float32)
