@@ -53,7 +53,7 @@ def _acceptance(pair: Pair, prompts: int, tokens: int) -> dict[str, dict[int, tu
     drafter.requires_grad_(False).serve()
     whole = drafter.config
     found: dict[str, dict[int, tuple[float, float]]] = {}
-    for file in sorted((ROOT / "training" / "held-out" / "evaluate").glob("*.jsonl")):
+    for file in sorted((ROOT / "benchmarks" / "prompts" / "smollm2").glob("*.jsonl")):
         asked = questions(file, target, rows=prompts, seed=SEED)
         given = {"temperature": 0.0, "rule": Rule.TOKEN, "seed": SEED}
         texts = list(answers(target, asked, **given, new_tokens=tokens, room=whole.block_size + 1))  # type: ignore[arg-type]

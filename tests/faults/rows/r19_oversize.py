@@ -25,7 +25,7 @@ from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, ver
 from faults.processes import ROOT, FaultCell
 from faults.rows.program import arguments
 
-TARGET, DRAFTER = ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark"  # with a tokenizer
+TARGET, DRAFTER = ROOT / "tests" / "data" / "pair" / "target", ROOT / "tests" / "data" / "pair" / "drafter"
 MIB = 1 << 20
 MANY = 1_000_000
 TRIES = 5
