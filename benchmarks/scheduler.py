@@ -15,10 +15,10 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.row import Row, note
-from coordinator.requests.policy import Async, Columns, Greedy, Policy
 from coordinator.scheduling.budget import Budget
 from coordinator.scheduling.cost_curve import CostCurve
-from coordinator.scheduling.prefix_scheduler import Floats, StepSeconds, schedule, survival
+from dspark.rounds.policy import Async, Columns, Greedy, Policy
+from dspark.rounds.schedule import Floats, StepSeconds, schedule, survival
 
 SLOTS = 7
 CONTEXT = 512.0

@@ -38,9 +38,9 @@ from coordinator.lanes.ports import (
 from coordinator.lanes.sequence import Sequence as Sequence_
 from coordinator.lanes.track import Track
 from coordinator.queue.admission import Admission, Bounds
-from coordinator.requests.policy import parse_policy
 from coordinator.requests.request import Request
 from coordinator.scheduling.cost_curve import CostCurve
+from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block, Cursor, EmptyReason, Law, RefusalReason, SparseQ, Verdict
 

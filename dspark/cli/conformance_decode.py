@@ -180,8 +180,8 @@ def _prefixes(runs: list[Run], blocks: list[Block], *, ends_at_stop: bool) -> li
     The reference drafts no further after a stop token where a family drafts token by token; slots past it are not
     proposed then. They depend on tokens before them alone, so leaving them out peeks at nothing.
     """
-    from coordinator.requests.policy import Threshold
-    from coordinator.scheduling.prefix_scheduler import schedule
+    from dspark.rounds.policy import Threshold
+    from dspark.rounds.schedule import schedule
 
     lengths = np.array([len(block.token_ids) for block in blocks], np.int64)
     for block in blocks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-D, C = "tests/unit/decoding/", "tests/unit/coordinator/"
+D, ROUNDS = "tests/unit/decoding/", "tests/unit/rounds/"
 LAW = f"{D}test_exact_law.py::test_output_distribution_equals_target"
 TOKEN = (f"{LAW}[greedy-token-logits]", f"{LAW}[fixed-token-zeros]", f"{LAW}[threshold-token-ties]")
 BLOCK = (f"{LAW}[greedy-block-logits]", f"{LAW}[async-block-zeros]", f"{LAW}[threshold-block-ties]")
@@ -27,7 +27,7 @@ NUMBERS = (f"{D}test_acceptance.py::test_the_very_numbers_that_were_sent_are_wei
 FIRST = (f"{D}test_acceptance.py::test_a_coupled_first_token_is_the_one_a_round_would_have_added",)
 LIES = (f"{D}test_acceptance.py::test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept",)
 DRAWN = (f"{D}test_sampling.py::test_a_draft_is_drawn_from_the_very_numbers_that_are_sent",)
-S = f"{C}test_prefix_scheduler.py::test"
+S = f"{ROUNDS}test_schedule.py::test"
 SCHEDULER = (
     f"{S}_early_stop_does_not_look_past_the_first_slot_in_the_paper_s_counterexample",
     f"{S}_no_improvement_is_no_reason_to_verify",
@@ -349,7 +349,7 @@ MUTANTS = [
         ),
     ),
     *_in(
-        "coordinator/scheduling/prefix_scheduler.py",
+        "dspark/rounds/schedule.py",
         (
             "the scheduler searches all lengths",
             "if worse[first]:\n            return start + first",

@@ -18,9 +18,9 @@ from coordinator.lanes.lane import Conduct
 from coordinator.lanes.sequence import Sequence, State
 from coordinator.lanes.track import Track
 from coordinator.queue.admission import Bounds
-from coordinator.requests.policy import Fixed
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, Overloaded, PeerError
+from dspark.rounds.policy import Fixed
 from dspark.types import Law
 
 MakeCell = Callable[..., ToyCell]

@@ -9,9 +9,9 @@ from coordinator.answers.answer import Piece
 from coordinator.answers.commit_log import End, Reason
 from coordinator.cells.journal import MAX_KEPT, Journal, digest
 from coordinator.cells.journal_file import JournalFile
-from coordinator.requests.policy import parse_policy
 from coordinator.requests.request import Request
 from dspark.errors import ConfigError
+from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Law, TokenLogprobs
 

@@ -11,9 +11,9 @@ from coordinator.cells.cell import Order
 from coordinator.cells.journal import Journal
 from coordinator.cells.local_cell import LocalCall, LocalCell
 from coordinator.reception.reading import Reader
-from coordinator.requests.policy import parse_policy
 from coordinator.requests.request import Request
 from dspark.errors import Cancelled, InvalidRequest
+from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Law, Rule
 from dspark.wire.v1 import generate_pb2

@@ -1,6 +1,6 @@
 """How much of a block is verified: the names users meet, as frozen types, and as columns for a whole cohort.
 
-Knows nothing of numbers drafted or of requests; `prefix_scheduler` applies what is named here.
+Knows nothing of numbers drafted or of requests; `schedule` applies what is named here.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.requests.policy import Async, Columns, Fixed, Greedy, Off, Policy, Threshold
-from coordinator.scheduling.prefix_scheduler import Floats, StepSeconds, schedule, survival
+from dspark.rounds.policy import Async, Columns, Fixed, Greedy, Off, Policy, Threshold
+from dspark.rounds.schedule import Floats, StepSeconds, schedule, survival
 
 GREEDY = Greedy()
 

@@ -1,7 +1,7 @@
 import pytest
 
-from coordinator.requests.policy import Async, Fixed, Greedy, Off, Policy, Threshold, parse_policy
 from dspark.errors import InvalidRequest
+from dspark.rounds.policy import Async, Fixed, Greedy, Off, Policy, Threshold, parse_policy
 
 
 @pytest.mark.parametrize(

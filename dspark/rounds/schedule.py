@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.requests.policy import Columns, Kind, Policy
+from dspark.rounds.policy import Columns, Kind, Policy
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
