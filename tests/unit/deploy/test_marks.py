@@ -31,9 +31,9 @@ UNMARKED = """
 import os, sys, time
 if not os.fork():
     os.setsid()
+    print(flush=True)  # from here on the leader's group is not its own
     time.sleep(0.5)
     os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
-print(flush=True)
 time.sleep(600)
 """
 
