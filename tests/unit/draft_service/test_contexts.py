@@ -9,8 +9,7 @@ import torch
 
 from draft_service.contexts import ContextStore, Rows
 from dspark.model.checkpoint import load_drafter
-from dspark.model.drafter import BlockDrafter
-from dspark.model.over_pages import BlocksOverPages
+from dspark.model.drafter import BlockDrafter, BlocksOverPages
 from dspark.native import tiles
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason
