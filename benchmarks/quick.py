@@ -43,7 +43,6 @@ ENTRIES = (
     Entry("3.2", "benchmarks.sixteen_streams", 1, 70, peers=True),
     Entry("3.3", "benchmarks.policies", 2, 120),
     Entry("3.4", "benchmarks.round_overhead", 3, 30),
-    Entry("3.5", "benchmarks.scheduler", 3, 12),
     Entry("3.6", "benchmarks.lane_rate", 1, 22),
     Entry("3.6", "benchmarks.front_end", 2, 95),
 )

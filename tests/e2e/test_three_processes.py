@@ -73,6 +73,20 @@ def test_answers_at_the_same_time_equal_those_one_by_one(cell: LocalCell, plain:
     assert answers == plain * 3
 
 
+def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_as_before(cell: LocalCell) -> None:
+    prompt = [2 + n * 7 % 120 for n in range(101)]
+    asked = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:7"}
+    with cell.client() as client:
+        cold, warm = (client.complete(prompt, **asked) for _ in range(2))
+        other = client.complete([*prompt[:96], *prompt[:95:-1]], **asked)
+    assert cold.end.usage.cached_tokens == 0
+    for answer in (warm, other):
+        assert answer.end.usage.prompt_tokens - answer.end.usage.cached_tokens <= 16  # a page
+    assert warm.token_ids == cold.token_ids
+    # A context that missed rows would draft worse.
+    assert warm.end.speculation == cold.end.speculation
+
+
 def test_a_seed_fixes_a_sampled_answer(cell: LocalCell) -> None:
     with cell.client() as client:
         first, again, other = (

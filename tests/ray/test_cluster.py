@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +166,30 @@ def _pid_listening_at(process: dict[str, Any]) -> int:
     return pid
 
 
-def test_each_pool_is_scaled_by_itself_while_it_serves(cluster: Client) -> None:
-    calm = cluster.complete(PROMPT, max_tokens=64, temperature=0.0, ignore_eos=True).token_ids
-    assert dspark("scale", "--drafters", "2").stdout == "1 verifiers, 2 drafters\n"
-    assert {"draft/0", "draft/1", "verify/0"} < set(_processes())
-    assert dspark("scale", "--drafters", "1").stdout == "1 verifiers, 1 drafters\n"
-    assert "draft/1" not in _processes()
-    assert cluster.complete(PROMPT, max_tokens=64, temperature=0.0, ignore_eos=True).token_ids == calm
+def test_each_pool_is_scaled_by_itself_and_no_stream_notices(cluster: Client) -> None:
+    asked = [{"max_tokens": 64, "rule": "coupled", "seed": seed, "ignore_eos": True} for seed in range(4)]
+    calm = [cluster.complete(PROMPT, **each).token_ids for each in asked]  # type: ignore[arg-type]
+    over, answers = threading.Event(), [list[list[int]]() for _ in asked]
+
+    def stream(number: int) -> None:
+        while not over.is_set():
+            answers[number].append(list(cluster.complete(PROMPT, **asked[number]).token_ids))  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        running = [pool.submit(stream, number) for number in range(len(asked))]
+        try:
+            assert dspark("scale", "--drafters", "2").stdout == "1 verifiers, 2 drafters\n"
+            assert {"draft/0", "draft/1", "verify/0"} < set(_processes())
+            assert dspark("scale", "--drafters", "0").stdout == "1 verifiers, 0 drafters\n"
+            assert dspark("scale", "--drafters", "1").stdout == "1 verifiers, 1 drafters\n"
+            assert "draft/1" not in _processes()
+        finally:
+            over.set()
+        for each in running:
+            each.result(timeout=120)  # an answer that failed is raised here
+    for given, wanted in zip(answers, calm, strict=True):
+        assert given
+        assert all(ids == list(wanted) for ids in given)
 
 
 def test_ray_sees_what_the_cell_reserves(cluster: Client) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import os
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from benchmarks.image import DOCKERFILE, context, let_through, steps
+from tests.unit.deploy.image import DOCKERFILE, Build, context, let_through, steps
 
 PATTERNS = ["**", "!keep", "!some/*.py", "**/*.pyc"]
 
@@ -48,3 +49,13 @@ def test_every_instruction_is_known_and_continued_lines_are_one() -> None:
         ("RUN", "one    two"),
         ("CMD", "x"),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif("DSPARK_TEST_INSTALLS" not in os.environ, reason="installs torch and Ray from the package registry")
+def test_every_step_that_can_run_without_a_container_ends_well(tmp_path: Path) -> None:
+    build = Build(tmp_path)
+    build.run()
+    assert any(step.startswith("RUN pip install") for step in build.ran)
+    assert all("apt-get" in step or "useradd" in step or step.startswith("FROM") for step in build.left)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspark.model.formats.shapes import RANK, STEPS, TargetShape
+from tests.released.shapes import RANK, STEPS, TargetShape
 
 
 def config_of(family: str, target: TargetShape) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dspark.errors import ConfigError
-
 Shapes = dict[str, tuple[int, ...]]
 FAMILIES = {"dspark": "block7", "dflash": "block7", "eagle3": "ttt7"}
 RANK = 256
@@ -63,9 +61,7 @@ NAMES = tuple(f"{family}_{target}_{ending}" for family, ending in FAMILIES.items
 def shape_of(name: str, *, thin: bool = False) -> tuple[str, TargetShape]:
     """(family, target) of a released checkpoint."""
     family, _, rest = name.partition("_")
-    target = TARGETS.get(rest.rpartition("_")[0])
-    if name not in NAMES or target is None:
-        raise ConfigError(f"{name}: no released drafter; known: {', '.join(NAMES)}")
+    target = TARGETS[rest.rpartition("_")[0]]
     return family, target.thin if thin else target
 
 
@@ -116,3 +112,20 @@ def _layer(family: str, target: TargetShape, gemma: bool) -> Shapes:
             "layer_scalar": (1,),
         }
     return found | {"self_attn.v_proj.weight": (kv, reads)}
+
+
+# tensors, parameters, those without embedding and head, bytes of the file
+PUBLISHED = {
+    "dspark_qwen3_4b_block7": (64, 1_393_133_569, 615_221_249, 2_786_273_970),
+    "dspark_qwen3_8b_block7": (64, 2_371_081_729, 1_126_422_017, 4_742_170_330),
+    "dspark_qwen3_14b_block7": (64, 3_416_263_169, 1_860_438_529, 6_832_533_210),
+    "dspark_gemma4_12b_block7": (74, 3_430_444_550, 1_417_178_630, 6_860_897_028),
+    "dflash_qwen3_4b_block7": (60, 1_315_339_520, 537_427_200, 2_630_685_488),
+    "dflash_qwen3_8b_block7": (60, 2_293_286_144, 1_048_626_432, 4_586_578_776),
+    "dflash_qwen3_14b_block7": (60, 3_338_466_560, 1_782_641_920, 6_676_939_608),
+    "dflash_gemma4_12b_block7": (70, 3_296_222_725, 1_282_956_805, 6_592_452_994),
+    "eagle3_qwen3_4b_ttt7": (16, 927_344_896, 149_432_576, 1_854_691_472),
+    "eagle3_qwen3_8b_ttt7": (16, 1_546_666_240, 302_006_528, 3_093_334_184),
+    "eagle3_qwen3_14b_ttt7": (16, 2_053_918_976, 498_094_336, 4_107_839_656),
+    "eagle3_gemma4_12b_ttt7": (18, 2_362_269_185, 349_003_265, 4_724_540_282),
+}

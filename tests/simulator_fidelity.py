@@ -1,4 +1,4 @@
-"""Row 7: the simulator against real services around synthetic workers, and the paper's budget curve from the same code.
+"""The simulator against real services around synthetic workers: `python -m tests.simulator_fidelity`, on idle cores.
 
 One constant is fitted: the factor on the simulator's hops, so that it meets one measured point. The other points are
 then predicted. Points: policies, loads, an open loop, two verifiers that share a drafter, a coordinator and the cores
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import itertools
 import os
 import statistics
 import sys
@@ -25,41 +24,26 @@ import structlog
 from benchmarks.pair import leave_in_order
 from benchmarks.real_cell import FILES, Point, cell, measure, slower
 from benchmarks.row import Row, note
-from coordinator.simulation import plot
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.world import Hops
-from dspark.plots import check
 from dspark.synthetic.spec import load_spec
 
 BAR = 0.05
 TURNS = 5
-CONCURRENCIES = (5, 20, 44, 68, 92, 116, 140, 164, 188, 204)  # those of the paper's figure 8
-PAPER = (None, 4.94, 4.66, 4.41, 4.19, 3.99, 3.81, 3.66, 3.53, 3.47)  # V4-Flash, read off the figure
-MODERATE = (20, 92)  # "typical operation": 4 to 6 verified tokens
 
 
 def main() -> int:
-    """Prints two rows; 1 when a bar is missed."""
+    """Prints the row; 1 when the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON row per line")
     parser.add_argument("--quick", action="store_true", help=f"shorter windows, and one turn instead of {TURNS}")
     parser.add_argument("--pace", type=float, default=1.0, metavar="F", help="slower devices, for a busy machine (1)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="PNG or SVG of the budget curve")
     args = parser.parse_args()
     leave_in_order()
     # A line per request is a service's log; the simulated coordinator writes none.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    if args.plot is not None:
-        check(args.plot)
-    codes = [
-        asyncio.run(_predictions(args.quick, args.pace)).show(as_json=args.json),
-        _budget(args.plot, args.quick).show(as_json=args.json),
-    ]
-    return max(codes)
-
-
-# -- predictions ----------------------------------------------------------------------------
+    return asyncio.run(_predictions(args.quick, args.pace)).show(as_json=args.json)
 
 
 def _points(file: Path, quick: bool, pace: float) -> tuple[Scenario, list[Scenario]]:
@@ -120,7 +104,7 @@ async def _compared(file: Path, fitted: Scenario, predicted: list[Scenario], qui
         note(f"{_name(scenario)}: simulated {said['tok_s']:.0f}, measured {measured[index]:.0f}, {off:+.1%}")
     value["worst"] = round(worst, 4)
     return Row(
-        "3.7 tok_s", "simulator against real services on synthetic workers, tok/s", value, "within 5 %", worst <= BAR
+        "simulator", "simulator against real services on synthetic workers, tok/s", value, "within 5 %", worst <= BAR
     )
 
 
@@ -142,43 +126,6 @@ def _tau(found: list[Point]) -> float:
 def _name(scenario: Scenario) -> str:
     load = f"{scenario.concurrency} streams" if scenario.concurrency else f"{scenario.rate:g} requests/s"
     return f"{scenario.policy}, {load}, {scenario.verifiers} verifiers, {scenario.drafters} drafter"
-
-
-# -- the paper's budget curve ---------------------------------------------------------------
-
-
-def _budget(path: Path | None, quick: bool) -> Row:
-    """Verified tokens a round and sequence, the anchor included, against concurrency; no constant is fitted."""
-    chosen = CONCURRENCIES[::3] if quick else CONCURRENCIES
-    base = Scenario(
-        load_spec(FILES / "flash.yaml"), concurrency=1, warmup_s=2.0, window_s=3.0, hops=Hops(1e-4, 0.0, 0.0, 0.0)
-    )
-    points: list[dict[str, Any]] = []
-    for policy in ("greedy", "async"):
-        for concurrency in chosen:
-            points.append(simulate(dataclasses.replace(base, concurrency=concurrency, policy=policy)))
-            note(f"{policy} at {concurrency}: {1 + points[-1]['budget']:.2f} verified tokens")
-    if path is not None:
-        plot.draw(points, path)
-    curves = {
-        policy: [round(1 + point["budget"], 2) for point in points if point["series"] == policy]
-        for policy in ("greedy", "async")
-    }
-    paper = dict(zip(CONCURRENCIES, PAPER, strict=True))
-    value = {"concurrency": chosen, **curves, "paper_v4_flash": [paper[one] for one in chosen]}
-    holds = all(_shrinks(curve) and _moderate(chosen, curve) for curve in curves.values())
-    bar = f"4 to 6 from {MODERATE[0]} to {MODERATE[1]} streams, shrinking"
-    return Row("3.7 budget", "verified tokens against load, simulated", value, bar, holds)
-
-
-def _shrinks(curve: list[float]) -> bool:
-    slack = 0.03  # of a token: what a short window cannot tell apart
-    return curve[-1] < curve[0] and all(after <= before + slack for before, after in itertools.pairwise(curve))
-
-
-def _moderate(loads: tuple[int, ...], curve: list[float]) -> bool:
-    inside = [value for load, value in zip(loads, curve, strict=True) if MODERATE[0] <= load <= MODERATE[1]]
-    return all(4.0 <= value <= 6.0 for value in inside)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from dspark.errors import ConfigError
 from dspark.model.config import CONFIG_NAME
-from dspark.model.formats.shape_configs import target_config_of
-from dspark.model.formats.shapes import Shapes, TargetShape
 from dspark.model.weights_file import SINGLE_NAME
+from tests.released.configs import config_of, target_config_of
+from tests.released.shapes import Shapes, TargetShape, shape_of, tensors_of
 
 SPREAD = 0.02  # of matrices
 _PIECE = (1 << 22) + 1  # values drawn; repeated, at a length that no row has, so that rows differ
@@ -24,14 +22,8 @@ _ALIGNMENT = 8  # of a header
 
 
 def write_random(folder: Path, config: Mapping[str, Any], shapes: Shapes, *, seed: int = 0) -> int:
-    """`config.json` and a bfloat16 `model.safetensors`; returns the bytes of the latter. Norms are 1, biases 0.
-
-    ConfigError before anything is written where the disk has no room for it.
-    """
+    """`config.json` and a bfloat16 `model.safetensors`; returns the bytes of the latter. Norms are 1, biases 0."""
     folder.mkdir(parents=True, exist_ok=True)
-    needed, free = file_size(shapes), shutil.disk_usage(folder).free
-    if needed > free:
-        raise ConfigError(f"{folder}: {needed:,} bytes are needed, {free:,} are free")
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.empty(_PIECE).normal_(0.0, SPREAD, generator=generator).bfloat16().view(torch.int16).numpy().tobytes()
@@ -42,6 +34,14 @@ def write_random(folder: Path, config: Mapping[str, Any], shapes: Shapes, *, see
         for name, shape in sorted(shapes.items()):
             at = _write(stream, name, 2 * math.prod(shape), drawn, at)
     return file.stat().st_size
+
+
+def write_thin(folder: Path, name: str, *, target: Path | None = None) -> None:
+    """A released drafter, narrowed, and a random target that it could have been made for."""
+    family, shape = shape_of(name, thin=True)
+    write_random(folder, config_of(family, shape), tensors_of(family, shape))
+    if target is not None:
+        write_random_target(target, shape)
 
 
 def write_random_target(folder: Path, target: TargetShape, *, seed: int = 0) -> None:
