@@ -36,7 +36,7 @@ from benchmarks.synthetic_cell import FLAT
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 
 RATE_BAR, STREAMS_BAR = 12_000.0, 2_000
-TARGET = Path(__file__).resolve().parent.parent / "models" / "demo-target"
+TARGET = Path(__file__).resolve().parent.parent / "tests" / "data" / "pair" / "target"  # its tokenizer alone
 TOKENS_EACH = 4096  # token slots of one sequence in the synthetic pools
 CHANNELS = 16
 WAVE = 50  # clients that come at once

@@ -50,13 +50,13 @@ def test_one_stream_gives_the_ids_of_transformers_on_pair_and_twin(
     ]
     single_stream.main([*words(golden_target, golden_drafter), *shape])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["row"] for row in rows] == ["3.1 demo", "3.1 twin"]
+    assert [row["row"] for row in rows] == ["3.1 shipped", "3.1 twin"]
     assert "twin" in rows[1]["name"]
     for row in rows:
         value = row["value"]
         assert row["holds"] is not True  # a peer is missing
         assert value["absent"]["vllm"].startswith("peer not installed")
-        assert set(value["same_ids"].values()) == {"3 of 3"}
+        assert set(value["same_ids"].values()) == {"4 of 4"}
         for domain in value["domains"].values():
             # An assistant that is the target itself has every draft accepted, ours has some or none.
             assert domain["tau"]["transformers assisted"] > 2

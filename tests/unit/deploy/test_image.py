@@ -27,16 +27,16 @@ def test_the_last_pattern_that_fits_decides(path: str, inside: bool) -> None:
     assert let_through(PurePosixPath(path), PATTERNS) is inside
 
 
-def test_an_image_holds_the_packages_and_the_demo_pair_and_no_more() -> None:
+def test_an_image_holds_the_packages_and_the_drafter_and_no_more() -> None:
     files = {str(path) for path in context()}
     tops = {name.partition("/")[0] for name in files}
     assert tops == {
         "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "dspark", "coordinator", "verify_service",
         "draft_service", "training", "deploy", "benchmarks", "models",
     }  # fmt: skip
-    assert "models/demo-dspark/model.safetensors" in files
+    assert "models/smollm2-dspark/model.safetensors" in files
     assert "dspark/wire/v1/control_pb2.py" in files
-    assert not any("secrets/" in name or "__pycache__" in name or name.startswith("models/lab") for name in files)
+    assert not any("secrets/" in name or "__pycache__" in name for name in files)
 
 
 def test_every_instruction_is_known_and_continued_lines_are_one() -> None:
