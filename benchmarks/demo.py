@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from benchmarks.pair import DOMAINS, Pair, Prompt, add_arguments, chosen
 from coordinator.http.template import find_template
-from dspark.client import Chunk, Client, Completion, Options
+from dspark.client import Chunk, Client, Completion, Finished, Options
 
 TURNS = ("Hello! Who are you?", "Name three fruits that are red.", "How do I make a salad of them?")
 ANSWER = 80  # tokens of an answer in the conversation, most
@@ -125,7 +125,7 @@ def _chat(client: Client, pair: Pair) -> None:
             if isinstance(event, Chunk):
                 answer += event.text
                 print(event.text, end="", flush=True)
-            else:
+            elif isinstance(event, Finished):
                 tokens, spec = event.usage.completion_tokens, event.speculation
                 print(
                     f"\n\n  [{tokens} tokens in {spec.rounds} rounds, {spec.mean_acceptance_length:.2f} a round; "

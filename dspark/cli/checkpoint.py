@@ -1,5 +1,5 @@
-"""`dspark checkpoint check|convert|import`: what a drafter's folder holds, the same drafter in the other format, and a
-target out of a GGUF file."""
+"""`dspark checkpoint check|convert|share|import`: what a drafter's folder holds, the same drafter in the other format or
+without the target's tables, and a target out of a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-NOTE = """check loads every tensor and says what it is; convert writes the speculators format; import makes a folder of
-a GGUF target."""
+NOTE = """check loads every tensor and says what it is; convert writes the speculators format; share leaves out what is
+a copy of the target's; import makes a folder of a GGUF target."""
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -32,6 +32,11 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     convert.add_argument("--share-tables", action="store_true", help="leave out what is a copy of the target's")
     convert.add_argument("--keep-tokens", metavar="FILE", type=Path, help="JSON list of the ids the head may draft")
     convert.set_defaults(run=_convert)
+    share = actions.add_parser("share", parents=[shared], help="write a drafter without copies of the target's tables")
+    share.add_argument("drafter", metavar="PATH", type=Path, help="of any family but a language model")
+    share.add_argument("out", metavar="DIR", type=Path, help="folder to write")
+    share.add_argument("--target", metavar="PATH_OR_ID", required=True, help="whose tables the drafter has")
+    share.set_defaults(run=_share)
     taken = actions.add_parser("import", parents=[shared], help="write a GGUF target as an ordinary model folder")
     taken.add_argument("source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel")
     taken.add_argument("out", metavar="DIR", type=Path, help="folder to write, which must not be there yet")
@@ -64,6 +69,14 @@ def _convert(args: argparse.Namespace) -> int:
         if not isinstance(keep, list) or not all(type(each) is int for each in keep):
             raise ConfigError(f"--keep-tokens: {args.keep_tokens} holds no list of token ids")
     to_speculators(args.drafter, args.out, verifier=args.verifier, share_tables=args.share_tables, keep_tokens=keep)
+    print(args.out)
+    return 0
+
+
+def _share(args: argparse.Namespace) -> int:
+    from dspark.model.formats.sharing import without_tables
+
+    without_tables(args.drafter, args.out, target=args.target)
     print(args.out)
     return 0
 

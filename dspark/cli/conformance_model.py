@@ -169,9 +169,10 @@ def copies_differ(drafter: Drafter, target: LoadedTarget) -> str | None:
     """None where a drafter's embedding and vocabulary head are the target's; a language model has its own."""
     if drafter.config.kind == "lm":
         return None
+    head, kept = target.model.get_output_embeddings().weight, drafter.kept_tokens
     pairs = (
         ("embed_tokens.weight", drafter.embed_tokens.weight, target.model.get_input_embeddings().weight),
-        ("lm_head.weight", drafter.lm_head.weight, target.model.get_output_embeddings().weight),
+        ("lm_head.weight", drafter.lm_head.weight, head if kept is None else head[kept]),
     )
     return next((f"{name} is not the target's" for name, mine, its in pairs if not torch.equal(mine, its)), None)
 

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from dspark import shipped
 from dspark.cli.telling import tell
-from dspark.errors import ConfigError
 
 LOOK_S = 1.0  # of `up --block`, for a cell that somebody else takes down
 

@@ -86,7 +86,13 @@ def commands(text: str) -> list[list[str]]:
 
 
 def filled(text: str, folder: Path) -> str:
-    """The text with the reader's own names replaced; DIR and OUT become folders of this test."""
+    """The text with the reader's own names replaced; DIR and OUT become folders of this test.
+
+    A cell of the shipped pair becomes one of the tiny pair, which needs no index.
+    """
+    text = re.sub(
+        r"\bdspark up\b(?![^\n]*--target)", f"dspark up --target {PAIR}/target --drafter {PAIR}/drafter", text
+    )
     for name, value in STANDS_FOR.items():
         text = (
             re.sub(rf"(?<![\w/]){re.escape(name)}(?![\w])", value, text)
