@@ -1,5 +1,5 @@
-"""`dspark checkpoint check|convert|share|import`: what a drafter's folder holds, the same drafter in the other format or
-without the target's tables, and a target out of a GGUF file."""
+"""`dspark checkpoint check|convert|share|import`: what a drafter's folder holds, the same drafter in the other format
+or without the target's tables, and a target out of a GGUF file."""
 
 from __future__ import annotations
 
