@@ -55,7 +55,7 @@ screenshots: install
 	$(PIP) -e ".[web]"
 	$(BIN)/python -m tests.web.screenshots
 
-# Short forms of the benchmark rows 3.1 to 3.6, one JSON object each; DSPARK_VLLM_PYTHON names a peer's python.
+# Short forms of the benchmark rows B2 to B6, one JSON object each; DSPARK_VLLM_PYTHON names a peer's python.
 bench-quick: install
 	$(BIN)/python -m benchmarks.quick
 

@@ -62,13 +62,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.only != "engines":
         bar = f"above {SGLANG_TOK_S:,.0f} tok/s at 48 streams (SGLang, published)"
         value, holds = _served(args) if _measurable(args) else ("no GPU", None)
-        code |= Row("3.13 served", _name(args, "three services"), value, bar, holds).show(as_json=args.json)
+        code |= Row("B7 served", _name(args, "three services"), value, bar, holds).show(as_json=args.json)
     if args.only != "served":
         bar = f"one sequence's step within {MOST_OVER_FLOOR:g}x of reading the weights"
         value, holds = _engines(args) if _measurable(args) else ("no GPU", None)
-        code |= Row("3.13 engines", _name(args, "both engines in one process"), value, bar, holds).show(
-            as_json=args.json
-        )
+        code |= Row("B7 engines", _name(args, "both engines in one process"), value, bar, holds).show(as_json=args.json)
     return code
 
 

@@ -1,7 +1,7 @@
-"""Row 3: the best adaptive policy against the best of plain decoding and fixed lengths, at every load.
+"""B4: the best adaptive policy against the best of plain decoding and fixed lengths, at every load.
 
 First on real services around synthetic engines, mixed domains, concurrency 1 to 256; then on the shipped pair at 1, 8
-and 64. At each load all policies take turns with the same requests (same seeds, same lengths), see `tournament`: at few
+and 64. At each load all policies take turns with the same requests (same seeds, same lengths), see `turns`: at few
 streams with a number of answers, at many with what arrives in a window. A failed request ends the run. `--save FILE`
 keeps every measurement and goes on from what stands there. `--simulate` explores the first part in simulated time
 instead, which claims nothing.
@@ -26,7 +26,7 @@ from benchmarks.load.prompts import Question
 from benchmarks.pair import Pair, leave_in_order, shipped_pair
 from benchmarks.real_cell import FILES, cell, measure, questions, sampling, windowed, worked
 from benchmarks.row import Row
-from benchmarks.tournament import Book, Rate, Tournament, draw
+from benchmarks.turns import Book, Rate, Tournament, draw
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from deploy.processes import LocalCell
@@ -141,7 +141,7 @@ async def _synthetic(args: argparse.Namespace, book: Book) -> Row:
     loads, turns = _plan(args, LOADS, QUICK_LOADS)
     if args.simulate:
         value = await compare(simulated, 1)
-        return Row("3.3 synthetic", "adaptive against fixed lengths, SIMULATED", value, bar, None)
+        return Row("B4 synthetic", "adaptive against fixed lengths, SIMULATED", value, bar, None)
     with cell(args.file) as running:
 
         async def measured(policy: str, concurrency: int) -> float:
@@ -155,7 +155,7 @@ async def _synthetic(args: argparse.Namespace, book: Book) -> Row:
         value = await compare(measured, turns)
     ratios = [float(str(point["ratio"])) for point in value.values()]
     holds = min(ratios) >= LEAST and max(ratios) > SOMEWHERE
-    return Row("3.3 synthetic", "adaptive against fixed lengths, synthetic workers, tok/s", value, bar, holds)
+    return Row("B4 synthetic", "adaptive against fixed lengths, synthetic workers, tok/s", value, bar, holds)
 
 
 # -- the shipped pair --------------------------------------------------------------------------
@@ -180,7 +180,7 @@ async def _pair(args: argparse.Namespace, book: Book) -> Row:
         loads, turns = _plan(args, PAIR_LOADS, PAIR_QUICK_LOADS)
         value = await Tournament("pair", measured, book, turns).run(loads)
     ratios = [point["ratio"] for point in value.values()]
-    return Row("3.3 pair", "adaptive against fixed lengths, shipped pair, tok/s", value, bar, min(ratios) >= PAIR_LEAST)
+    return Row("B4 pair", "adaptive against fixed lengths, shipped pair, tok/s", value, bar, min(ratios) >= PAIR_LEAST)
 
 
 def _mixed(pair: Pair) -> Iterator[Question]:

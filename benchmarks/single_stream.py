@@ -27,8 +27,8 @@ from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.peers import vllm_choice, vllm_server
 from benchmarks.peers.contestant import Absent, Contestant
 from benchmarks.peers.transformers_peer import TransformersPeer
-from benchmarks.race import Race
 from benchmarks.row import Row, note
+from benchmarks.turns import Race
 
 GENERATE, ASSISTED, VLLM = "transformers generate", "transformers assisted", "vllm"
 TRIAL_TOKENS = 40
@@ -155,7 +155,7 @@ def _row(name: str, value: dict[str, Any], args: argparse.Namespace) -> Row:
         holds = None  # nothing failed, but a peer is missing
     what = "shipped pair" if name == "shipped" else f"deepened twin of it, {args.times} times as deep"
     bar = ", ".join(f"{peer} >= {least:g}x" for peer, least in bars.items())
-    return Row(f"3.1 {name}", f"one stream, {what}", value | {"reached": reached}, f"mean of domains: {bar}", holds)
+    return Row(f"B2 {name}", f"one stream, {what}", value | {"reached": reached}, f"mean of domains: {bar}", holds)
 
 
 if __name__ == "__main__":

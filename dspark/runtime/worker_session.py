@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Generic
 import structlog
 
 from dspark.errors import InvalidRequest, Unavailable
-from dspark.runtime.command_stream import CommandStream
 from dspark.runtime.leases import Leases, Ref
+from dspark.runtime.session import CommandStream
 from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import E, Worker
 from dspark.wire.v1 import types_pb2

@@ -1,8 +1,12 @@
-"""One long-lived bidirectional stream to one worker: commands out, events in, joined by tags.
+"""A long-lived bidirectional stream of commands and events, joined by tags: both of its ends.
 
-A command returns a future at once. When the stream ends, for whatever reason, every open future fails in the same
-moment, so a loss is noticed when the connection breaks and not when a deadline passes. Events of another incarnation
-or with an unknown tag are dropped and counted. Bounded: a worker that accepts no more commands is let go.
+`Session` asks. A command returns a future at once. When the stream ends, for whatever reason, every open future fails
+in the same moment, so a loss is noticed when the connection breaks and not when a deadline passes. Events of another
+incarnation or with an unknown tag are dropped and counted. Bounded: a worker that accepts no more commands is let go.
+
+`CommandStream` answers. Commands start in the order they came and answer when they are done, so a long one does not
+hold up the others. Events leave through one bounded queue: a peer that does not read loses its stream, and whoever
+computes never notices. Neither end knows what is commanded.
 """
 
 from __future__ import annotations
@@ -11,30 +15,33 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import grpc
 import structlog
 
-from coordinator.lanes.ports import Lost
-from dspark.errors import PeerError
+from dspark.errors import Lost, Overloaded, PeerError
 from dspark.runtime.telemetry import Metrics
 
 log = structlog.get_logger("dspark.session")
-T = TypeVar("T")
-Command = TypeVar("Command")
 
+C = TypeVar("C")
+E = TypeVar("E")
+T = TypeVar("T")
+
+MAX_EVENTS = 4096  # events that wait for the peer to read
+MAX_RUNNING = 1024  # commands at work at one time; more wait in the socket
 MAX_UNSENT = 8192
 MAX_OPEN = 65_536
 
 
-class Session(Generic[Command]):
+class Session(Generic[C]):
     """`stream` starts the call; `command` makes a message from (tag, incarnation)."""
 
     def __init__(
         self,
-        stream: Callable[[AsyncIterator[Command]], AsyncIterable[Any]],
+        stream: Callable[[AsyncIterator[C]], AsyncIterable[Any]],
         *,
         name: str,
         incarnation: int,
@@ -45,13 +52,13 @@ class Session(Generic[Command]):
         self._stream, self._name, self._incarnation = stream, name, incarnation
         self._metrics, self._on_lost, self._on_news = metrics, on_lost, on_news
         self._tags = itertools.count(1)
-        self._unsent: deque[Command] = deque()
+        self._unsent: deque[C] = deque()
         self._sender: asyncio.Future[None] | None = None
         self._open: dict[int, tuple[asyncio.Future[Any], Callable[[Any], Any]]] = {}
         self._why_lost: str | None = None
         self._listening = asyncio.get_running_loop().create_task(self._listen())
 
-    def ask(self, command: Callable[[int, int], Command], read: Callable[[Any], T]) -> asyncio.Future[T]:
+    def ask(self, command: Callable[[int, int], C], read: Callable[[Any], T]) -> asyncio.Future[T]:
         """Sends; `read` turns the event with the same tag into the result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self._why_lost is not None:
@@ -76,7 +83,7 @@ class Session(Generic[Command]):
         with contextlib.suppress(asyncio.CancelledError):
             await self._listening
 
-    async def _commands(self) -> AsyncIterator[Command]:
+    async def _commands(self) -> AsyncIterator[C]:
         while self._why_lost is None:
             while self._unsent:
                 yield self._unsent.popleft()
@@ -137,3 +144,68 @@ class Session(Generic[Command]):
 def _fail(future: asyncio.Future[Any], why: str) -> None:
     future.set_exception(Lost(why))
     future.exception()  # whoever still waits sees it; whoever stopped waiting is no reason for a warning
+
+
+class CommandStream(Generic[C, E]):
+    """`answer` turns one command into its event, or into None when there is nothing to say."""
+
+    def __init__(self, answer: Callable[[C], Awaitable[E | None]], metrics: Metrics) -> None:
+        self._answer = answer
+        self._metrics = metrics
+        self._events: asyncio.Queue[E | None] = asyncio.Queue(MAX_EVENTS)
+        self._running: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(MAX_RUNNING)
+        self._overrun = False
+
+    async def run(self, requests: AsyncIterator[C]) -> AsyncGenerator[E, None]:
+        """Events until the peer ends its side and everything is answered."""
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while (event := await self._events.get()) is not None:
+                yield event
+            if self._overrun:
+                raise Overloaded("events were not read", retry_after_s=1.0)
+            await reader
+        finally:
+            for task in (reader, *self._running):
+                task.cancel()
+            await asyncio.gather(reader, *self._running, return_exceptions=True)
+
+    def say(self, event: E) -> None:
+        """An event that answers nothing."""
+        self._emit(event)
+
+    async def _read(self, requests: AsyncIterator[C]) -> None:
+        try:
+            async for command in requests:
+                await self._room.acquire()
+                task = asyncio.create_task(self._carry_out(command))
+                self._running.add(task)
+                task.add_done_callback(self._done)
+            await asyncio.gather(*self._running, return_exceptions=True)
+        finally:
+            self._emit(None)
+
+    async def _carry_out(self, command: C) -> None:
+        event = await self._answer(command)
+        if event is not None:
+            self._emit(event)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._room.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._metrics.dropped.labels(kind="command", reason="failed").inc()
+            log.error("command.failed", exc_info=error)
+
+    def _emit(self, event: E | None) -> None:
+        try:
+            self._events.put_nowait(event)
+        except asyncio.QueueFull:
+            if not self._overrun:
+                log.warning("stream.not_read", events=MAX_EVENTS)
+            self._metrics.dropped.labels(kind="event", reason="not_read").inc()
+            self._overrun = True
+            # Makes room for the end, which the writer meets once it moves again.
+            self._events.get_nowait()
+            self._events.put_nowait(None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tournament import ADAPTIVE, BASELINES, Book, Tournament, draw
+from benchmarks.turns import ADAPTIVE, BASELINES, Book, Tournament, draw
 from dspark.errors import InvalidRequest
 
 SPEED = {"off": 50.0, "fixed:5": 100.0, "fixed:6": 96.0, "greedy": 104.0, "async": 60.0}

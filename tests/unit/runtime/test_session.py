@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.lanes.ports import Lost
-from coordinator.workers.session import Session
-from dspark.errors import PeerError
+from dspark.errors import Lost, PeerError
+from dspark.runtime.session import Session
 from dspark.runtime.telemetry import Metrics
 
 
