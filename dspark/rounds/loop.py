@@ -63,7 +63,7 @@ class RoundLoop:
         self._epochs: dict[int, int] = {}  # the highest that was seen of each sequence, the latest ones last
         self._orders, self._passes = Orders(self._waits), Passes(cache)
         self._out: list[Action] = []
-        self._leaving = Leaving(self._live, cache, self._passes, lambda action: self._out.append(action))
+        self._leaving = Leaving(self._live, cache, self._passes, self._ask)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             Admit: self._admit,
             Prefilled: self._prefilled,
@@ -93,6 +93,9 @@ class RoundLoop:
         self._go_on(now)
         return self._out
 
+    def _ask(self, action: Action) -> None:
+        self._out.append(action)
+
     def next_at(self) -> float | None:
         """When a Tick is due, if nothing else comes before."""
         return self._orders.next_at()
@@ -109,7 +112,7 @@ class RoundLoop:
     def _admit(self, told: Admit, now: float) -> None:
         number, epoch = told.sequence, told.epoch
         if number in self._live or epoch <= self._epochs.get(number, -1):
-            self._out.append(Released(number, epoch, 0, told.prompt_len, Why.STALE_EPOCH))
+            self._ask(Released(number, epoch, 0, told.prompt_len, Why.STALE_EPOCH))
             return
         self._epochs.pop(number, None)
         self._epochs[number] = epoch
@@ -117,16 +120,16 @@ class RoundLoop:
             self._epochs.pop(next(iter(self._epochs)))
         sequence = SequenceState(number, epoch, told.prompt_len, told.room, told.stop_ids)
         self._live[number] = sequence
-        self._out.append(Prefill(number, epoch))
+        self._ask(Prefill(number, epoch))
         if told.drafter:
-            feeding.feed_by(sequence, told.drafter, self._waits.inline_rows, self._out.append)
+            feeding.feed_by(sequence, told.drafter, self._waits.inline_rows, self._ask)
 
     def _planned(self, plan: Plan, now: float) -> None:
         self.plan = plan
         for number, own in plan.sequences.items():
             sequence = self._live.get(number)
             if sequence is not None and own.drafter is not None and sequence.state is not State.SETTLING:
-                feeding.feed_by(sequence, own.drafter, self._waits.inline_rows, self._out.append)
+                feeding.feed_by(sequence, own.drafter, self._waits.inline_rows, self._ask)
 
     def _acknowledged(self, told: Acknowledged, now: float) -> None:
         sequence = self._find(told.sequence, told.epoch, "acknowledgement")
@@ -163,11 +166,11 @@ class RoundLoop:
         before = sequence.committed_len
         sequence.apply(Event.PREFILLED)
         said = RoundReport(told.sequence, told.epoch, 0, before, sequence.commit((told.token,)))
-        self._out.append(Report(0, self.plan.number, [said]))
+        self._ask(Report(0, self.plan.number, [said]))
         if sequence.state is State.SETTLING:
             self._leaving.settled(sequence)
         elif sequence.feeding:
-            feeding.send_rows(sequence, 0, self._waits.inline_rows, self._out.append)
+            feeding.send_rows(sequence, 0, self._waits.inline_rows, self._ask)
 
     def _prefill_refused(self, told: PrefillRefused, now: float) -> None:
         sequence = self._find(told.sequence, told.epoch, "prefill")
@@ -190,7 +193,7 @@ class RoundLoop:
             if sequence.state is State.SETTLING:
                 settled.append(sequence)
         if rounds:
-            self._out.append(Report(told.number, self.plan.number, rounds))
+            self._ask(Report(told.number, self.plan.number, rounds))
         for sequence in settled:
             self._leaving.settled(sequence)
 
@@ -242,7 +245,7 @@ class RoundLoop:
             elif told.watermarks[place] != sequence.rows_sent:
                 start = min(max(told.watermarks[place], 0), sequence.rows_sent)
                 self._without_block(sequence, "rows missing")
-                feeding.resend(sequence, start, self._waits.inline_rows, self._out.append)
+                feeding.resend(sequence, start, self._waits.inline_rows, self._ask)
             else:
                 slots = sequence.terms.slots
                 sequence.block, sequence.why_empty = told.confidence[place][:slots], reasons[place]
@@ -257,7 +260,7 @@ class RoundLoop:
             self._lose_blocks(number, rows, "drafter lost")
         for sequence in self._live.values():
             feeding.lost(sequence, told.drafter)
-        self._out.append(DrafterEvent(told.drafter, told.why))
+        self._ask(DrafterEvent(told.drafter, told.why))
 
     def _lose_blocks(self, number: int, rows: Sequence[SequenceState], why: str) -> None:
         for sequence in rows:
@@ -272,7 +275,7 @@ class RoundLoop:
     def _tick(self, told: Tick | None, now: float) -> None:
         for number, drafter, rows in self._orders.late(now):
             self._lose_blocks(number, rows, "late")
-            self._out.append(DrafterEvent(drafter, "late"))
+            self._ask(DrafterEvent(drafter, "late"))
         for drafter in self._orders.silent(now):
             self._drafter_lost(DrafterLost(drafter, "silent"), now)
 
@@ -299,7 +302,7 @@ class RoundLoop:
                 continue
             if sequence.state is State.HELD:
                 sequence.apply(Event.LET_GO_ON)
-            feeding.take_over(sequence, self._waits.inline_rows, self._out.append)
+            feeding.take_over(sequence, self._waits.inline_rows, self._ask)
             terms = plan.terms_of(sequence.number)
             why = self._why_plain(sequence, terms)
             if why:
@@ -309,7 +312,7 @@ class RoundLoop:
                 asked.setdefault(sequence.drafter, []).append((sequence, terms))
         until = now + self._waits.order_s(plan.draft_s)
         for drafter, rows in asked.items():
-            self._out.append(self._orders.send(drafter, rows, until))
+            self._ask(self._orders.send(drafter, rows, until))
 
     def _why_plain(self, sequence: SequenceState, terms: Terms) -> str:
         """Why no block is asked for, or nothing."""
@@ -324,7 +327,7 @@ class RoundLoop:
         if self._orders.owes(sequence.drafter):
             return "drafter late"
         if sequence.committed_len - 1 - sequence.rows_sent > self._waits.inline_rows:
-            feeding.resend(sequence, sequence.rows_sent, self._waits.inline_rows, self._out.append)
+            feeding.resend(sequence, sequence.rows_sent, self._waits.inline_rows, self._ask)
             return "rows missing"
         return ""
 
@@ -343,7 +346,7 @@ class RoundLoop:
         if ready:
             run = self._passes.begin(cohort, ready, self._leaving.make_room)
             if run is not None:
-                self._out.append(run)
+                self._ask(run)
 
     def _waits_for_acknowledgement(self, sequence: SequenceState) -> bool:
         """Held by the window alone: soon one of its cohort again."""
