@@ -58,12 +58,12 @@ class Mutant:
     tests: tuple[str, ...]
 
 
-def _in(file: str, *bugs: tuple[str, str, str, tuple[str, ...]]) -> list[Mutant]:
+def in_file(file: str, *bugs: tuple[str, str, str, tuple[str, ...]]) -> list[Mutant]:
     return [Mutant(name, file, right, wrong, tests) for name, right, wrong, tests in bugs]
 
 
 MUTANTS = [
-    *_in(
+    *in_file(
         "dspark/decoding/ratio.py",
         ("the correction is drawn from p", "rest = (p - q).clamp_(min=0.0)", "rest = p.clone()", TOKEN),
         ("the correction is drawn from q", "rest = (p - q).clamp_(min=0.0)", "rest = (q - p).clamp_(min=0.0)", BLOCK),
@@ -85,7 +85,7 @@ MUTANTS = [
         ("q is that of the slot before", 'np.frombuffer(case.q.probs, "<f4")', "_late(case)", PACKED),
         ("q is read as the verifier rounds it", 'np.frombuffer(case.q.probs, "<f4")', "_rough(case)", NUMBERS),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/token_rule.py",
         (
             "coins that equal the ratio accept",
@@ -126,7 +126,7 @@ MUTANTS = [
             PACKED,
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/block_rule.py",
         (
             "coins that equal the chance accept",
@@ -173,7 +173,7 @@ MUTANTS = [
         ),
         ("the last slot sent is weighed like an inner one", "& ~last)", ")[:-1]", BLOCK),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/slots.py",
         (
             "q is not divided by its sum",
@@ -182,7 +182,7 @@ MUTANTS = [
             COINS_TOKEN,
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/case.py",
         (
             "rows of a neighbour are read",
@@ -191,7 +191,7 @@ MUTANTS = [
             PACKED,
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/philox.py",
         (
             "a handed-over sequence draws again",
@@ -203,7 +203,7 @@ MUTANTS = [
         ("slots share their draws", '_word("slots", slots, 16) |', '_word("slots", slots, 16) * 0 |', ONCE),
         ("choices share their draws", '_word("choice", choice, 32))', '_word("choice", 0, 32))', ONCE),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/sampling.py",
         (
             "drafts of a ratio rule are keyed by position",
@@ -230,7 +230,7 @@ MUTANTS = [
             (f"{D}test_sampling.py",),
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/race.py",
         (
             "slow tokens win the race",
@@ -257,7 +257,7 @@ MUTANTS = [
             RACE,
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/coupled_rule.py",
         (
             "the verifier races one position early",
@@ -279,7 +279,7 @@ MUTANTS = [
             FIRST,
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/drafting.py",
         (
             "the drafter races at other positions",
@@ -288,7 +288,7 @@ MUTANTS = [
             (f"{D}test_race.py",),
         ),
     ),
-    *_in(
+    *in_file(
         "draft_service/contexts.py",
         (
             "a row is paired with its own token",
@@ -309,7 +309,7 @@ MUTANTS = [
             (f"{C}::test_a_higher_epoch_starts_the_context_over",),
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/model/formats/vocabulary.py",
         (
             "draft ids are taken for target ids",
@@ -318,7 +318,7 @@ MUTANTS = [
             (f"{F}::test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_others",),
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/model/formats/speculators.py",
         (
             "taps are not shifted",
@@ -333,7 +333,7 @@ MUTANTS = [
             (f"{F}::test_without_sampling_from_the_anchor_its_slot_is_passed_over",),
         ),
     ),
-    *_in(
+    *in_file(
         "draft_service/walk.py",
         (
             "q is rounded after sampling",
@@ -348,7 +348,7 @@ MUTANTS = [
             WALK,
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/rounds/schedule.py",
         (
             "the scheduler searches all lengths",
@@ -371,7 +371,7 @@ MUTANTS = [
             SCHEDULER,
         ),
     ),
-    *_in(
+    *in_file(
         "dspark/decoding/shaping.py",
         (
             "penalties ignore drafted tokens",

@@ -23,9 +23,13 @@ from pathlib import Path
 from types import CodeType
 from typing import IO
 
-from mutants import MUTANTS, SPOILED_Q, Mutant
+from mutants import MUTANTS as RULES
+from mutants import SPOILED_Q, Mutant
+from round_mutants import MUTANTS as ROUNDS
 
 ROOT = Path(__file__).resolve().parents[2]
+LISTS = {"rules": RULES, "rounds": ROUNDS}
+MUTANTS = [*RULES, *ROUNDS]
 LIMIT_S = 300.0  # for one mutant, or for the sound source; a loaded machine is no catch
 ENDED = 40  # on top of pytest's exit codes, so that a crash is not taken for one
 PASSED, FAILED = ENDED, ENDED + 1

@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(900)
-def test_every_bug_is_caught() -> None:
-    command = [sys.executable, "-m", "benchmarks.mutants", "--json"]
+@pytest.mark.parametrize("bugs", ["rules", "rounds"])
+def test_every_bug_is_caught(bugs: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.mutants", "--json", "--list", bugs]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=880)
     assert done.stdout, done.stderr[-2000:]
     value = json.loads(done.stdout)["value"]
