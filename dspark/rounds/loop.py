@@ -198,20 +198,11 @@ class RoundLoop:
             self._leaving.settled(sequence)
 
     def _judged(self, sequence: SequenceState, tokens: tuple[int, ...]) -> RoundReport:
-        made = RoundReport(
-            sequence.number,
-            sequence.epoch,
-            sequence.round,
-            sequence.committed_len,
-            (),
-            len(tokens) - 1,
-            sequence.prefix,
-            sequence.block,
-            sequence.why_empty,
-            sequence.drafter,
-        )
+        number, epoch, round, before = sequence.number, sequence.epoch, sequence.round, sequence.committed_len
+        verified, block, why, drafter = sequence.prefix, sequence.block, sequence.why_empty, sequence.drafter
         sequence.apply(Event.JUDGED)
-        return made._replace(tokens=sequence.commit(tokens))
+        said = sequence.commit(tokens)
+        return RoundReport(number, epoch, round, before, said, len(tokens) - 1, verified, block, why, drafter)
 
     def _pass_failed(self, told: PassFailed, now: float) -> None:
         self.counts["pass that failed"] += 1

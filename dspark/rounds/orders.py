@@ -55,7 +55,7 @@ class Orders:
         for place, (sequence, terms) in enumerate(asked):
             slots = min(terms.slots, sequence.room - 1)
             sequence.order, sequence.row = self._last, place
-            sequence.terms = terms._replace(slots=slots)
+            sequence.terms = terms if slots == terms.slots else terms._replace(slots=slots)
             sequence.ordered_len = sequence.committed_len
             rows.append(
                 OrderRow(

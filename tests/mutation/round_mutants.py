@@ -160,7 +160,7 @@ MUTANTS: list[Mutant] = [
     ),
     *in_file(
         "dspark/rounds/orders.py",
-        ("R2: weights are not frozen", "terms._replace(slots=slots)", "terms._replace(slots=slots, weight=1.0)", R2),
+        ("R2: weights are not frozen", "= terms if slots ==", "= terms._replace(weight=1.0) if slots ==", R2),
         (
             "R5: a deadline moves when another block comes",
             "        order = self._open.pop(number, None)\n",
