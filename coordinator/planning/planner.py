@@ -137,7 +137,9 @@ class Planner:
     def _share(self, option: _Option) -> float:
         """Of plans that try this one instead: what is nearly as good costs little to try."""
         lost = (1.0 - option.rate / self._last.rate) * option.seconds / self._last.seconds
-        return min(self._explore / max(lost, self._explore), MOST_EXPLORED)
+        if MOST_EXPLORED * lost <= self._explore:
+            return MOST_EXPLORED if self._explore > 0.0 else 0.0
+        return self._explore / lost
 
     def _same(self, option: _Option) -> bool:
         return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
