@@ -68,7 +68,6 @@ def main(argv: list[str] | None = None) -> int:
             return 130
         finally:
             _clean_up()
-    _table(domains)
     same = all(domain.same_ids for domain in domains)
     result = {
         **_machine(),
@@ -148,7 +147,18 @@ def _compare(client: Client, pair: Pair, budget_s: float) -> list[Domain]:
     print("\nthe same questions without drafts and with them, in turns ...", flush=True)
     _, first = _ask(client, pair.prompts(DOMAINS[0], 1)[0], "off")
     count = max(PROMPTS[0], min(PROMPTS[1], int(budget_s / (len(DOMAINS) * 2 * REPETITIONS * first))))
-    return [_domain(client, domain, pair.prompts(domain, count)) for domain in DOMAINS]
+    print("\ndomain     prompts  tokens a round  tok/s off  tok/s  ratio", flush=True)
+    domains = []
+    for name in DOMAINS:
+        row = _domain(client, name, pair.prompts(name, count))
+        print(
+            f"{row.domain:<9}  {row.prompts:7}  {row.tokens_per_round:14.2f}  {row.tokens_per_s_off:9.1f}"
+            f"  {row.tokens_per_s:5.1f}  {row.ratio:5.2f}",
+            flush=True,
+        )
+        domains.append(row)
+    print(f"one stream, temperature 0, at most {TOKENS} tokens an answer, {REPETITIONS} times; client included\n")
+    return domains
 
 
 def _domain(client: Client, domain: str, prompts: Sequence[Prompt]) -> Domain:
@@ -188,16 +198,6 @@ def _machine() -> dict[str, object]:
         "commit": revision,
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()}",
     }
-
-
-def _table(domains: Sequence[Domain]) -> None:
-    print("\ndomain     prompts  tokens a round  tok/s off  tok/s  ratio")
-    for row in domains:
-        print(
-            f"{row.domain:<9}  {row.prompts:7}  {row.tokens_per_round:14.2f}  {row.tokens_per_s_off:9.1f}"
-            f"  {row.tokens_per_s:5.1f}  {row.ratio:5.2f}"
-        )
-    print(f"one stream, temperature 0, at most {TOKENS} tokens an answer, {REPETITIONS} times; client included\n")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def _chat(args: argparse.Namespace) -> int:
         room = info.context_length - args.max_tokens
         options = {name: getattr(args, name) for name in _OPTIONS}
         said: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-        _tell(f"{info.model} answers; Ctrl-C interrupts it, Ctrl-D ends")
+        _tell(f"{info.model.rstrip('/').rpartition('/')[2]} answers; Ctrl-C interrupts it, Ctrl-D ends")
         for turn in turns():
             said.append({"role": "user", "content": turn})
             try:
