@@ -67,7 +67,7 @@ def ship(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         folder, measured = Path(scratch) / out.name, Path(scratch) / "measured"
         facts = _facts(run)
-        without_tables(_drafter(run, facts, Path(scratch)), folder, target=target)
+        without_tables(_drafter(run, facts, Path(scratch)), folder, target=target, dtype=torch.bfloat16)
         _say("calibrating")
         fits = calibrate(
             target, folder, [args.prompts], temperatures=[1.0], new_tokens=args.tokens, plots=folder, keep=args.keep

@@ -36,6 +36,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     share.add_argument("drafter", metavar="PATH", type=Path, help="of any family but a language model")
     share.add_argument("out", metavar="DIR", type=Path, help="folder to write")
     share.add_argument("--target", metavar="PATH_OR_ID", required=True, help="whose tables the drafter has")
+    share.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="round to it (as it is stored)")
     share.set_defaults(run=_share)
     taken = actions.add_parser("import", parents=[shared], help="write a GGUF target as an ordinary model folder")
     taken.add_argument("source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel")
@@ -74,9 +75,12 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _share(args: argparse.Namespace) -> int:
+    import torch
+
     from dspark.model.formats.sharing import without_tables
 
-    without_tables(args.drafter, args.out, target=args.target)
+    dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    without_tables(args.drafter, args.out, target=args.target, dtype=dtype)
     print(args.out)
     return 0
 

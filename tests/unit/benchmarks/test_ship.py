@@ -49,6 +49,7 @@ def test_a_run_becomes_the_folder_that_ships(
         "reliability-block-sampled.png", "reliability-coupled-sampled.png",
     }  # fmt: skip
     assert not {"embed_tokens.weight", "lm_head.weight"} & load_file(out / "model.safetensors").keys()
+    assert load_file(out / "model.safetensors")["fc.weight"].dtype is torch.bfloat16
     assert load_drafter(out, target=golden_target).config.head_size == 98
     assert set(load_calibration(out, block_size=3).rules) == {"token", "block", "coupled"}
     card = (out / "README.md").read_text(encoding="utf-8")

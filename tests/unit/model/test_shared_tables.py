@@ -140,6 +140,10 @@ def test_tables_that_are_not_the_target_s_stay(
     assert not (tmp_path / "out").exists()
     assert main([*words, str(TARGET)]) == 0
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == (shared / WEIGHTS).read_bytes()
+    assert main([*words, str(TARGET), "--dtype", "bfloat16"]) == 0
+    rounded, exact = load_file(tmp_path / "out" / WEIGHTS), load_file(shared / WEIGHTS)
+    assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
     with pytest.raises(CheckpointError, match="holds no table"):
         without_tables(shared, tmp_path / "again", target=TARGET)
 
