@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 NEWEST := .venv-newest/bin
 
-.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots bench-quick faults faults-long wire-law reference clean
+.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots bench-quick faults faults-long broken wire-law reference clean
 
 # A virtual environment with everything, at the versions that the tests ran with.
 install: .venv/.installed
@@ -62,6 +62,10 @@ bench-quick: install
 # The checks of reliability that take minutes, one JSON object each; see docs/reliability.md.
 faults: install
 	$(BIN)/python -m benchmarks.faults
+
+# Builds that break one promise each, before the stories that have to notice; one JSON object each.
+broken: install
+	$(BIN)/python -m tests.broken
 
 # The law of sampled answers through three processes, and two builds in which it is wrong; --kept goes on after a stop.
 wire-law: install

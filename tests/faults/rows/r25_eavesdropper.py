@@ -22,14 +22,14 @@ from benchmarks.row import Row, note
 from dspark.client import AsyncClient
 from dspark.runtime.tls import Tls
 from faults.eavesdropper import Tap, Trace, features, guess
-from faults.processes import ROOT, FaultCell
+from faults.pair import DRAFTER, TARGET
+from faults.processes import FaultCell
 from faults.rows.program import arguments
 from faults.secured_cell import SecuredCell
 
 QUESTIONS, TOKENS, AT_ONCE = 50, 32, 3
 TRACES = 15  # of each question, of which a third is guessed
 MOST, LEAST_PLAIN = 0.04, 0.5
-TARGET, DRAFTER = ROOT / "tests" / "data" / "pair" / "target", ROOT / "tests" / "data" / "pair" / "drafter"
 PACE = {"pace_interval_ms": 50.0, "pace_frame_bytes": 1024, "pace_tokens_per_s": 32.0}
 
 

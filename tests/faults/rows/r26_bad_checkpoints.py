@@ -20,11 +20,10 @@ from benchmarks.row import Row, note
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from dspark.errors import CheckpointError, ConfigError, DsparkError
-from faults.bad_checkpoints import CONFIGS, HEADER, WEIGHTS, Spoil, raw
+from faults.bad_checkpoints import CONFIGS, DRAFTER, HEADER, TARGET, WEIGHTS, Spoil, raw
 from faults.forked import forked
-from faults.processes import ROOT
+from faults.pair import ROOT
 from faults.rows.program import arguments, quantile
-from faults.simulated import DRAFTER, TARGET
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 
