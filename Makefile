@@ -61,7 +61,7 @@ bench-quick: install
 
 # The checks of reliability that take minutes, one JSON object each; see docs/reliability.md.
 faults: install
-	$(BIN)/python -m benchmarks.faults
+	PYTHONPATH=.:tests $(BIN)/python -m faults
 
 # Builds that break one promise each, before the stories that have to notice; one JSON object each.
 broken: install
@@ -74,7 +74,7 @@ wire-law: install
 
 # Those that take hours.
 faults-long: install
-	$(BIN)/python -m benchmarks.faults --long
+	PYTHONPATH=.:tests $(BIN)/python -m faults --long
 
 check: install
 	$(BIN)/ruff check .

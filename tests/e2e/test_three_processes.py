@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.oracle import plain_greedy
 
-from benchmarks.greedy_identity import plain_greedy
-from benchmarks.pair import Pair
 from deploy.processes import LocalCell
 from dspark.client import Client, Finished, InvalidRequest
 from dspark.errors import Unavailable
@@ -33,7 +32,7 @@ def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def plain(golden_target: Path, golden_drafter: Path) -> list[list[int]]:
-    return plain_greedy(Pair(golden_target, golden_drafter), PROMPTS, TOKENS)
+    return plain_greedy(golden_target, PROMPTS, TOKENS)
 
 
 def _settled(client: Client) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,3 +91,17 @@ def _possible(answer: Sequence[int], rows: torch.Tensor, law: Law) -> Finding:
 
 def _float32(value: Any) -> Any:
     return float(torch.tensor(value)) if isinstance(value, float) else value
+
+
+def plain_greedy(target: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """So many greedy ids for each prompt, stop tokens ignored, by transformers' own loop on any target."""
+    own = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    own.generation_config.eos_token_id = None
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([list(prompt)])
+        out = own.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, pad_token_id=0
+        )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers

@@ -222,7 +222,7 @@ async def _batches(cell: SimulatedCell, draw: random.Random) -> list[str]:
     return judged(cell, [answer])
 
 
-def lying(seed: int) -> list[str]:
+def lied_to(seed: int, lie: str = "random ids") -> list[str]:
     """Drafted ids are changed on their way; under rules that no draft can hurt nothing else changes."""
     from faults.rows.r11_lying_drafter import LIES, lying
 
@@ -232,7 +232,7 @@ def lying(seed: int) -> list[str]:
         asked = [cell.ask(pair.prompt(first + n, 20), max_tokens=40, policy="fixed:4", **laws[n % 2]) for n in range(6)]
         return judged(cell, await asyncio.gather(*asked))
 
-    return simulate(story, plan=lying(LIES["random ids"]), seed=seed)
+    return simulate(story, plan=lying(LIES[lie]), seed=seed)
 
 
 Story = Callable[[SimulatedCell, random.Random], Awaitable[list[str]]]
@@ -281,5 +281,5 @@ PROMISES: dict[str, Callable[[int], list[str]]] = {
     "journal": _journal(at_first=False),
     "first token": _journal(at_first=True),
     "batches": _twice,
-    "lying drafter": lying,
+    "lying drafter": lied_to,
 }

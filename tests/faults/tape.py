@@ -51,6 +51,11 @@ class Tape:
         self.rows: list[tuple[str, Any]] = []  # (drafter, what was taken in)
         self.problems: list[str] = []  # met while recording
 
+    def clear(self) -> None:
+        """Forgets what was noted of sequences that have ended."""
+        self.taken.clear()
+        self.rows.clear()
+
     # Recording.
 
     def verifier(self, engine: Any) -> None:

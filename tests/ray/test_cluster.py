@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.oracle import plain_greedy
 
-from benchmarks.greedy_identity import plain_greedy
-from benchmarks.pair import Pair
 from deploy.head import start_head, stop_head
 from deploy.marks import marked, new_cell_id
 from dspark.client import Chunk, Client, find_cell
@@ -74,7 +73,7 @@ def _await_replacement(name: str, before: int, within_s: float) -> dict[str, Any
 
 def test_a_cluster_answers_as_the_target_alone(cluster: Client, golden_target: Path, golden_drafter: Path) -> None:
     answer = cluster.complete(PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True)
-    assert [list(answer.token_ids)] == plain_greedy(Pair(golden_target, golden_drafter), [PROMPT], 32)
+    assert [list(answer.token_ids)] == plain_greedy(golden_target, [PROMPT], 32)
     assert answer.end.speculation.verified_tokens > 0
 
 

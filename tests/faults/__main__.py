@@ -1,16 +1,20 @@
 """The checks of reliability, one JSON object each on stdout: `make faults`, and `make faults-long` for the long ones.
 
-    python -m benchmarks.faults [--long] [--only 1,4,15] [--jobs 2] [--budget 480]
+    PYTHONPATH=.:tests python -m faults [--long] [--only 1,4,15] [--jobs 2] [--budget 900]
 
-A row is a program of its own, mostly a module of `tests/faults/rows`: `python -m faults.rows.r04_malformed --json` with
-`tests` on the path. It runs alone or beside another one. A row that fails, crashes or takes too long costs only
-itself: what it had printed by then counts, and each statement that it owes is a row that says so.
+A row is a program of its own, a module of `faults.rows`: `python -m faults.rows.r04_malformed --json`. It runs alone or
+beside another one. A row that fails, crashes or takes too long costs only itself: what it had printed by then counts,
+and each statement that it owes is a row that says so. All rows are saved in benchmarks/results, with the command, the
+commit, the machine and the date.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -18,13 +22,16 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.fault_rows import LONG, QUICK, Entry
+
 from benchmarks.pair import ROOT, leave_in_order
 from benchmarks.quick import is_row, stop
 from benchmarks.row import Row, note
 
-BUDGET_S = 480.0  # of the everyday rows together
+RESULTS = ROOT / "benchmarks" / "results"
+BUDGET_S = 900.0  # of the everyday rows together
 
 _printing = threading.Lock()
 _running: set[subprocess.Popen[bytes]] = set()
@@ -41,10 +48,11 @@ class Ended:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("--long", action="store_true", help="the long rows, which take hours")
     parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. 4,15")
     parser.add_argument("--jobs", type=int, default=2, help="rows at one time, of those that do not need to be alone")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where rows are saved")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for the everyday rows together")
     args = parser.parse_args(argv)
     known = LONG if args.long else QUICK
@@ -56,8 +64,27 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     ended = run(chosen, jobs=args.jobs, until=None if args.long else began + args.budget)
     note(f"{time.monotonic() - began:.0f} s in all")
+    save(args.out / f"faults{'_long' if args.long else ''}.json", ended, sys.argv[1:] if argv is None else argv)
     whole = all(each.status == 0 and len(each.rows) == each.entry.statements for each in ended)
     return 0 if whole else 1
+
+
+def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
+    """One JSON object a row. Rows of this run take the place of older ones of the same program, others stay."""
+    told = {
+        "command": " ".join(["python -m faults", *words]),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+        ).stdout.strip(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "date": datetime.date.today().isoformat(),
+    }
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    ran = {each.entry.words for each in ended}
+    kept = [line for line in lines if json.loads(line).get("program", "") not in {"", *ran}]
+    for each in ended:
+        kept += [json.dumps({**json.loads(line), "program": each.entry.words, **told}) for line in each.rows]
+    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
 def run(entries: Sequence[Entry], *, jobs: int, until: float | None) -> list[Ended]:
