@@ -24,11 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fault_rows import LONG, QUICK, Entry
-
-from benchmarks.pair import ROOT, leave_in_order
+from benchmarks.pair import leave_in_order
 from benchmarks.quick import is_row, stop
 from benchmarks.row import Row, note
+from faults.pair import ROOT
+from faults.rows.table import LONG, QUICK, Entry
 
 RESULTS = ROOT / "benchmarks" / "results"
 BUDGET_S = 900.0  # of the everyday rows together
