@@ -43,14 +43,16 @@ def options(prompt: list[int], draw: random.Random) -> dict[str, Any]:
 
 async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
     async def one(number: int) -> Answer:
-        ids = pair.prompt(number, draw.randint(4, 56))
+        ids = [*pair.prompt(number % 4, draw.choice([4, 20, 36, 52])), number + 2]  # pages are shared by some
         tokens, policy, law = draw.randint(8, 40), draw.choice(POLICIES), options(ids, draw)
-        await cell.after(draw.random() * 1.5)
-        return await cell.ask([number + 2, *ids], max_tokens=tokens, policy=policy, **law)
+        await cell.after(draw.random() * 0.8)
+        return await cell.ask(ids, max_tokens=tokens, policy=policy, **law)
 
     asked = [asyncio.create_task(one(number)) for number in range(EACH)]
     for name in ("draft/0", "verify/0"):
-        await cell.after(0.4)
+        await cell.after(0.3)
+        for lane in cell.processes["coordinator/0"].membership.lanes:
+            lane._make_room()  # what an OUT_OF_PAGES does
         cell.kill(name)
         await cell.restart(name)
     answers = list(await asyncio.gather(*asked))
