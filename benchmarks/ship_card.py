@@ -86,16 +86,16 @@ def _fits(report: Mapping[str, Any]) -> list[str]:
     prompts = sum(report["prompts"].values())
     lines = [
         f"`calibration.json` holds a temperature and an offset per slot and rule, fitted on every second of {prompts}",
-        "prompts. The error of survival (expected calibration error, mean over the slots) on the others; greedy",
-        "requests are matched alike under every rule:",
+        "prompts. The error of survival (expected calibration error: mean over the slots, and of the worst one) on the",
+        "others; greedy requests are matched alike under every rule:",
         "",
-        "| rule | requests | rounds | before | after |",
-        "| --- | --- | ---: | ---: | ---: |",
+        "| rule | requests | rounds | mean before | mean after | worst after |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for fit in report["fits"]:
         lines.append(
             f"| {fit['rule']} | {fit['bucket']} | {fit['rounds_measured']:,} | {fit['mean_ece_before']:.1%} | "
-            f"{fit['mean_ece_after']:.1%} |"
+            f"{fit['mean_ece_after']:.1%} | {max(fit['after']['ece']):.1%} |"
         )
     if any(fit["few_rounds"] for fit in report["fits"]):
         lines += ["", "Few rounds: about as much of an error as is left would be seen on them by chance."]
@@ -109,7 +109,7 @@ def _training(told: Mapping[str, Any]) -> list[str]:
     held = [(step, tau) for step, tau in zip(log["step"], log.get("held_out_tau", ()), strict=False) if tau == tau]
     lines = [
         f"{facts['step']} of {made['steps']} steps of {made['batch']} conversations with up to {made['anchors']} blocks"
-        f" each, on answers that the target wrote itself; {made['layers']} layers, blocks of {made['block_size']}, ",
+        f" each, on answers that the target wrote itself; {made['layers']} layers, blocks of {made['block_size']},",
         f"Markov rank {made['markov_rank']}, {made['optimizer']}, rates {made['rate']:g} and {made['matrix_rate']:g}, "
         f"schedule {made['schedule']}, {made['precision']}, seed {made['seed']}; {facts['seconds'] / 3600:.1f} hours.",
     ]
