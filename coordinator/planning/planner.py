@@ -91,22 +91,23 @@ class Planner:
             self.cost.observe_drafted(done.tokens, done.context, count, done.forward_s)
             if alone:
                 self.cost.hop.add(done.round_s - done.forward_s - done.draft_s)
-        if width:
-            self.cost.observe_draft(count, width, done.draft_s)
+        drafted = np.flatnonzero(~np.isnan(done.confidence).all(axis=1)) if width else np.zeros(0, np.int64)
+        if len(drafted):
+            self.cost.observe_draft(len(drafted), width, done.draft_s)
             self.acceptance.observe(done.keys, done.confidence, done.verified, done.accepted, done.labels)
-            self._remember(done)
+            self._remember([done.keys[row] for row in drafted.tolist()], done.confidence[drafted], done.weight[drafted])
 
-    def _remember(self, done: Finished) -> None:
+    def _remember(self, keys: Sequence[Hashable], confidence: Floats, weight: Floats) -> None:
         """Survivals of a round, of whole blocks: slots that were not drafted are taken for usual ones."""
-        width = min(done.confidence.shape[1], self._block)
-        own = np.full((len(done.keys), self._block), np.nan)
-        own[:, :width] = done.confidence[:, :width]
+        width = min(confidence.shape[1], self._block)
+        own = np.full((len(keys), self._block), np.nan)
+        own[:, :width] = confidence[:, :width]
         own = np.clip(np.where(np.isnan(own), self.acceptance.usual(), own), 0.0, 1.0)
-        by_key = {key: (self.acceptance.ratios(key), self.acceptance.trust(key)) for key in set(done.keys)}
-        ratios = np.stack([by_key[key][0] for key in done.keys])
-        trust = np.array([by_key[key][1] for key in done.keys])
-        compared = np.cumprod(own, axis=1) * (done.weight * trust)[:, None]
-        worth = np.cumprod(np.minimum(own * ratios, 1.0), axis=1) * done.weight[:, None]
+        by_key = {key: (self.acceptance.ratios(key), self.acceptance.trust(key)) for key in set(keys)}
+        ratios = np.stack([by_key[key][0] for key in keys])
+        trust = np.array([by_key[key][1] for key in keys])
+        compared = np.cumprod(own, axis=1) * (weight * trust)[:, None]
+        worth = np.cumprod(np.minimum(own * ratios, 1.0), axis=1) * weight[:, None]
         self._recent.append((compared, worth))
         self._blocks += len(own)
         while self._blocks - len(self._recent[0][0]) >= WINDOW:

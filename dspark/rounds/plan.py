@@ -54,7 +54,8 @@ class SequencePlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For all rounds that begin while it is in force. It has no expiry but the session's lease."""
+    """For all rounds that begin while it is in force. It takes the place of the one before, in whole, and has no expiry
+    but the session's lease."""
 
     number: int = 0
     terms: Terms = PLAIN

@@ -1,4 +1,5 @@
-"""Bugs to put into the rounds between a verifier and its drafters: at least one for each of their invariants."""
+"""Bugs to put into the rounds between a verifier and its drafters, at least one for each of their invariants, and into
+their planner."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from mutants import Mutant, in_file
 
 R = "tests/unit/rounds/"
 KEPT, L = f"{R}test_round_invariants.py::test_", f"{R}test_round_loop.py::test_"
+P = "tests/unit/planning/test_planner.py::test_"
 X = "tests/unit/decoding/test_exact_rounds.py::test_"
 R1 = (f"{KEPT}r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed",)
 R2 = (f"{KEPT}r2_a_newer_plan_meets_the_next_order_only", f"{KEPT}r2_a_weight_is_frozen_too")
@@ -252,6 +254,57 @@ MUTANTS: list[Mutant] = [
             "return index + 1, True",
             "return min(len(tokens), room), True",
             (f"{L}a_stop_token_or_the_length_holds_it",),
+        ),
+    ),
+    *in_file(
+        "coordinator/planning/planner.py",
+        (
+            "drafting nothing is no candidate",
+            "best = max((plain, *drafted)",
+            "best = max((*drafted,)",
+            (f"{P}where_drafting_does_not_pay_nearly_nothing_is_drafted",),
+        ),
+        (
+            "what a drafter is worth is left out of the weight",
+            "weights = [float(w) * trust[key]",
+            "weights = [float(w)",
+            (f"{P}a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with",),
+        ),
+        (
+            "empty blocks count as usual ones",
+            "np.flatnonzero(~np.isnan(done.confidence).all(axis=1))",
+            "np.arange(count)",
+            (f"{P}empty_blocks_in_a_drafted_round_say_nothing",),
+        ),
+        (
+            "nothing is ever tried",
+            "drawn < self._share(whole)",
+            "drawn < 0.0 * self._share(whole)",
+            (f"{P}plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear",),
+        ),
+        (
+            "passes with prompts are learned from",
+            "if not done.prefill_tokens and width == 0 and alone:",
+            "if width == 0 and alone:",
+            (f"{P}passes_with_prompts_say_nothing_of_rounds",),
+        ),
+    ),
+    *in_file(
+        "coordinator/planning/acceptance.py",
+        (
+            "slots that were never reached count as refused",
+            "reached: Floats = (slots <= accepted[:, None]).astype(np.float64)",
+            "reached: Floats = np.ones(own.shape)",
+            (f"{P}verifying_the_promising_slots_alone_does_not_bend_the_estimate",),
+        ),
+    ),
+    *in_file(
+        "coordinator/planning/cost.py",
+        (
+            "two cohorts hide everything",
+            "np.maximum(np.maximum(2.0 * step, 2.0 * draft), alone)",
+            "2.0 * step",
+            (f"{P}what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other",),
         ),
     ),
 ]

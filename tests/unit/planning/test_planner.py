@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from rounds_of import CONTEXT, COSTS, HARD, MIXED, SLOTS, Costs, live, planned
@@ -10,7 +12,14 @@ from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, CostCorrector, Running
 from coordinator.planning.planner import Finished, Lane, Planner
 from dspark.rounds.plan import PlanKind, prefixes
+from dspark.synthetic.spec import load_spec
 
+ROOT = Path(__file__).parents[3]
+PAPER = load_spec(ROOT / "benchmarks/synthetic/paper.yaml")  # the simulator's
+HOPS_S = 2e-3  # of a round
+COSTS |= {
+    "simulated": Costs(lambda t: PAPER.verify.seconds(t, CONTEXT), lambda n, _: PAPER.draft.seconds(n, CONTEXT), HOPS_S)
+}
 ROUNDS = {1: 600, 8: 200, 64: 80, 256: 40}
 
 
@@ -31,6 +40,10 @@ def lane(streams: int, cohorts: int = 2, keys: str = "d") -> Lane:
         ("cpu", MIXED, 1, (0, 3, 5, 7)),
         ("cpu", MIXED, 8, (0, 2, 4)),
         ("cpu", HARD, 64, (0, 2)),
+        ("simulated", MIXED, 1, (5, 7)),
+        ("simulated", MIXED, 8, (5, 7)),
+        ("simulated", MIXED, 64, (5, 7)),
+        ("simulated", MIXED, 256, (5, 7)),
     ],
 )
 def test_plans_bring_nearly_what_algorithm_1_would_live(
@@ -116,18 +129,18 @@ def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -
 
 
 def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
-    def tried(costs: Costs) -> list[int]:
+    def tried(costs: Costs, plans: int) -> list[int]:
         planner = Planner(CostCorrector(costs.curve(), costs.draft_s, Running(costs.hop_s)), SLOTS)
         poor = np.full((64, SLOTS), 0.2)
         nothing = np.zeros(64, np.int64)
         planner.learn(
             Finished(["d"] * 64, poor, nothing, nothing, np.ones(64), CONTEXT, 64, 0, costs.verify_s(64), 0.2, 0.05)
         )
-        return [planner.next(lane(64, cohorts=1)).terms.slots for _ in range(400)]
+        return [planner.next(lane(64, cohorts=1)).terms.slots for _ in range(plans)]
 
-    dear = tried(COSTS["cpu"])
-    assert dear == tried(COSTS["cpu"]), "the same keys, the same plans"
-    assert 0 < np.count_nonzero(dear) < 40
+    dear = tried(COSTS["cpu"], 300)
+    assert dear[:40] == tried(COSTS["cpu"], 40), "the same keys, the same plans"
+    assert 0 < np.count_nonzero(dear) < 30
     assert dear.count(SLOTS) > 0, "whole blocks, too"
 
 
@@ -137,6 +150,19 @@ def test_nobody_is_planned_for_without_a_sequence_and_caps_leave_room_for_anchor
     plan = planner.next(Lane(range(8), ["d"] * 8, np.ones(8), CONTEXT, most_tokens=20))
     assert plan.terms.cap == 12
     assert plan.draft_s > COSTS["gpu"].hop_s
+
+
+def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
+    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS, explore=0.0)
+    rounds = np.full((4, SLOTS), np.nan)
+    rounds[0] = 0.9
+    zeros = np.zeros(4, np.int64)
+    draft_s = COSTS["gpu"].draft_s(1, SLOTS)
+    for _ in range(40):
+        planner.learn(Finished(["d"] * 4, rounds, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 20.4e-3, 25e-3, draft_s))
+    assert planner.acceptance.usual() == pytest.approx(np.full(SLOTS, 0.9), abs=0.01)
+    assert planner.cost.drafting.value == pytest.approx(1.0)
+    assert planner.next(lane(4, cohorts=1)).terms.price == pytest.approx(0.9**SLOTS, rel=0.05), "of what was drafted"
 
 
 # One acceptance estimator.
