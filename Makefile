@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 NEWEST := .venv-newest/bin
 
-.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots bench-quick faults faults-long broken wire-law reference clean
+.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots bench-quick faults faults-long broken wire-law mutants reference clean
 
 # A virtual environment with everything, at the versions that the tests ran with.
 install: .venv/.installed
@@ -71,6 +71,10 @@ broken: install
 wire-law: install
 	$(BIN)/python -m tests.wire_law
 	$(BIN)/python -m tests.wire_law.broken
+
+# Bugs put into every place where output can change, one at a time: which of them the tests do not notice.
+mutants: install
+	$(BIN)/python -m benchmarks.mutants
 
 # Those that take hours.
 faults-long: install

@@ -3,7 +3,7 @@ their planner."""
 
 from __future__ import annotations
 
-from mutants import Mutant, in_file
+from tests.mutation.mutant import Mutant, in_file
 
 R = "tests/unit/rounds/"
 KEPT, L = f"{R}test_round_invariants.py::test_", f"{R}test_round_loop.py::test_"
