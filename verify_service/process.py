@@ -67,10 +67,6 @@ def _load(config: VerifyConfig) -> tuple[Engine, Curve | None]:
     from verify_service import profiler
     from verify_service.engine import VerifyEngine
 
-    if config.force_acceptance is not None:
-        log.warning(
-            "verify.acceptance_forced", mean=config.force_acceptance, effect="answers are not the target's text"
-        )
     engine = VerifyEngine.load(config)
     return engine, profiler.cost_curve(engine) if config.measure_cost else None
 
@@ -81,19 +77,12 @@ def check(config: VerifyConfig) -> None:
         raise ConfigError("verify.target: required and not given")
     if config.feature_dtype not in FEATURE_DTYPES:
         raise ConfigError(f"verify.feature_dtype: {config.feature_dtype!r} is none of {', '.join(FEATURE_DTYPES)}")
-    if config.force_acceptance is not None:
-        most = config.force_acceptance_slots + 1
-        if config.engine != "real":
-            raise ConfigError("verify.force_acceptance: a synthetic engine takes its acceptance from its file")
-        if not 1 <= config.force_acceptance <= most:
-            raise ConfigError(f"verify.force_acceptance: {config.force_acceptance} is not in 1..{most}")
     limits = {
         "threads": (1, 1024),
         "page_size": (1, 4096),
         "prefill_chunk": (1, 1 << 20),
         "max_sequences": (1, 1 << 20),
         "lease_s": (0.1, 86_400),
-        "force_acceptance_slots": (1, 64),
     }
     check_worker("verify", config, limits)
     if config.kv_tokens < config.page_size:

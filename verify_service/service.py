@@ -11,7 +11,6 @@ from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
-from verify_service.config import VerifyConfig
 from verify_service.feature_push import FeaturePush
 from verify_service.intake import Intake
 from verify_service.interface import Engine
@@ -33,7 +32,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         engine, device = self._worker.engine, self._worker.device
         projection = engine.projection
         return verify_pb2.VerifierDescription(
-            model=_name(engine.config),
+            model=engine.config.target,
             vocab_size=engine.target.vocab_size,
             context_length=engine.target.context_length,
             hidden_size=engine.feature_width,
@@ -52,10 +51,3 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         async with contextlib.aclosing(session.run(request_iterator)) as events:
             async for event in events:
                 yield event
-
-
-def _name(config: VerifyConfig) -> str:
-    """The target's name, and what a benchmark has done to it."""
-    if config.force_acceptance is None:
-        return config.target
-    return f"{config.target} (BENCHMARK: ACCEPTANCE FORCED TO {config.force_acceptance:g}, NOT THE TARGET'S TEXT)"

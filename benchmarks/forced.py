@@ -1,22 +1,28 @@
-"""Verdicts of a given mean length, for benchmarks of speed only: what comes out is not the target's text.
+"""Verdicts of a given mean length, for figures of speed only: what comes out is not the target's text.
 
 The rule still runs, so a step costs what it costs; then its lengths are put aside for keyed draws: a slot is kept with
-the chance that makes whole blocks reach the mean, and the target's likeliest token follows.
+the chance that makes whole blocks reach the mean, and the target's likeliest token follows. As a program it is the
+command `dspark` whose verifiers do that: `python -m benchmarks.forced MEAN serve verify ...`.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.acceptance import Case
+from dspark.cli.main import main as dspark
+from dspark.decoding.acceptance import Case, Watch
 from dspark.synthetic.law import Purpose, keyed, mix_one, uniform
 from dspark.types import Refusal
+from verify_service.engine import VerifyEngine
+from verify_service.judging import Decided, judge_each
 
-Decided = tuple[int, int] | Refusal
+SLOTS = 7  # of a full block
 
 
 def chance_for(mean: float, slots: int) -> float:
@@ -32,10 +38,15 @@ def chance_for(mean: float, slots: int) -> float:
 
 
 class Forced:
-    """Draws lengths."""
+    """A sampler that draws lengths."""
 
     def __init__(self, mean: float, slots: int) -> None:
         self._chance = chance_for(mean, slots)
+
+    def __call__(
+        self, logits: Tensor, cases: list[Case], near_ties: Counter[int] | None, watch: Watch | None
+    ) -> list[Decided]:
+        return self.apply(logits, cases, judge_each(logits, cases, near_ties))
 
     def apply(self, logits: Tensor, cases: Sequence[Case], decided: Sequence[Decided]) -> list[Decided]:
         """Other lengths for all that were judged: logits [T, V] of the packed pass."""
@@ -55,3 +66,14 @@ class Forced:
         at = np.array([case.cursor.committed_len])
         kept = uniform(keyed(key, Purpose.LENGTH, at, np.arange(slots))) < self._chance
         return slots if bool(kept.all()) else int(kept.argmin())
+
+
+def main(argv: list[str]) -> int:
+    """argv: the mean, then the command's own words."""
+    real, sampler = VerifyEngine.load, Forced(float(argv[0]), SLOTS)
+    VerifyEngine.load = staticmethod(lambda config: real(config, sampler))  # type: ignore[method-assign,assignment]
+    return dspark(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.forced import Forced, chance_for
 from dspark.decoding.acceptance import Case
 from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason
-from verify_service.forced import Forced, chance_for
 
 
 def cases(count: int, slots: int = 7) -> list[Case]:
