@@ -81,7 +81,7 @@ def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
     }
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     ran = {each.entry.words for each in ended}
-    kept = [line for line in lines if json.loads(line).get("program", "") not in {"", *ran}]
+    kept = [line for line in lines if json.loads(line).get("program") not in ran]
     for each in ended:
         kept += [json.dumps({**json.loads(line), "program": each.entry.words, **told}) for line in each.rows]
     path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
