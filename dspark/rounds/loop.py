@@ -63,6 +63,7 @@ class RoundLoop:
         self._epochs: dict[int, int] = {}  # the highest that was seen of each sequence, the latest ones last
         self._orders, self._passes = Orders(self._waits), Passes(cache)
         self._out: list[Action] = []
+        self._patient_until: float | None = None  # when a cohort goes on without those that are not acknowledged
         self._leaving = Leaving(self._live, cache, self._passes, self._ask)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             Admit: self._admit,
@@ -98,7 +99,8 @@ class RoundLoop:
 
     def next_at(self) -> float | None:
         """When a Tick is due, if nothing else comes before."""
-        return self._orders.next_at()
+        due = [at for at in (self._orders.next_at(), self._patient_until) if at is not None]
+        return min(due, default=None)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -276,10 +278,10 @@ class RoundLoop:
         """Whoever may begin a round does, and cohorts that are complete are judged."""
         again = True
         while again:
-            self._leaving.given_back = False
+            self._leaving.given_back, self._patient_until = False, None
             self._step(now)
             for cohort in range(self.plan.cohorts):
-                self._begin(cohort)
+                self._begin(cohort, now)
             again = self._leaving.given_back  # whoever starved can ask again
 
     def _step(self, now: float) -> None:
@@ -290,6 +292,7 @@ class RoundLoop:
             if sequence.full or sequence.ahead > plan.window or plan.paused(sequence.number):
                 if sequence.state is State.IDLE:
                     sequence.apply(Event.HELD_BACK)
+                    sequence.held_at = now
                 continue
             if sequence.state is State.HELD:
                 sequence.apply(Event.LET_GO_ON)
@@ -322,25 +325,29 @@ class RoundLoop:
             return "rows missing"
         return ""
 
-    def _begin(self, cohort: int) -> None:
+    def _begin(self, cohort: int, now: float) -> None:
         """Runs a pass of a cohort that has nobody to wait for: neither a block nor an acknowledgement."""
         if self._passes.busy(cohort, self.plan.cohorts):
             return
-        ready = []
+        ready, until = [], now
         for sequence in self._live.values():
             if self.plan.cohort(sequence.number) != cohort:
                 continue
             if sequence.state is State.READY:
                 ready.append(sequence)
-            elif sequence.state is State.ORDERED or self._waits_for_acknowledgement(sequence):
+            elif sequence.state is State.ORDERED:
                 return
-        if ready:
+            elif self._waits_for_acknowledgement(sequence):
+                until = max(until, sequence.held_at + self._waits.deadline_s)
+        if ready and until > now:
+            self._patient_until = min(until, self._patient_until or until)
+        elif ready:
             run = self._passes.begin(cohort, ready, self._leaving.make_room)
             if run is not None:
                 self._ask(run)
 
     def _waits_for_acknowledgement(self, sequence: SequenceState) -> bool:
-        """Held by the window alone: soon one of its cohort again."""
+        """Held by the window alone: soon one of its cohort again, and waited for as long as for a block."""
         return sequence.state is State.HELD and not sequence.full and not self.plan.paused(sequence.number)
 
     def _find(self, number: int, epoch: int, what: str) -> SequenceState | None:

@@ -93,6 +93,7 @@ class SequenceState:
         "epoch",
         "feeding",
         "full",
+        "held_at",
         "leaving",
         "number",
         "order",
@@ -118,6 +119,7 @@ class SequenceState:
         self.anchor = -1
         self.room = room  # tokens the answer may still grow by
         self.full = False  # a stop token or the length ended it
+        self.held_at = 0.0  # when it was last held
         self._stop_ids = stop_ids
         self.drafter = 0  # who holds its context; 0: nobody
         self.rows_sent = 0  # feature rows that drafter has, without a gap

@@ -110,8 +110,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a cohort runs before all its blocks are there",
-            "elif sequence.state is State.ORDERED or self._waits",
-            "elif self._waits",
+            "elif sequence.state is State.ORDERED:\n                return",
+            "elif sequence.state is State.ORDERED:\n                pass",
             (f"{L}a_cohort_waits_for_all_of_its_blocks",),
         ),
         (

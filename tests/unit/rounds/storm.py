@@ -147,7 +147,7 @@ class Storm:
     # The coordinator.
 
     def _admit(self, answer: Answer) -> None:
-        if answer.there or answer.ended:
+        if answer.there or answer.ended or self.answers.get(answer.number) is not answer:
             return
         answer.epoch = answer.epochs.next()
         assert answer.written[-1] == answer.epoch, "written before it is used"
@@ -203,6 +203,8 @@ class Storm:
         self.at(self.draw.expovariate(1 / 0.004), self._trouble)
 
     def _drop(self, answer: Answer) -> None:
+        if self.answers.get(answer.number) is not answer:
+            return
         self.dropped.add((answer.number, answer.epoch))
         answer.there = False
         self.tell(Release(answer.number, answer.epoch, How.DROP))

@@ -270,6 +270,17 @@ def test_a_cohort_waits_for_all_of_its_blocks() -> None:
     assert len(only(verifier.blocks(first, (0.9,)), RunPass).rows) == 2
 
 
+def test_a_cohort_waits_for_acknowledgements_as_long_as_for_a_block_and_no_longer() -> None:
+    verifier = Verifier(priced(window=0))
+    run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
+    verifier.ended(run)
+    assert not of(verifier.tell(Acknowledged(1, 0, 1)), RunPass)
+    assert verifier.loop.next_at() == 0.5
+    verifier.now = 0.5
+    assert [row.sequence for row in only(verifier.tell(Tick()), RunPass).rows] == [1]
+    assert verifier.loop.next_at() is None
+
+
 def test_two_cohorts_take_turns_by_the_number_of_a_sequence() -> None:
     verifier = Verifier(priced(cohorts=2))
     verifier.prefilled(1, 2, 3, 4)
