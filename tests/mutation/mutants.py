@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from tests.mutation.answers import ANSWERS
 from tests.mutation.conformance import CONFORMANCE
+from tests.mutation.journal import JOURNALS
+from tests.mutation.laws import LAWS
+from tests.mutation.loading import LOADING
+from tests.mutation.pages import PAGES
 from tests.mutation.round_mutants import MUTANTS as ROUNDS
 from tests.mutation.rules import RULES
 
-LISTS = {"rules": RULES, "rounds": ROUNDS, "conformance": CONFORMANCE}
+LISTS = {
+    "rules": RULES,
+    "rounds": ROUNDS,
+    "pages": PAGES,
+    "answers": ANSWERS,
+    "journal": JOURNALS,
+    "laws": LAWS,
+    "loading": LOADING,
+    "conformance": CONFORMANCE,
+}
 MUTANTS = [mutant for bugs in LISTS.values() for mutant in bugs]

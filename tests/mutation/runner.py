@@ -29,7 +29,7 @@ from tests.mutation.mutants import MUTANTS
 from tests.mutation.rules import SPOILED_Q
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 600.0  # for one mutant, or for the sound source; a loaded machine is no catch
+LIMIT_S = 1200.0  # for one mutant, or for the sound source; a loaded machine is no catch
 ENDED = 40  # on top of pytest's exit codes, so that a crash is not taken for one
 PASSED, FAILED = ENDED, ENDED + 1
 
