@@ -152,6 +152,7 @@ def _import_the_slow() -> None:
         "transformers.modeling_utils",
         "torch.distributed.tensor",  # torch loads it, and sympy, when some functions are called first
         "anyio.pytest_plugin",
+        "hypothesis",
         "pytest_asyncio",
         "pytest_timeout",
         "xdist.plugin",
@@ -170,7 +171,10 @@ def _import_the_slow() -> None:
 
 def _child(mutant: Mutant | None, tests: Sequence[str], output: str, temporary: str) -> None:
     import pytest
+    from hypothesis import HealthCheck, settings
 
+    settings.register_profile("crowded", deadline=None, suppress_health_check=list(HealthCheck))
+    settings.load_profile("crowded")  # a machine that is slow is no catch
     if mutant is not None:
         sys.meta_path.insert(0, _Finder(mutant))
     os.chdir(ROOT)

@@ -284,3 +284,13 @@ async def test_what_cannot_be_resumed_is_refused_by_name(make_desk: Callable[...
         desk.ask(law=SAMPLED, offsets=(TOKENS + 1,))
     await desk.read(reader, outlet)
     assert desk.shown[0] == EXPECTED, "nothing of it has harmed the one that runs"
+
+
+async def test_a_tenant_s_request_runs_under_its_tenant_s_names(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk(in_memory())
+    request = Request("r", PROMPT, Law(0.0), TOKENS, parse_policy("greedy"), cache_salt="s", tenant="acme")
+    message = generate_pb2.GenerateRequest(request_id="r")
+    call = desk.cell.submit(Order(message, request, 0.0, 60.0), Outlet(64))
+    await calm()
+    assert (call.tracks[0].request.id, call.tracks[0].request.cache_salt) == ("acme/r", "acme/s")
+    assert [order.cache_salt for order in desk.toy.verifier.prompts] == ["acme/s"]
