@@ -29,6 +29,7 @@ from coordinator.frontend.config import FrontendConfig
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
+from dspark.runtime import worker
 from faults.device import SimulatedDevice
 from faults.memory_grpc import MemoryChannel, MemoryServer
 from faults.network import Network
@@ -285,6 +286,5 @@ def in_memory(cell: SimulatedCell) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, made in (("insecure_channel", channel), ("secure_channel", channel), ("server", server)):
             stack.enter_context(mock.patch(f"grpc.aio.{name}", made))
-        for module in (verify_process, draft_process):
-            stack.enter_context(mock.patch.object(module, "DeviceWorker", device))
+        stack.enter_context(mock.patch.object(worker, "DeviceWorker", device))
         yield
