@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "verifiers": 2,
     "drafters": 2,
     "frontends": 1,
+    "seconds": {"judge_cohort": 0.08},  # answers last until a drafter is asked again and rows are sent again
     "verify": {"lease_s": 20.0},
     "draft": {"lease_s": 20.0},
     "coordinator": {"verify_deadline_s": 1.0, "prefill_deadline_s": 1.0, "drafter_patience_s": 1.0},
