@@ -27,6 +27,7 @@ def test_a_local_cluster_refuses_whoever_shows_no_token(tmp_path: Path) -> None:
         assert stop_head(head) == []
 
 
+@pytest.mark.slow  # Ray is started twice
 def test_a_port_that_somebody_took_meanwhile_costs_one_more_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

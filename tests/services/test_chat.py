@@ -23,9 +23,11 @@ from tests.services.http_cell import TARGET, HttpCell
 
 LONGEST_S = 200.0
 SYSTEM, FIRST, SECOND = "import functools", "def wrapper(self", "class Action"
-# Ctrl-C is a signal for whoever has the terminal: a new session takes it, then becomes the command.
+# Ctrl-C is a signal for whoever has the terminal: a new session takes it, then becomes the command. A background shell
+# has its children ignore that signal.
 TAKES_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
 
 
