@@ -17,6 +17,7 @@ pytestmark = pytest.mark.e2e
 PAIR = Path(__file__).parents[1] / "data" / "pair"
 
 
+@pytest.mark.slow
 def test_clients_that_leave_in_every_way_free_everything() -> None:
     value, holds = r17_real_leaving.measure(8)
     assert value["leaks"] == 0

@@ -19,6 +19,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.timeout(1200)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["dspark", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_a_target_and_prompts_become_a_serving_drafter_and_a_report(
     family: str, golden_target: Path, tmp_path: Path

@@ -25,6 +25,7 @@ def _tried(*arguments: str) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_bugs_are_caught() -> None:
     assert _tried("--every=30")["bugs"] >= 9

@@ -27,6 +27,7 @@ SYSTEM, FIRST, SECOND = "import functools", "def wrapper(self", "class Action"
 # has its children ignore that signal.
 TAKES_TERMINAL = (
     "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
 
@@ -116,6 +117,7 @@ def test_turns_build_on_what_was_said_before(cell: HttpCell) -> None:
     assert terminal.code == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_answer_and_keeps_the_conversation(cell: HttpCell) -> None:
     with Terminal(*_words(cell, "--max-tokens", "3500")) as terminal:
         terminal.until("Ctrl-D ends\n> ")
