@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 NEWEST := .venv-newest/bin
 
-.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots bench-quick faults faults-long wire-law reference clean
+.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test screenshots bench-quick faults faults-long broken wire-law mutants reference clean
 
 # A virtual environment with everything, at the versions that the tests ran with.
 install: .venv/.installed
@@ -55,22 +55,30 @@ screenshots: install
 	$(PIP) -e ".[web]"
 	$(BIN)/python -m tests.web.screenshots
 
-# Short forms of the benchmark rows 3.1 to 3.6, one JSON object each; DSPARK_VLLM_PYTHON names a peer's python.
+# Short forms of the benchmark rows B2 to B6, one JSON object each; DSPARK_VLLM_PYTHON names a peer's python.
 bench-quick: install
 	$(BIN)/python -m benchmarks.quick
 
 # The checks of reliability that take minutes, one JSON object each; see docs/reliability.md.
 faults: install
-	$(BIN)/python -m benchmarks.faults
+	PYTHONPATH=.:tests $(BIN)/python -m faults
+
+# Builds that break one promise each, before the stories that have to notice; one JSON object each.
+broken: install
+	$(BIN)/python -m tests.broken
 
 # The law of sampled answers through three processes, and two builds in which it is wrong; --kept goes on after a stop.
 wire-law: install
 	$(BIN)/python -m tests.wire_law
 	$(BIN)/python -m tests.wire_law.broken
 
+# Bugs put into every place where output can change, one at a time: which of them the tests do not notice.
+mutants: install
+	$(BIN)/python -m benchmarks.mutants
+
 # Those that take hours.
 faults-long: install
-	$(BIN)/python -m benchmarks.faults --long
+	PYTHONPATH=.:tests $(BIN)/python -m faults --long
 
 check: install
 	$(BIN)/ruff check .

@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     if not args.json:
         print(markdown(lines))
     value = {"prompts": prompts * len(DOMAINS), "tokens_each": tokens, "table": table}
-    return Row("3.12", "tau by entries, rule, rows and missing rows", value, "a table", True).show(as_json=args.json)
+    return Row("B8", "tau by entries, rule, rows and missing rows", value, "a table", True).show(as_json=args.json)
 
 
 def markdown(lines: Sequence[Line]) -> str:

@@ -21,10 +21,10 @@ from coordinator.cells.attachment import Attachment
 from coordinator.cells.local_cell import LocalCell, Offer
 from coordinator.lanes.lane import Conduct, Lane
 from coordinator.queue.admission import Admission, Bounds
-from coordinator.requests.policy import parse_policy
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, Role
 from dspark.client.request import Sampling, write_request
+from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2
 

@@ -32,7 +32,6 @@ def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float
     verify = {
         "kv_tokens": -(-room // page) * page,
         "page_size": page,
-        "force_acceptance": mean,
         "cuda_graphs": graphs,
         "prefix_cache": False,
         "dtype": "bfloat16",
@@ -45,6 +44,7 @@ def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float
             coordinator={"max_running": max(counts)},
             verify=verify,
             draft={"context_tokens": room, "q_entries": 1},
+            programs={"verify": ("benchmarks.forced", str(mean))},
         ) as cell,
         cell.client() as client,
     ):

@@ -1,4 +1,4 @@
-"""Committed tokens per second of processor time of the process that runs a lane (row 3.6).
+"""Committed tokens per second of processor time of the process that runs a lane (B6).
 
 The lane of `bare_lane`, in this process, before two synthetic workers in theirs. Beside it, in the same run, what is
 left without drafts (policy `off`).
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
                 value["tokens_per_round"] = round(per_round, 2)
     held = value[args.policy]
     bar = f"at least {BAR:.0f} committed tokens per CPU second of the lane process"
-    return Row("3.6", "lane rate", value, bar, isinstance(held, int) and held >= BAR).show(as_json=args.json)
+    return Row("B6", "lane rate", value, bar, isinstance(held, int) and held >= BAR).show(as_json=args.json)
 
 
 async def _measure(

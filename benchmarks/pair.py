@@ -1,4 +1,4 @@
-"""The pair under measurement and the prompts for it: the shipped one with its held-out text, or any other with ids.
+"""The pair under measurement and the prompts for it: questions of our own, for the shipped pair or any other.
 
 A target without a tokenizer gets random token ids from a fixed key instead of text.
 """
@@ -9,14 +9,20 @@ import argparse
 import json
 import random
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from benchmarks.load import prompts
+from dspark import shipped
+from dspark.errors import DsparkError
+from dspark.model.location import locate
+from dspark.targets import folder_of, is_imported
+
 ROOT = Path(__file__).resolve().parent.parent
-PROMPTS = Path(__file__).resolve().parent / "prompts"
-DOMAINS = ("code", "prose", "math")
+DOMAINS = prompts.DOMAINS
 
 Prompt = str | list[int]
 
@@ -45,13 +51,12 @@ class Pair:
         return int(self._config()["vocab_size"])
 
     def prompts(self, domain: str, count: int, *, skip: int = 0) -> list[Prompt]:
-        """`count` held-out prompts of a domain."""
+        """`count` prompts of a domain, through the target's chat template."""
         if self.has_tokenizer:
-            lines = (PROMPTS / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
-            chosen: list[Prompt] = [str(json.loads(line)["prompt"]) for line in lines[skip : skip + count]]
-            if len(chosen) < count:
-                raise SystemExit(f"{PROMPTS / domain}.jsonl holds {len(lines)} prompts, {skip + count} are needed")
-            return chosen
+            found = prompts.built_in((domain,), target=str(self.target))[skip : skip + count]
+            if len(found) < count:
+                raise SystemExit(f"{domain}: {len(found)} prompts from number {skip} on, {count} are needed")
+            return [question.prompt if isinstance(question.prompt, str) else [*question.prompt] for question in found]
         vocabulary, rng = self.vocabulary, random.Random(f"{domain}/{skip}")
         return [[rng.randrange(2, vocabulary) for _ in range(rng.randrange(16, 48))] for _ in range(count)]
 
@@ -69,8 +74,8 @@ class Pair:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`--target`, `--drafter` and `--json`."""
-    parser.add_argument("--target", type=Path, default=ROOT / "models" / "demo-target", help="folder of the target")
-    parser.add_argument("--drafter", type=Path, default=ROOT / "models" / "demo-dspark", help="folder of the drafter")
+    parser.add_argument("--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})")
+    parser.add_argument("--drafter", help="folder or hub id (the shipped one)")
     parser.add_argument("--json", action="store_true", help="print one JSON row")
 
 
@@ -87,11 +92,17 @@ def leave_in_order() -> None:
 def chosen(args: argparse.Namespace) -> Pair:
     """The pair of the command line; says what is missing. From here on SIGTERM ends the program in order."""
     leave_in_order()
-    pair = Pair(args.target, args.drafter)
-    for folder in (pair.target, pair.drafter):
-        if not (folder / "config.json").is_file():
-            raise SystemExit(f"{folder} is not a model folder; say --target FOLDER --drafter FOLDER")
-    return pair
+    if is_imported(args.target) and not folder_of(args.target).is_dir():
+        print(f"{args.target}: importing it once, into {folder_of(args.target)}", file=sys.stderr, flush=True)
+    try:
+        return Pair(locate(args.target), locate(args.drafter or shipped.drafter()))
+    except DsparkError as error:
+        raise SystemExit(f"{error}; say --target FOLDER --drafter FOLDER") from error
+
+
+def shipped_pair() -> Pair:
+    """The one that comes with the project; its target is fetched where it was not yet."""
+    return Pair(locate(shipped.TARGET), shipped.drafter())
 
 
 def distinct(ids: Sequence[int], n: int = 4) -> float:

@@ -1,7 +1,7 @@
-"""Row 3: the best adaptive policy against the best of plain decoding and fixed lengths, at every load.
+"""B4: the best adaptive policy against the best of plain decoding and fixed lengths, at every load.
 
-First on real services around synthetic engines, mixed domains, concurrency 1 to 256; then on the demo pair at 1, 8 and
-64. At each load all policies take turns with the same requests (same seeds, same lengths), see `tournament`: at few
+First on real services around synthetic engines, mixed domains, concurrency 1 to 256; then on the shipped pair at 1, 8
+and 64. At each load all policies take turns with the same requests (same seeds, same lengths), see `turns`: at few
 streams with a number of answers, at many with what arrives in a window. A failed request ends the run. `--save FILE`
 keeps every measurement and goes on from what stands there. `--simulate` explores the first part in simulated time
 instead, which claims nothing.
@@ -23,10 +23,10 @@ import structlog
 from benchmarks.load import prompts
 from benchmarks.load import run as loop
 from benchmarks.load.prompts import Question
-from benchmarks.pair import ROOT, leave_in_order
+from benchmarks.pair import Pair, leave_in_order, shipped_pair
 from benchmarks.real_cell import FILES, cell, measure, questions, sampling, windowed, worked
 from benchmarks.row import Row
-from benchmarks.tournament import Book, Rate, Tournament, draw
+from benchmarks.turns import Book, Rate, Tournament, draw
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from deploy.processes import LocalCell
@@ -41,7 +41,7 @@ ANSWERS = (24, 72)  # tokens of a synthetic answer: a window sees many of them b
 TURNS, QUICK_TURNS = 5, 2
 FEW = 8  # streams up to which answers are counted, not seconds
 EACH, EACH_QUICK = 8, 4  # synthetic answers a user
-PAIR_WORK, PAIR_WORK_QUICK = {1: 6, 8: 24}, {1: 3, 8: 12}  # answers of the demo pair: of every domain as many
+PAIR_WORK, PAIR_WORK_QUICK = {1: 6, 8: 24}, {1: 3, 8: 12}  # answers of the shipped pair: of every domain as many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.only != "synthetic" and not args.simulate:
         row = asyncio.run(_pair(args, book))
         code |= row.show(as_json=args.json)
-        parts["demo pair"] = row.value
+        parts["shipped pair"] = row.value
     if args.plot is not None:
         draw(parts, args.plot)
     return code
@@ -141,7 +141,7 @@ async def _synthetic(args: argparse.Namespace, book: Book) -> Row:
     loads, turns = _plan(args, LOADS, QUICK_LOADS)
     if args.simulate:
         value = await compare(simulated, 1)
-        return Row("3.3 synthetic", "adaptive against fixed lengths, SIMULATED", value, bar, None)
+        return Row("B4 synthetic", "adaptive against fixed lengths, SIMULATED", value, bar, None)
     with cell(args.file) as running:
 
         async def measured(policy: str, concurrency: int) -> float:
@@ -155,36 +155,37 @@ async def _synthetic(args: argparse.Namespace, book: Book) -> Row:
         value = await compare(measured, turns)
     ratios = [float(str(point["ratio"])) for point in value.values()]
     holds = min(ratios) >= LEAST and max(ratios) > SOMEWHERE
-    return Row("3.3 synthetic", "adaptive against fixed lengths, synthetic workers, tok/s", value, bar, holds)
+    return Row("B4 synthetic", "adaptive against fixed lengths, synthetic workers, tok/s", value, bar, holds)
 
 
-# -- the demo pair --------------------------------------------------------------------------
+# -- the shipped pair --------------------------------------------------------------------------
 
 
 async def _pair(args: argparse.Namespace, book: Book) -> Row:
     window = PAIR_QUICK if args.quick else PAIR
     bar = f"at least {PAIR_LEAST}x"
-    models, work = ROOT / "models", PAIR_WORK_QUICK if args.quick else PAIR_WORK
-    with LocalCell(models / "demo-target", models / "demo-dspark") as running:
+    work = PAIR_WORK_QUICK if args.quick else PAIR_WORK
+    pair = shipped_pair()
+    with LocalCell(pair.target, pair.drafter) as running:
 
         async def measured(policy: str, concurrency: int) -> float:
             options = Sampling(policy=policy, temperature=0.0, ignore_eos=True)
             if answers := work.get(concurrency):
-                return (await worked(running.endpoint, options, _mixed(), concurrency, answers)).tok_s
+                return (await worked(running.endpoint, options, _mixed(pair), concurrency, answers)).tok_s
             settle_s = window.settle(concurrency)
             plan = loop.Plan(concurrency=concurrency, duration_s=settle_s + window.window_s)
-            point = await windowed(running.endpoint, options, _mixed(), plan, settle_s, window.window_s)
+            point = await windowed(running.endpoint, options, _mixed(pair), plan, settle_s, window.window_s)
             return point.tok_s
 
         loads, turns = _plan(args, PAIR_LOADS, PAIR_QUICK_LOADS)
         value = await Tournament("pair", measured, book, turns).run(loads)
     ratios = [point["ratio"] for point in value.values()]
-    return Row("3.3 pair", "adaptive against fixed lengths, demo pair, tok/s", value, bar, min(ratios) >= PAIR_LEAST)
+    return Row("B4 pair", "adaptive against fixed lengths, shipped pair, tok/s", value, bar, min(ratios) >= PAIR_LEAST)
 
 
-def _mixed() -> Iterator[Question]:
-    """Held-out prompts, domains in turns, lengths in turns: the same for every policy."""
-    questions = prompts.built_in()
+def _mixed(pair: Pair) -> Iterator[Question]:
+    """Prompts, domains in turns, lengths in turns: the same for every policy."""
+    questions = prompts.built_in(target=str(pair.target))
     for number, question in enumerate(itertools.cycle(questions)):
         yield dataclasses.replace(question, max_tokens=48 + 16 * (number * 7 % 9))
 

@@ -1,6 +1,6 @@
-"""Short forms of rows 3.1 to 3.6, one JSON object each on stdout: `make bench-quick`.
+"""Short forms of rows B2 to B6, one JSON object each on stdout: `make bench-quick`.
 
-    python -m benchmarks.quick [--vllm-python FILE] [--only 3.1,3.4]
+    python -m benchmarks.quick [--vllm-python FILE] [--only B2,B5]
 
 Each row is a program of its own and runs alone, so that a row that fails or takes too long costs only itself: what it
 had printed by then counts, and each statement that it owes is a row that says so. Figures of a short run are noisy:
@@ -39,20 +39,19 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("3.1", "benchmarks.single_stream", 2, 240, peers=True),
-    Entry("3.2", "benchmarks.sixteen_streams", 1, 70, peers=True),
-    Entry("3.3", "benchmarks.policies", 2, 120),
-    Entry("3.4", "benchmarks.round_overhead", 3, 30),
-    Entry("3.5", "benchmarks.scheduler", 3, 12),
-    Entry("3.6", "benchmarks.lane_rate", 1, 22),
-    Entry("3.6", "benchmarks.front_end", 2, 95),
+    Entry("B2", "benchmarks.single_stream", 2, 240, peers=True),
+    Entry("B3", "benchmarks.sixteen_streams", 1, 70, peers=True),
+    Entry("B4", "benchmarks.policies", 2, 120),
+    Entry("B5", "benchmarks.round_overhead", 3, 30),
+    Entry("B6", "benchmarks.lane_rate", 1, 22),
+    Entry("B6", "benchmarks.front_end", 2, 95),
 )
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quick", description=__doc__)
     vllm_choice.add_arguments(parser)
-    parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. 3.4,3.5")
+    parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. B4,B5")
     args = parser.parse_args(argv)
     wanted = [word.strip() for word in args.only.split(",") if word.strip()]
     if unknown := set(wanted) - {entry.row for entry in ENTRIES}:

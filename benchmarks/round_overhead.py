@@ -1,4 +1,4 @@
-"""What a round takes beside its two passes (row 3.4), and how busy two cohorts keep a verifier.
+"""What a round takes beside its two passes (row B5), and how busy two cohorts keep a verifier.
 
 Synthetic workers in processes of their own: a verification takes 15 ms and a draft 2 ms, whatever is in them, so what
 is left of a round is hops, messages and the coordinator. Temperature 1, 64 entries of q per slot, whole blocks. The
@@ -45,16 +45,16 @@ def main(argv: list[str] | None = None) -> int:
         two = asyncio.run(_measure(workers, MANY, 2, windows, seconds))
     base = f"of a round beside T_v {1e3 * VERIFY_S:g} ms and T_d {1e3 * DRAFT_S:g} ms"
     rows = (
-        _row("3.4 one", "round overhead, 1 sequence", one, one.overhead <= MOST_ONE, f"at most {MOST_ONE:.0%} {base}"),
+        _row("B5 one", "round overhead, 1 sequence", one, one.overhead <= MOST_ONE, f"at most {MOST_ONE:.0%} {base}"),
         _row(
-            "3.4 many",
+            "B5 many",
             f"round overhead, {MANY} sequences",
             many,
             many.overhead <= MOST_MANY,
             f"at most {MOST_MANY:.0%} {base}",
         ),
         _row(
-            "3.4 busy",
+            "B5 busy",
             f"verifier busy share, two cohorts, {MANY} sequences (one cohort: {many.busy:.1%})",
             two,
             two.busy >= LEAST_BUSY,

@@ -13,7 +13,7 @@ import structlog
 class Row:
     """What a check prints with --json, on one line.
 
-    row: number of the statement ("3.1"). holds: None when it could not be measured here; `value` says why.
+    row: number of the statement ("B2"). holds: None when it could not be measured here; `value` says why.
     """
 
     row: int | str

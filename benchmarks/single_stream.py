@@ -2,9 +2,10 @@
 
     python -m benchmarks.single_stream [--quick] [--vllm-python FILE]
 
-Against transformers `generate`, its assisted generation with a small language model, and vLLM's CPU build; on the demo
-pair and on its deepened twin (benchmarks/twin.py). All contestants are up at the same time on the same two cores and
-take turns; a ratio is the median over the repetitions of the ratio inside a repetition. Clients are part of every time.
+Against transformers `generate`, its assisted generation with a small language model, and vLLM's CPU build; on the
+shipped pair and on its deepened twin (benchmarks/twin.py). All contestants are up at the same time on the same two
+cores and take turns; a ratio is the median over the repetitions of the ratio inside a repetition. Clients are part of
+every time.
 
 tau stands beside each figure with the ceiling it implies over plain decoding in our own engine:
 tau * T_v(1) / (T_v(l+1) + T_d + N), all measured: T_v(1) from plain rounds, T_v(l+1), T_d and N (the hops) from rounds
@@ -22,18 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cores, ours, twin
-from benchmarks.pair import DOMAINS, ROOT, Pair, add_arguments, chosen
+from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.peers import vllm_choice, vllm_server
 from benchmarks.peers.contestant import Absent, Contestant
 from benchmarks.peers.transformers_peer import TransformersPeer
-from benchmarks.race import Race
 from benchmarks.row import Row, note
+from benchmarks.turns import Race
 
 GENERATE, ASSISTED, VLLM = "transformers generate", "transformers assisted", "vllm"
 TRIAL_TOKENS = 40
 # pair -> least ratio of the means over the domains, by peer; and of the best domain over `generate`
 BARS: dict[str, dict[str, float]] = {
-    "demo": {GENERATE: 1.7, ASSISTED: 1.4, VLLM: 1.6, "best domain": 2.5},
+    "shipped": {GENERATE: 1.7, ASSISTED: 1.4, VLLM: 1.6, "best domain": 2.5},
     "twin": {GENERATE: 2.0, ASSISTED: 1.6, VLLM: 2.0, "best domain": 3.0},
 }
 
@@ -43,8 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     add_arguments(parser)
     ours.add_arguments(parser)
     vllm_choice.add_arguments(parser)
-    parser.add_argument("--assistant", type=Path, default=ROOT / "models" / "demo-assistant", help="its draft model")
-    parser.add_argument("--pairs", default="demo,twin", help="demo, twin or both")
+    parser.add_argument("--assistant", type=Path, help="a language model that drafts, for assisted generation")
+    parser.add_argument("--pairs", default="shipped,twin", help="shipped, twin or both")
     parser.add_argument("--times", type=int, default=twin.TIMES, help="depth of the twin")
     parser.add_argument("--repetitions", type=int, help="5")
     parser.add_argument("--prompts", type=int, help="2 of each domain")
@@ -59,8 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     used = cores.pin()
     for name in args.pairs.split(","):
         if name not in BARS:
-            parser.error(f"--pairs: {name!r} is neither demo nor twin")
-        under_test = pair if name == "demo" else twin.build(pair, times=args.times).pair
+            parser.error(f"--pairs: {name!r} is neither shipped nor twin")
+        under_test = pair if name == "shipped" else twin.build(pair, times=args.times).pair
         note(f"{name}: {under_test.target.name} with {under_test.drafter.name}, cores {used}")
         value = _measure(args, under_test, used, repetitions, prompts, tokens)
         code |= _row(name, value, args).show(as_json=args.json)
@@ -77,7 +78,11 @@ def _measure(
         contestants: list[Contestant] = []
         peer = stack.enter_context(TransformersPeer(pair.target, args.assistant, used))
         peer.tune([questions[domain][0] for domain in (DOMAINS[:1] if args.quick else DOMAINS)])
-        contestants += [peer.plain, peer.assisted]
+        contestants.append(peer.plain)
+        if args.assistant is None:
+            absent[ASSISTED] = "no --assistant was named"
+        else:
+            contestants.append(peer.assisted)
         try:
             first = [questions[domain][0] for domain in DOMAINS]
             vllm = vllm_choice.start_best(
@@ -135,7 +140,9 @@ def _seconds(contestant: Contestant, prompts: list[list[int]]) -> float:
 
 
 def _speculations(args: argparse.Namespace) -> list[dict[str, Any]]:
-    return [vllm_server.NGRAM, vllm_server.draft_model(args.assistant)] if args.speculating else []
+    if not args.speculating:
+        return []
+    return [vllm_server.NGRAM, *([vllm_server.draft_model(args.assistant)] if args.assistant else [])]
 
 
 def _row(name: str, value: dict[str, Any], args: argparse.Namespace) -> Row:
@@ -146,9 +153,9 @@ def _row(name: str, value: dict[str, Any], args: argparse.Namespace) -> Row:
     holds: bool | None = all(measured.values())
     if holds and len(measured) < len(bars):
         holds = None  # nothing failed, but a peer is missing
-    what = "demo pair" if name == "demo" else f"deepened twin of the demo pair, {args.times} times as deep"
+    what = "shipped pair" if name == "shipped" else f"deepened twin of it, {args.times} times as deep"
     bar = ", ".join(f"{peer} >= {least:g}x" for peer, least in bars.items())
-    return Row(f"3.1 {name}", f"one stream, {what}", value | {"reached": reached}, f"mean of domains: {bar}", holds)
+    return Row(f"B2 {name}", f"one stream, {what}", value | {"reached": reached}, f"mean of domains: {bar}", holds)
 
 
 if __name__ == "__main__":

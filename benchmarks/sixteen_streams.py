@@ -30,6 +30,7 @@ from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.peers import vllm_choice, vllm_server
 from benchmarks.peers.contestant import Absent
 from benchmarks.row import Row, note
+from benchmarks.turns import ratios, rotated
 from dspark.client.request import Sampling
 
 VLLM, OFF = "vllm", "dspark off"
@@ -105,8 +106,7 @@ async def _measure(
     points: dict[str, list[dict[str, Any]]] = {endpoint.name: [] for endpoint in endpoints}
     try:
         for repetition in range(repetitions):
-            first = repetition % len(endpoints)
-            for endpoint in [*endpoints[first:], *endpoints[:first]]:
+            for endpoint in rotated(endpoints, repetition):
                 plan = loop.Plan(
                     concurrency=args.streams,
                     duration_s=seconds,
@@ -138,8 +138,8 @@ def _seconds(server: vllm_server.VllmServer, streams: int, pair: Pair) -> float:
 
 def _value(points: dict[str, list[dict[str, Any]]], ahead: str) -> dict[str, Any]:
     own = [point["tok_s"] for point in points[ahead]]
-    ratios = {
-        name: round(statistics.median(a / p["tok_s"] for a, p in zip(own, given, strict=True)), 3)
+    over = {
+        name: round(statistics.median(ratios(own, [point["tok_s"] for point in given])), 3)
         for name, given in points.items()
         if name != ahead
     }
@@ -148,7 +148,7 @@ def _value(points: dict[str, list[dict[str, Any]]], ahead: str) -> dict[str, Any
     errors = {name: dict(sum((Counter(p["errors"]) for p in given), Counter())) for name, given in points.items()}
     return {
         "tok_s": {name: point["tok_s"] for name, point in middle.items()},
-        "ratio": ratios,
+        "ratio": over,
         "errors": {name: counts for name, counts in errors.items() if counts},  # of all repetitions
         "median_run": shown,
     }
@@ -160,7 +160,7 @@ def _row(value: dict[str, Any], streams: int) -> Row:
     if holds and len(measured) < len(BARS):
         holds = None  # nothing failed, but a peer is missing
     bar = ", ".join(f"{name} >= {least:g}x" for name, least in BARS.items())
-    return Row("3.2", f"{streams} streams, aggregate", value, bar, holds)
+    return Row("B3", f"{streams} streams, aggregate", value, bar, holds)
 
 
 if __name__ == "__main__":

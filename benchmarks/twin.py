@@ -7,7 +7,7 @@ stream (`o_proj`, `down_proj`) are zero: each adds exactly 0. So the twin's logi
 while a pass reads and multiplies `times` as many weights. Layer n of the target is layer `times * (n + 1) - 1` of the
 twin in all that follows it; the drafter's tapped layers are renamed accordingly and nothing else of it changes.
 
-It stands for a larger target in measurements of speed, where the demo target is so cheap that the hops between
+It stands for a larger target in measurements of speed, where a small target is so cheap that the hops between
 processes are much of a round. Wherever it appears it is called a twin.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.pair import ROOT, Pair
+from benchmarks.pair import Pair, add_arguments, chosen
 from dspark.model.checkpoint import fingerprint
 
 TIMES = 5
@@ -44,14 +44,13 @@ class Twin:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.twin", description="The deepened twin of a pair.")
-    parser.add_argument("--target", type=Path, default=ROOT / "models" / "demo-target", help="folder of the target")
-    parser.add_argument("--drafter", type=Path, default=ROOT / "models" / "demo-dspark", help="folder of the drafter")
+    add_arguments(parser)
     parser.add_argument("--times", type=int, default=TIMES, help=f"how many times as deep ({TIMES})")
     parser.add_argument("--out", type=Path, help="folder for both (default: the cache of this user)")
     args = parser.parse_args(argv)
     if args.times < 2:
         parser.error(f"--times: {args.times} is less than 2")
-    twin = build(Pair(args.target, args.drafter), times=args.times, out=args.out)
+    twin = build(chosen(args), times=args.times, out=args.out)
     print(f"--target {twin.pair.target} --drafter {twin.pair.drafter}")
     return 0
 

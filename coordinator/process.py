@@ -25,13 +25,13 @@ from coordinator.reception.frontdesk import FrontDesk, prompt_bytes
 from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION, GenerationService
 from coordinator.reception.tokenizer import find_tokenizer
-from coordinator.requests.policy import Policy, parse_policy
 from coordinator.requests.rule import parse_rule
 from coordinator.watching.tracing import Tracing, open_tracer
 from coordinator.workers.breaker import Doubts
 from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
 from coordinator.workers.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
+from dspark.rounds.policy import Policy, parse_policy
 from dspark.runtime.identity import model_name, new_incarnation
 from dspark.runtime.listeners import check_listeners
 from dspark.runtime.metrics_server import MetricsServer, serve_metrics

@@ -41,6 +41,8 @@ def of(role: Role, settings: Mapping[str, Any]) -> int:
     except DsparkError:  # the worker itself says what is wrong with it
         return HEAVY
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * number // stored
+    if not verifies and "target_layer_ids" in config:
+        weights += _left_out(folder, keys) * number
     return HEAVY + weights + int(settings["kv_tokens" if verifies else "context_tokens"]) * row * number
 
 
@@ -49,6 +51,17 @@ def _row(keys: Keys) -> int:
     heads = keys.count("num_attention_heads")
     size = keys.count("head_dim", default=max(keys.count("hidden_size") // heads, 1))
     return 2 * keys.count("num_hidden_layers") * keys.count("num_key_value_heads", default=heads) * size
+
+
+def _left_out(folder: Path, keys: Keys) -> int:
+    """Numbers of the tables that a drafter's files leave to its target: they are loaded all the same."""
+    rows = {name: keys.count("vocab_size") for name in ("embed_tokens.weight", "lm_head.weight")}
+    rows["lm_head.weight"] = keys.count("draft_vocab_size", default=rows["lm_head.weight"])
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = stream.read(min(int.from_bytes(stream.read(8), "little"), 8 * MIB))
+        rows = {name: count for name, count in rows.items() if f'{name}"'.encode() not in header}
+    return sum(rows.values()) * keys.count("hidden_size")
 
 
 def _folder(model: str) -> Path | None:

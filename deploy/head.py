@@ -5,6 +5,7 @@ Does not import ray: `ray start` is run as a program, so that a cluster can be e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -17,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.marks import VARIABLE, end_all
+from deploy.ray_auth import is_guarded
 from dspark.errors import Unavailable
 from dspark.runtime.identity import write_token
 
 PORT_TIMEOUT_S = 60.0
+STARTS = 3  # a port can be taken between our look and Ray's
 OBJECT_STORE_BYTES = 80_000_000  # nothing of ours travels through it
 
 _PORT_OPTIONS = (
@@ -46,6 +49,10 @@ class Head:
     folder: Path
     cell_id: str
     dashboard: str = ""
+
+
+class _NotOurs(Unavailable):
+    """This start failed in a way that other ports can mend."""
 
 
 def environment(token_file: Path, cell_id: str) -> dict[str, str]:
@@ -76,12 +83,22 @@ def start_head(
     *,
     dashboard: bool = False,
 ) -> Head:
-    """Starts the cluster and waits for its port. `environ` (this process's) is set up for drivers.
+    """Starts the cluster and waits until it asks who calls. `environ` (this process's) is set up for drivers.
 
-    `noted` hears of the cluster before anything is waited for, so that it can always be ended by somebody else.
+    `noted` hears of the cluster before anything is waited for, so that it can always be ended by somebody else. A start
+    that ends by itself, or whose port somebody else answers, is tried again with other ports.
     """
     if not token_file.exists():
         write_token(token_file)
+    for _ in range(STARTS - 1):
+        with contextlib.suppress(_NotOurs):
+            return _start(token_file, cell_id, environ, noted, dashboard)
+    return _start(token_file, cell_id, environ, noted, dashboard)
+
+
+def _start(
+    token_file: Path, cell_id: str, environ: MutableMapping[str, str], noted: Callable[[Head], None], dashboard: bool
+) -> Head:
     # Ray's sockets lie under this folder and their paths are limited to about a hundred bytes: no deep folders.
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp" if os.path.isdir("/tmp") else None))
     ports = free_ports(len(_PORT_OPTIONS) + len(_PORT_VARIABLES) + 1)
@@ -103,6 +120,8 @@ def start_head(
     try:
         noted(head)
         _await_port(process, ports[0], folder / "head.log")
+        if not is_guarded(head.address):
+            raise _NotOurs(f"{head.address} is answered by another process than the Ray cluster that was started")
     except BaseException:
         stop_head(head)
         raise
@@ -140,7 +159,7 @@ def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     while True:
         if process.poll() is not None:
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise Unavailable(f"Ray did not start: {said[-1] if said else f'exit code {process.returncode}'}")
+            raise _NotOurs(f"Ray did not start: {said[-1] if said else f'exit code {process.returncode}'}")
         try:
             socket.create_connection(("127.0.0.1", port), 0.5).close()
             return

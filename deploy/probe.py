@@ -9,11 +9,12 @@ import asyncio
 import enum
 import time
 from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from deploy.fleet import Announced, Started
 from deploy.topology import Role
 from dspark.client.errors import read_error
 from dspark.client.status import CellStatus, read_status
@@ -21,9 +22,6 @@ from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2, control_pb2_grpc
-
-if TYPE_CHECKING:
-    from deploy.fleet import Announced, Started
 
 LOOK_TIMEOUT_S = 2.0
 ANNOUNCE_TIMEOUT_S = 10.0
@@ -98,8 +96,6 @@ class ControlAnnouncer:
         self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]], draining: Set[str]
     ) -> Announced:
         """Replaces the coordinator's set of workers."""
-        from deploy.fleet import Announced
-
         stub = await self._stub(coordinator.endpoint)
         message = control_pb2.AnnounceRequest(
             workers=[

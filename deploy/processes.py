@@ -50,7 +50,8 @@ class Child:
 class LocalCell:
     """A coordinator, verifiers and drafters as children of this process; a context manager that leaves nothing behind.
 
-    Extra flags go to each role as written in its configuration, e.g. `draft={"q_entries": 16}`.
+    Extra flags go to each role as written in its configuration, e.g. `draft={"q_entries": 16}`. programs: by role, a
+    module and its words that stand for the command itself.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class LocalCell:
         coordinator: Flags | None = None,
         verify: Flags | None = None,
         draft: Flags | None = None,
+        programs: Mapping[str, Sequence[str]] | None = None,
         folder: Path | None = None,
     ) -> None:
         self._models = {"target": str(target), "drafter": str(drafter)}
@@ -72,6 +74,7 @@ class LocalCell:
             "verify": verify or {},
             "draft": draft or {},
         }
+        self._programs = programs or {}
         several = any(str(self._said(role, "threads") or 1) != "1" for role in self._counts)
         self._homes = homes(usable(), 2 if several else 1)
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
@@ -154,7 +157,8 @@ class LocalCell:
         name = f"{role}/{index}"
         if (cpus := self._homes.get(name)) and not self._said(role, "cpus"):
             words.append(_option("cpus", cpus))
-        start = [sys.executable, "-m", "dspark.cli.main", "serve", role, f"--name={name}", "--ready-json"]
+        program = self._programs.get(role, ("dspark.cli.main",))
+        start = [sys.executable, "-m", *program, "serve", role, f"--name={name}", "--ready-json"]
         start.append(f"--parent-pid={os.getpid()}")
         return self._spawn(name, [*start, *self._place(name), *words])
 

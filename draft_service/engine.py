@@ -216,21 +216,13 @@ class DraftEngine:
     def _draft_group(self, items: list[DraftItem]) -> list[Block]:
         size = self.drafter.config.block_size
         wanted = [min(item.max_slots or size, size) for item in items]
-        if self._contexts.in_order:  # what an earlier failure left undone
-            self._contexts.catch_up([self._contexts[item.cursor.sequence] for item in items])
-        members = [(item.cursor.sequence, item.features_through - self._lag) for item in items]
         slots = size if self.config.whole_blocks else max(wanted)
         with torch.inference_mode():
-            # Row 0: anchors, row 1: their positions.
-            facts = torch.tensor(
-                [[item.anchor for item in items], [item.cursor.anchor_position for item in items]], dtype=torch.int64
-            )
-            facts = facts.to(self.device) if self.device.type != "cpu" else facts
-            proposal = self._propose(facts, members, slots)
+            proposal, anchors = self.propose(items, slots)
             drawn = walk(
                 proposal,
                 self._calibration,
-                facts[0],
+                anchors,
                 [item.law for item in items],
                 [item.cursor for item in items],
                 slots=max(wanted),
@@ -253,19 +245,28 @@ class DraftEngine:
             )
         return blocks
 
-    def _propose(self, facts: torch.Tensor, members: Sequence[tuple[int, int]], slots: int) -> Proposal:
-        """facts [2, n]: anchors and their positions; members: whose context, and how many of its entries."""
-        anchors, positions = facts
+    @torch.inference_mode()
+    def propose(self, items: Sequence[DraftItem], slots: int) -> tuple[Proposal, torch.Tensor]:
+        """The blocks of items that can be drafted, before anything is drawn, and their anchors [n]."""
+        if self._contexts.in_order:  # what an earlier failure left undone
+            self._contexts.catch_up([self._contexts[item.cursor.sequence] for item in items])
+        members = [(item.cursor.sequence, item.features_through - self._lag) for item in items]
+        # Row 0: anchors, row 1: their positions.
+        facts = torch.tensor(
+            [[item.anchor for item in items], [item.cursor.anchor_position for item in items]], dtype=torch.int64
+        )
+        anchors, positions = facts.to(self.device) if self.device.type != "cpu" else facts
         if (over_pages := self.drafter.propose_over_pages) is not None:
             paged = self._contexts.paged(members)
-            return over_pages(anchor_ids=anchors, anchor_positions=positions, context=paged, slots=slots)
-        return self.drafter.propose(
+            return over_pages(anchor_ids=anchors, anchor_positions=positions, context=paged, slots=slots), anchors
+        proposal = self.drafter.propose(
             anchor_ids=anchors,
             anchor_positions=positions,
             context=self._contexts.entries(members, self.drafter.room(slots)),
             last_rows=self._contexts.rows_at(members) if self._lag else None,
             slots=slots,
         )
+        return proposal, anchors
 
     def _shapers(self, items: list[DraftItem]) -> list[Shaper | None] | None:
         """What the laws make of logits after the rows that count, the anchor not among them; None when nothing."""

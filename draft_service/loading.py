@@ -32,9 +32,10 @@ def load_parts(config: DraftConfig) -> Parts:
     device = pick_device(config.device, key="draft.device")
     dtype = pick_dtype(config.dtype, device, key="draft.dtype")
     folder = locate(config.drafter, revision=config.drafter_revision)
-    drafter = load_drafter(
-        folder, dtype=dtype, device=device, target=config.target or None, target_revision=config.target_revision
-    ).requires_grad_(False)
+    target, revision = config.target or None, config.target_revision
+    drafter = load_drafter(folder, dtype=dtype, device=device, target=target, target_revision=revision).requires_grad_(
+        False
+    )
     drafter.serve()
     calibration = load_calibration(folder, block_size=drafter.config.block_size)
     calibrated = calibration is not IDENTITY
@@ -43,4 +44,5 @@ def load_parts(config: DraftConfig) -> Parts:
     if calibrated and calibration.top_k_cut not in (None, config.q_entries):
         # Confidence was fitted for another cut of q; it still orders slots, but its product is off.
         log.warning("draft.calibrated_for_other_cut", fitted=calibration.top_k_cut, serving=config.q_entries)
-    return Parts(drafter, calibration, calibrated, fingerprint(folder))
+    version = fingerprint(folder, target=target, target_revision=revision)
+    return Parts(drafter, calibration, calibrated, version)

@@ -6,20 +6,15 @@ that a busy moment of the machine spoils one sample of many points and not one p
 
 from __future__ import annotations
 
-import platform
 import time
 
-import structlog
 import torch
 
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.native.layer import NativeLayer
 from dspark.runtime.cost_grid import grid_of
-from dspark.runtime.cost_store import Curve, load_curve, store_curve
-from dspark.runtime.cpus import usable
+from dspark.runtime.cost_store import Curve, processor, stored_or_measured
 from dspark.types import Cursor, Law
-
-log = structlog.get_logger("dspark.profiler")
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (128, 1024)
@@ -30,16 +25,7 @@ _LAW = Law(temperature=0.0)
 
 def cost_curve(engine: DraftEngine) -> Curve | None:
     """The stored curve of an equal process, else a fresh measurement, which is then stored."""
-    key = _key(engine)
-    curve = load_curve(key)
-    if curve is None:
-        curve = measure(engine)
-        if curve is None:
-            log.warning("cost.not_measured", reason="the pool or the context is too small")
-            return None
-        store_curve(key, curve)
-    log.info("cost.ready", source=curve.source, points=int(curve.seconds.size), one=float(curve.seconds[0, 0]))
-    return curve
+    return stored_or_measured(_key(engine), lambda: measure(engine))
 
 
 def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
@@ -90,12 +76,10 @@ def _key(engine: DraftEngine) -> dict[str, object]:
     return {
         "role": "draft",
         "model": engine.fingerprint,
-        "machine": platform.node(),
-        "processor": platform.processor() or platform.machine(),
+        **processor(),
         "device": str(engine.device) if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device),
         "dtype": engine.dtype,
         "threads": torch.get_num_threads(),
-        "processors": len(usable()),
         "torch": torch.__version__,
         "native": NativeLayer.found(next(engine.drafter.parameters())) is not None,
         "in one call": over_pages is not None and over_pages.in_one_call,

@@ -1,11 +1,7 @@
-"""One coordinator's stream: commands in, events out, and everything it opened freed when it ends."""
+"""What a coordinator asks of a drafter: contexts opened, cohorts drafted, contexts released."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
-from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import structlog
@@ -13,16 +9,13 @@ import structlog
 from draft_service.cohorts import Cohorts
 from draft_service.interface import DraftItem, Engine
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
-from dspark.runtime.command_stream import CommandStream
-from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.draining import Draining
-from dspark.runtime.leases import Leases, Ref
-from dspark.runtime.telemetry import Metrics
-from dspark.runtime.wire_limits import KIB, MIB, Bounds, Read
+from dspark.runtime.wire_limits import KIB, MIB, Bounds
+from dspark.runtime.worker import Worker
+from dspark.runtime.worker_session import WorkerSession
 from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, RefusalReason
 from dspark.wire import codec
 from dspark.wire.cohorts import MAX_ROWS, fit, read_cursors, write_blocks
-from dspark.wire.v1 import draft_pb2, types_pb2
+from dspark.wire.v1 import draft_pb2
 
 log = structlog.get_logger("dspark.draft")
 
@@ -42,94 +35,37 @@ BOUNDS = Bounds(
     },
 )
 
-_owners = itertools.count(1)
 _NO_LAW: tuple[int, Law | None] = (0, None)
 
 
-class DraftSession:
+class DraftSession(WorkerSession[Engine]):
     """Commands of one stream."""
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        device: DeviceWorker,
-        cohorts: Cohorts,
-        metrics: Metrics,
-        incarnation: int,
-        draining: Draining,
-    ) -> None:
-        self._engine = engine
-        self._device = device
+    event = draft_pb2.DraftEvent
+
+    def __init__(self, worker: Worker[Engine], cohorts: Cohorts) -> None:
+        super().__init__(worker)
         self._cohorts = cohorts
-        self._metrics = metrics
-        self._incarnation = incarnation
-        self._draining = draining
-        self._owner = next(_owners)
-        self._leases = Leases(engine.config.lease_s)
         self._laws: dict[int, tuple[int, Law]] = {}  # (epoch, law) of every sequence opened here
 
-    async def run(
-        self, requests: AsyncIterator[Read[draft_pb2.DraftCommand]]
-    ) -> AsyncGenerator[draft_pb2.DraftEvent, None]:
-        """Events until the coordinator ends the stream."""
-        stream = CommandStream(self._answer, self._metrics)
-        watching = asyncio.create_task(self._leases.watch(self._free_overdue))
-        try:
-            with self._draining.telling(lambda: stream.say(self._farewell())):
-                async with contextlib.aclosing(stream.run(requests)) as events:
-                    async for event in events:
-                        yield event
-        finally:
-            watching.cancel()
-            await self._free()
-
-    def _farewell(self) -> draft_pb2.DraftEvent:
-        left = types_pb2.Draining(finish_within_ms=self._draining.left_ms)
-        return draft_pb2.DraftEvent(incarnation=self._incarnation, draining=left)
-
-    async def _free_overdue(self, late: list[Ref]) -> None:
-        """A release got lost, or the coordinator lost its mind."""
-        freed = await self._device.run_surely(
-            lambda: sum(self._engine.release(sequence, epoch) for sequence, epoch in late)
-        )
-        self._metrics.dropped.labels(kind="sequence", reason="lease").inc(freed)
-        self._note_load()
-        log.warning("lease.over", sequences=freed)
-
-    async def _free(self) -> None:
-        try:
-            freed = await self._device.run_surely(self._engine.release_owner, self._owner)
-        except Unavailable:  # the process is ending, and its memory with it
-            return
-        self._note_load()
-        log.info("session.ended", sequences=freed)
-
-    async def _answer(self, read: Read[draft_pb2.DraftCommand]) -> draft_pb2.DraftEvent | None:
-        command = read.message
-        kind = command.WhichOneof("command")
-        if kind is None:
-            reason = "empty" if read.too_large is None else "too_large"
-            self._metrics.dropped.labels(kind="command", reason=reason).inc()
-            return None
-        wrong = command.incarnation not in (0, self._incarnation)
-        if read.too_large is not None:
-            event = self._refuse(kind, command, read.too_large)
+    async def _carry_out(
+        self, kind: str, command: draft_pb2.DraftCommand, too_large: InvalidRequest | None, wrong: bool
+    ) -> draft_pb2.DraftEvent:
+        if too_large is not None:
+            event = self._refuse(kind, command, too_large)
         elif kind == "draft":
             event = draft_pb2.DraftEvent(blocks=await self._draft(command.draft, wrong))
         elif kind == "open":
             event = draft_pb2.DraftEvent(opened=await self._open(command.open, wrong))
         else:
             event = draft_pb2.DraftEvent(released=await self._release(command.release, wrong))
-        event.tag = command.tag
-        event.incarnation = self._incarnation
         event.drafter_version = self._engine.fingerprint
         return event
 
     def _refuse(self, kind: str, command: draft_pb2.DraftCommand, why: InvalidRequest) -> draft_pb2.DraftEvent:
         """What is too large is not carried out. Whoever counts blocks or what was freed sees that there are none."""
         log.warning("command.too_large", kind=kind, field=str(why))
-        self._metrics.refusals.labels(reason="invalid").inc()
+        self._worker.refused(RefusalReason.INVALID)
         if kind == "draft":
             return draft_pb2.DraftEvent(blocks=draft_pb2.Blocks())
         if kind == "release":
@@ -146,7 +82,7 @@ class DraftSession:
         except PeerError as error:
             # Whoever counts the blocks sees that there are none; which sequences were meant cannot be said.
             log.warning("draft.malformed", field=str(error))
-            self._metrics.refusals.labels(reason="invalid").inc()
+            self._worker.refused(RefusalReason.INVALID)
             return {}
         able = [item for item in items if isinstance(item, DraftItem)]
         wait_s = min(cohort.wait_us, self._engine.config.max_wait_us) * 1e-6
@@ -184,7 +120,7 @@ class DraftSession:
         refusal: Refusal | None
         if wrong:
             refusal = Refusal(RefusalReason.WRONG_INCARNATION, "the command is for another process")
-        elif self._draining.is_set():
+        elif self._worker.draining.is_set():
             refusal = Refusal(RefusalReason.NO_PAGES, "the drafter is draining")
         else:
             try:
@@ -200,23 +136,17 @@ class DraftSession:
                 refusal = Refusal(RefusalReason.NO_PAGES, str(error))
         if refusal is None:
             self._leases.open(cursor.sequence, cursor.epoch)
-            self._note_load()
+            self._worker.note_load()
             return draft_pb2.Opened(cursor=command.cursor)
-        self._metrics.refusals.labels(reason=refusal.reason.name.lower()).inc()
+        self._worker.refused(refusal.reason)
         return draft_pb2.Opened(cursor=command.cursor, refusal=codec.write_refusal(refusal))
 
     async def _release(self, command: draft_pb2.DraftRelease, wrong: bool) -> draft_pb2.DraftReleased:
         named = [] if wrong else [(ref.sequence, ref.epoch) for ref in command.sequences[:MAX_ROWS]]
-
-        def free() -> int:
-            return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)
-
-        freed = await self._device.run_surely(free)
+        freed = await self._free_named(named)
         for sequence, epoch in named:
             if self._laws.get(sequence, _NO_LAW)[0] <= epoch:
                 self._laws.pop(sequence, None)
-            self._leases.end(sequence, epoch)
-        self._note_load()
         return draft_pb2.DraftReleased(sequences=freed)
 
     def _keep_law(self, cursor: Cursor, law: Law) -> None:
@@ -225,7 +155,3 @@ class DraftSession:
         if len(self._laws) > self._engine.config.max_sequences:
             held = self._engine.knows
             self._laws = {at: kept for at, kept in self._laws.items() if held(Cursor(at, kept[0], 0, 0))}
-
-    def _note_load(self) -> None:
-        held = self._engine.held
-        self._metrics.note_load(held.sequences, held.pages_held, held.pages_total)

@@ -38,9 +38,9 @@ from coordinator.lanes.ports import (
 from coordinator.lanes.sequence import Sequence as Sequence_
 from coordinator.lanes.track import Track
 from coordinator.queue.admission import Admission, Bounds
-from coordinator.requests.policy import parse_policy
 from coordinator.requests.request import Request
 from coordinator.scheduling.cost_curve import CostCurve
+from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block, Cursor, EmptyReason, Law, RefusalReason, SparseQ, Verdict
 
@@ -275,6 +275,7 @@ class FakeVerifier(_Worker):
         self.drafters = list(drafters)
         self.sequences: dict[int, tuple[int, list[int]]] = {}  # sequence -> (epoch, committed ids)
         self.seen: dict[int, object] = {}  # laws by sequence
+        self.prompts: list[PrefillOrder] = []  # every one that was ordered
         self.prefills = 0
         self.decline: Declined | None = None  # answers the next item with this
         self.declines_all: Declined | None = None  # every item
@@ -282,6 +283,7 @@ class FakeVerifier(_Worker):
         self.loses_replies = 0  # so many verdicts get lost on their way
         self._last: dict[int, Verdict] = {}  # of every sequence, to be said again
         self.tampers: Callable[[Verdict], Verdict] = lambda verdict: verdict
+        self.tampers_first: Callable[[Prefilled], Prefilled] = lambda prefilled: prefilled
         self.facts = VerifierFacts(
             name=name,
             endpoint=f"{name}:1",
@@ -308,6 +310,7 @@ class FakeVerifier(_Worker):
         if self.no_pages:
             return self.reply("prefill", Declined(cursor, RefusalReason.NO_PAGES))
         self.prefills += 1
+        self.prompts.append(order)
         ids = list(order.token_ids)
         self.sequences[cursor.sequence] = (cursor.epoch, ids)
         self.seen[cursor.sequence] = order.law
@@ -316,7 +319,7 @@ class FakeVerifier(_Worker):
             anchor = after(ids[-1], len(ids) - 1)
             self._push(order.sink, cursor.sequence, 0, len(ids))
             ids.append(anchor)
-            return Prefilled(cursor, anchor, STEP_S)
+            return self.tampers_first(Prefilled(cursor, anchor, STEP_S))
 
         return self.reply("prefill", done)
 
@@ -392,6 +395,7 @@ class ToyCell:
         waits: Conduct | None = None,
         bounds: Bounds | None = None,
         outlet: int = 64,
+        write: Callable[[], None] = lambda: None,
         **verifier: Any,
     ) -> None:
         self.talk = Talk()
@@ -400,7 +404,7 @@ class ToyCell:
         self.explain = Explain()
         self.drafters = [FakeDrafter(self.talk, f"draft/{i}", incarnation=11 + i) for i in range(drafters)]
         self.admission = Admission(bounds or Bounds(), self.clock, self.metrics)
-        self._waits, self._outlet = waits or Conduct(), outlet
+        self._waits, self._outlet, self._write = waits or Conduct(), outlet, write
         self._load: Counter[DrafterPort] = Counter()
         self._numbers = itertools.count(1)
         self._loops: set[asyncio.Task[None]] = set()
@@ -416,6 +420,7 @@ class ToyCell:
             clock=self.clock,
             metrics=self.metrics,
             explain=self.explain,
+            write=self._write,
         )
         verifier.on_close = lambda: (lane.close(), self.admission.lane_left(lane))
         for drafter in self.drafters:

@@ -76,6 +76,37 @@ def test_every_import_stays_inside_the_map(room: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def _graph(files: dict[str, Path]) -> dict[str, set[str]]:
+    """Module -> modules of `files` that it imports anywhere: inside functions and for types alone, too."""
+    return {module: {name for name, _ in _imports(path) if name in files} - {module} for module, path in files.items()}
+
+
+def _circle(graph: dict[str, set[str]]) -> set[str]:
+    """What is left when modules that import nothing of what is left are taken away, then those nobody imports."""
+    left = dict(graph)
+    while gone := {module for module in left if not left[module] & left.keys()}:
+        left = {module: names for module, names in left.items() if module not in gone}
+    while left.keys() - set().union(*left.values()):
+        left = {module: names for module, names in left.items() if module in set().union(*left.values())}
+    return set(left)
+
+
+def test_no_module_imports_itself_on_any_way() -> None:
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for room in sorted(ROOMS | {"dspark"})
+        for path in _sources(room)
+    }
+    assert not _circle(_graph(files))
+
+
+def test_a_circle_would_be_seen(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.py" for name in ("a", "b", "c", "d")}
+    for name, text in (("a", "import b"), ("b", "def f():\n    from c import x"), ("c", "import a"), ("d", "import a")):
+        files[name].write_text(text, encoding="utf-8")
+    assert _circle(_graph(files)) == {"a", "b", "c"}
+
+
 def test_dangerous_calls_are_absent() -> None:
     wrong = []
     for room in sorted(ROOMS | {"dspark"}):

@@ -1,4 +1,4 @@
-"""From prompts to a drafter for any target (`dspark train`), and the recipe of the demo pair (`python -m training`).
+"""From prompts to a drafter for any target (`dspark train`).
 
     split -> regenerate -> encode -> [target_cache] -> trainer -> calibrate -> evaluate
 

@@ -7,6 +7,8 @@ replayed on them (`training/rounds.py`).
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +19,17 @@ import torch
 from torch import Tensor
 
 from dspark.errors import ConfigError
-from dspark.model.checkpoint import LoadedTarget
+from dspark.model.checkpoint import LoadedTarget, fingerprint
+from dspark.model.weights_file import read_file
 from dspark.types import Rule
 from training import lockstep, rounds
 from training.chat import Chat
+from training.disk import save_tensors
 from training.row_file import read_rows
 from training.split import conversation_of
 
 ROWS_AT_ONCE = 64
+_LAYOUT = 1  # of kept answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +93,14 @@ def answers(
     seed: int,
     new_tokens: int,
     room: int,  # tokens after the last anchor: a block and the target's own
+    keep: Path | None = None,  # folder of answers that were drawn before, whichever drafter is measured on them
 ) -> Iterator[Answer]:
     """The answers, in order of the questions' lengths; the same for all ratio rules, drawn with its noise for coupled.
 
     A text that ends early goes on in the tensor, but no round starts after its end.
     """
+    raced = rule is Rule.COUPLED and temperature > 0
+    named = "" if keep is None else fingerprint(target.folder)
     order = sorted(range(len(asked)), key=lambda n: len(asked[n].ids))
     for first in range(0, len(order), ROWS_AT_ONCE):
         chosen = order[first : first + ROWS_AT_ONCE]
@@ -101,15 +109,23 @@ def answers(
             raise ConfigError(
                 f"new_tokens: prompt and answer of {total} tokens; the target ends at {target.context_length}"
             )
-        ids, _ = lockstep.generate(
-            target.model,
-            prompts=[asked[n].ids for n in chosen],
-            total=total,
-            temperatures=torch.full((len(chosen),), temperature),
-            generator=torch.Generator().manual_seed(seed * 1_000_003 + first),
-            end_id=-1,
-            pick=_racing(seed, chosen, temperature) if rule is Rule.COUPLED and temperature > 0 else None,
-        )
+        prompts = [asked[n].ids for n in chosen]
+        about = [_LAYOUT, named, prompts, total, temperature, seed, first, chosen if raced else []]
+        kept = None if keep is None else keep / f"answers-{_digest(about)}.safetensors"
+        if kept is not None and kept.is_file():
+            ids = read_file(kept)["ids"].long()
+        else:
+            ids, _ = lockstep.generate(
+                target.model,
+                prompts=prompts,
+                total=total,
+                temperatures=torch.full((len(chosen),), temperature),
+                generator=torch.Generator().manual_seed(seed * 1_000_003 + first),
+                end_id=-1,
+                pick=_racing(seed, chosen, temperature) if raced else None,
+            )
+            if kept is not None:
+                save_tensors(kept, {"ids": ids.int()})
         for row, number in enumerate(chosen):
             start = len(asked[number].ids)
             ends = tuple(token in target.stop_ids for token in ids[row, start : start + new_tokens + room].tolist())
@@ -117,6 +133,10 @@ def answers(
             if last:
                 text = ids[row : row + 1, : start + last + room]
                 yield Answer(asked[number], text, ends, last, seed, number)
+
+
+def _digest(about: object) -> str:
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
 def _racing(seed: int, choices: Sequence[int], temperature: float) -> Callable[[Tensor, int], Tensor]:

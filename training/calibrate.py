@@ -49,9 +49,9 @@ def calibrate(
 
     Without `offsets` temperatures alone are written, as published; the error they leave is told in any case.
     `also_greedy` are prompts for greedy requests only: an answer has fewer rounds there, and it is always the same.
-    `plots` takes reliability diagrams before and after; `keep` keeps the rounds, so that a run that was stopped goes on
-    where it was. Returns what `dspark calibrate --json` prints. ConfigError for a drafter without a confidence head:
-    there is nothing to calibrate.
+    `plots` takes reliability diagrams before and after; `keep` keeps answers and rounds, so that a run that was stopped
+    goes on where it was, and one of another drafter has the answers. Returns what `dspark calibrate --json` prints.
+    ConfigError for a drafter without a confidence head: there is nothing to calibrate.
     """
     begun = time.monotonic()
     _check_names([*prompts, *also_greedy])
@@ -63,7 +63,7 @@ def calibrate(
     asked = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in (*prompts, *also_greedy)}
     if any(len(rows_of) < 2 for rows_of in asked.values()):
         raise ConfigError("prompts: two rows at least of every file, one to fit on and one to measure on")
-    named = f"{fingerprint(target)} {fingerprint(drafter)} {cut} {new_tokens} {seed} {rows}"
+    named = f"{fingerprint(target)} {fingerprint(drafter, target=target)} {cut} {new_tokens} {seed} {rows}"
     source = Source(loaded, made, asked, seed=seed, new_tokens=new_tokens, cut=cut, keep=keep, named=named)
     sampled = [path.stem for path in prompts]
     jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]

@@ -43,12 +43,14 @@ def evaluate(
     seed: int = SEED,
     thresholds: Sequence[float] = THRESHOLDS,
     out: Path | None = None,
+    keep: Path | None = None,
     bar: bool = True,
 ) -> dict[str, Any]:
     """Measures every data set at every temperature; writes `metrics.json` and plots to `out`. Returns the metrics.
 
     `rule` is the acceptance rule, `cut` the entries a draft is cut to (None: not at all), `rows` the most rows of one
-    data set (0: all). Thresholds are swept where the drafter has a confidence head, over the very same texts.
+    data set (0: all). Thresholds are swept where the drafter has a confidence head, over the very same texts. `keep`:
+    a folder in which the target's answers stay, for the next drafter.
     """
     begun = time.monotonic()
     stems = [path.stem for path in datasets]
@@ -80,6 +82,7 @@ def evaluate(
                     seed=seed,
                     new_tokens=new_tokens,
                     room=size + 1,
+                    keep=keep,
                 )
                 for text in judged(
                     loaded,
@@ -100,7 +103,7 @@ def evaluate(
         "drafter": str(drafter),
         "family": made.config.family,
         "block_size": size,
-        "fingerprints": {"target": fingerprint(target), "drafter": fingerprint(drafter)},
+        "fingerprints": {"target": fingerprint(target), "drafter": fingerprint(drafter, target=target)},
         "rule": rule,
         "top_k_cut": cut,
         "new_tokens": new_tokens,

@@ -118,6 +118,7 @@ class Source:
                 seed=seed,
                 new_tokens=self._new_tokens,
                 room=self._drafter.config.block_size + 1,
+                keep=self._keep,
             )
             self._drawn[place] = list(drawn)
         return self._drawn[place]

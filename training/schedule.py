@@ -1,4 +1,4 @@
-"""Learning rate and step count of a run: pure numbers."""
+"""Learning rate of a run: pure numbers."""
 
 import math
 
@@ -21,8 +21,3 @@ def rate(step: int, steps: int, *, warmup: int, decay_from: float) -> float:
     start = decay_from * steps
     falling = 1.0 if step < start else (steps - step) / max(1.0, steps - start)
     return rising * falling
-
-
-def steps_within(minutes: float, step_s: float) -> int:
-    """Steps that fit into a time, at least one."""
-    return max(1, int(minutes * 60 / step_s))

@@ -134,13 +134,13 @@ def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
     if kept is not None:
         drafter.draft_vocabulary = DraftVocabulary(kept, target.vocab_size)
     if settings.start:
-        _start_from(drafter, settings.start)
+        _start_from(drafter, settings.start, target.folder)
     return drafter
 
 
-def _start_from(drafter: Drafter, folder: str) -> None:
+def _start_from(drafter: Drafter, folder: str, target: Path) -> None:
     """Takes the weights of another drafter over. ConfigError names the first thing in which the two differ."""
-    given = load_drafter(folder)
+    given = load_drafter(folder, target=target)
     for name in ("family", "hidden_size", "num_hidden_layers", "target_layer_ids", "markov_head_type", "markov_rank"):
         theirs, ours = getattr(given.config, name), getattr(drafter.config, name)
         if theirs != ours:

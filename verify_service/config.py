@@ -48,10 +48,6 @@ class VerifyConfig(ListenConfig):
     )
     measure_cost: bool = field(default=True, metadata={"doc": "Measure the cost curve at start, or load a stored one."})
     cost_max_tokens: int = field(default=128, metadata={"doc": "Largest step that the cost curve covers."})
-    force_acceptance: float | None = field(
-        default=None, metadata={"doc": "For benchmarks only: mean tokens a full block commits, whatever was drafted."}
-    )
-    force_acceptance_slots: int = field(default=7, metadata={"doc": "Slots of a full block, for force_acceptance."})
     feature_dtype: str = field(
         default="bfloat16", metadata={"doc": "Feature rows on the wire: bfloat16, or float8_e4m3 with a scale per row."}
     )

@@ -18,11 +18,10 @@ from dspark.pages import Held
 from dspark.types import Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
-from verify_service.forced import Forced
 from verify_service.holdings import Holdings
 from verify_service.interface import Judged as Judged
 from verify_service.interface import Prefill, Progress
-from verify_service.judging import rule_problem, shaper_of, told
+from verify_service.judging import Sampler, judge_each, rule_problem, shaper_of, told
 from verify_service.loading import load_parts
 from verify_service.packed_step import Chunk, PackedStep
 from verify_service.passes import PackedRunner, Runner
@@ -41,6 +40,7 @@ class VerifyEngine:
         projection: Projection | None,
         config: VerifyConfig,
         version: str,
+        sampler: Sampler = judge_each,
     ) -> None:
         self.target = target
         self.config = config
@@ -59,13 +59,11 @@ class VerifyEngine:
             keep_prefixes=config.prefix_cache and runner.path == "packed",
             copy=runner.copy if isinstance(runner, PackedRunner) and runner.likes_rows else None,
         )
-        mean = config.force_acceptance
-        forced = None if mean is None else Forced(mean, config.force_acceptance_slots)
-        self._step = PackedStep(runner, self._holdings, forced)
+        self._step = PackedStep(runner, self._holdings, sampler)
         self._rounds = Rounds(self._step, self._holdings, config, target.vocab_size, runner.device)
 
     @staticmethod
-    def load(config: VerifyConfig) -> VerifyEngine:
+    def load(config: VerifyConfig, sampler: Sampler = judge_each) -> VerifyEngine:
         """Loads the weights and chooses the attention path; call it on the thread that will own the device."""
         parts = load_parts(config)
         return VerifyEngine(
@@ -74,6 +72,7 @@ class VerifyEngine:
             projection=parts.projection,
             config=config,
             version=parts.fingerprint,
+            sampler=sampler,
         )
 
     # -- what it is -------------------------------------------------------------------------

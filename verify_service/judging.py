@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 from torch import Tensor
@@ -53,6 +53,12 @@ def failed(sequence: int, error: Exception) -> Refusal:
 def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
     """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V], if the law asks."""
     return () if law.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, law.logprobs)
+
+
+Decided = tuple[int, int] | Refusal  # drafted tokens accepted, the token behind them
+
+# Of the logits [T, V] of a packed pass and its cases; counts near-ties by sequence, lets the watch see what was drawn.
+Sampler = Callable[[Tensor, list[Case], Counter[int] | None, Watch | None], list[Decided]]
 
 
 def judge_each(

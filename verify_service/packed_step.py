@@ -18,9 +18,8 @@ from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.types import Draws, Refusal, TokenLogprobs, Verdict
 from verify_service.feature_store import FeatureRows
-from verify_service.forced import Forced
 from verify_service.holdings import Holdings
-from verify_service.judging import failed, judge_each, shaper_of, told
+from verify_service.judging import Sampler, failed, shaper_of, told
 from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
 from verify_service.sequences import SequenceState, VerifyItem
@@ -65,11 +64,10 @@ class Stepped(NamedTuple):
 class PackedStep:
     """How one engine runs passes."""
 
-    def __init__(self, runner: Runner, holdings: Holdings, forced: Forced | None) -> None:
-        self._runner, self._holdings, self._forced = runner, holdings, forced
+    def __init__(self, runner: Runner, holdings: Holdings, sampler: Sampler) -> None:
+        self._runner, self._holdings, self._sampler = runner, holdings, sampler
         self._near_ties: Counter[int] = Counter()
-        # Its noise is a secret of this process. Verdicts that are not the rule's say nothing of draws.
-        self._watch = Watch(secrets.randbits(128)) if forced is None else None
+        self._watch = Watch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
 
     def take_near_ties(self) -> int:
@@ -79,8 +77,6 @@ class PackedStep:
 
     def take_draws(self, items: Sequence[VerifyItem]) -> tuple[dict[int, Labels], list[Draws]]:
         """What the rule saw since the last call: labels by sequence, and sums by the drafters of these items."""
-        if self._watch is None:
-            return {}, []
         labels = self._watch.labels()
         return labels, self._watch.sums({item.cursor.sequence: item.drafter for item in items}) if labels else []
 
@@ -137,9 +133,7 @@ class PackedStep:
         wanted: list[_Committed | None] = []
         self._rounds += 1
         due = len(items) < MANY or self._rounds % EVERY == 0
-        decisions = judge_each(result.logits, cases, self._near_ties, self._watch if due else None)
-        if self._forced is not None:
-            decisions = self._forced.apply(result.logits, cases, decisions)
+        decisions = self._sampler(result.logits, cases, self._near_ties, self._watch if due else None)
         for item, case, decided in zip(items, cases, decisions, strict=True):
             state = self._holdings.states[item.cursor.sequence]
             complete = _with_logprobs(state, result.logits[case.first_row :], item.draft_ids, decided)

@@ -1,22 +1,15 @@
-"""A verifier process, from configuration to SERVING and back."""
+"""A verifier process: its engine and its service, in the shell of all workers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
-from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.draining import emptied
-from dspark.runtime.identity import model_name, new_incarnation
-from dspark.runtime.listeners import check_listeners
-from dspark.runtime.metrics_server import MetricsServer, serve_metrics
-from dspark.runtime.security import Security
-from dspark.runtime.server import GrpcServer
-from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import reading
+from dspark.runtime.worker import Servicer, Services, Worker, WorkerProcess, check_worker, start_worker
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.commands import bounds
 from verify_service.config import FEATURE_DTYPES, VerifyConfig
@@ -27,98 +20,41 @@ from verify_service.service import NAME, VerifyService
 log = structlog.get_logger("dspark.verify")
 
 
-@dataclass
-class VerifyProcess:
-    """A serving verifier."""
-
-    endpoint: str
-    incarnation: int
-    metrics: Metrics
-    metrics_port: int | None
-    engine: Engine
-    _server: GrpcServer = field(repr=False)
-    _service: VerifyService = field(repr=False)
-    _device: DeviceWorker = field(repr=False)
-    _push: FeaturePush = field(repr=False)
-    _metrics_server: MetricsServer | None = field(repr=False)
-
-    async def stop(self, grace_s: float = 5.0) -> None:
-        """Takes no new sequences, lets running calls end within the grace, frees everything."""
-        await self._server.set_serving(False)
-        self._device.on_health = lambda healthy: None  # it serves no more, however well it is
-        self._service.drain(grace_s)
-        # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
-        await emptied(self._device, lambda: self.engine.held.sequences, grace_s)
-        await self._server.drain(min(grace_s, 0.2))
-        await self._push.close()
-        self._device.close()
-        if self._metrics_server is not None:
-            self._metrics_server.close()
-            self._metrics_server = None
-
-
-async def start(config: VerifyConfig, *, name: str = "verify/0") -> VerifyProcess:
+async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProcess[Engine]:
     """Loads, tests and measures the target on the device thread, then serves."""
     check(config)
-    security = Security.of(config)
-    check_listeners(security.listeners("verify", config))
-    incarnation = new_incarnation()
-    name_shown = model_name(config.target or config.engine, config.served_model)
-    metrics = Metrics(cell=config.cell, model_name=lambda: name_shown)
-    device = DeviceWorker(name)
-    metrics_server = None
-    try:
-        # Loading may take minutes and must not hold up whoever else runs on this loop.
-        engine, cost = await device.run(_load, config)
-        push = FeaturePush(
-            incarnation=incarnation,
-            projection=engine.projection.fingerprint if engine.projection is not None else "",
-            token=security.token,
-            tls=security.tls,
-            queue_rows=config.push_queue_rows,
-            metrics=metrics,
-        )
-        service = VerifyService(
-            engine=engine, device=device, push=push, metrics=metrics, incarnation=incarnation, cost=cost
-        )
-        server = GrpcServer(bind=config.bind, security=security)
-        readers = {"Session": reading(verify_pb2.VerifyCommand.FromString, bounds(engine.target.context_length))}
-        server.add(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME, readers)
-        port = await server.start()
-        metrics.pages_total.set(engine.held.pages_total)
-        if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
-            service.metrics_port = metrics_server.port
-        await server.set_serving(True)
-        device.on_health = server.say_serving
-    except BaseException:
-        device.close()
-        raise
-    endpoint = server.endpoint(port)
+    load = partial(_load, config)
+    process = await start_worker("verify", config, name=name, model=config.target, load=load, services=_services)
+    engine = process.engine
     log.info(
         "verify.serving",
         name=name,
-        endpoint=endpoint,
+        endpoint=process.endpoint,
         model=engine.config.target,
         attention_path=engine.attention_path,
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,
-        metrics_port=metrics_server.port if metrics_server is not None else None,
+        metrics_port=process.metrics_port,
         projection=engine.projection.fingerprint if engine.projection is not None else None,
     )
-    return VerifyProcess(
-        endpoint=endpoint,
-        incarnation=incarnation,
-        metrics=metrics,
-        metrics_port=metrics_server.port if metrics_server is not None else None,
-        engine=engine,
-        _server=server,
-        _service=service,
-        _device=device,
-        _push=push,
-        _metrics_server=metrics_server,
+    return process
+
+
+def _services(worker: Worker[Engine]) -> Services:
+    engine = worker.engine
+    push = FeaturePush(
+        incarnation=worker.incarnation,
+        projection=engine.projection.fingerprint if engine.projection is not None else "",
+        token=worker.security.token,
+        tls=worker.security.tls,
+        queue_rows=engine.config.push_queue_rows,
+        metrics=worker.metrics,
     )
+    service = VerifyService(worker, push)
+    readers = {"Session": reading(verify_pb2.VerifyCommand.FromString, bounds(engine.target.context_length))}
+    servicer = Servicer(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME, readers)
+    return Services((servicer,), push.close)
 
 
 def _load(config: VerifyConfig) -> tuple[Engine, Curve | None]:
@@ -131,43 +67,24 @@ def _load(config: VerifyConfig) -> tuple[Engine, Curve | None]:
     from verify_service import profiler
     from verify_service.engine import VerifyEngine
 
-    if config.force_acceptance is not None:
-        log.warning(
-            "verify.acceptance_forced", mean=config.force_acceptance, effect="answers are not the target's text"
-        )
     engine = VerifyEngine.load(config)
     return engine, profiler.cost_curve(engine) if config.measure_cost else None
 
 
 def check(config: VerifyConfig) -> None:
     """Refuses numbers that cannot work, by name, before anything is loaded."""
-    if config.engine not in ("real", "synthetic"):
-        raise ConfigError(f"verify.engine: {config.engine!r} is not real or synthetic")
-    if config.engine == "synthetic" and not config.synthetic:
-        raise ConfigError("verify.synthetic: required with the synthetic engine and not given")
-    if config.engine == "real" and config.synthetic:
-        raise ConfigError("verify.synthetic: of use with `engine: synthetic` only")
-    if config.engine == "real" and not config.target:
+    if config.engine == "real" and not config.synthetic and not config.target:
         raise ConfigError("verify.target: required and not given")
     if config.feature_dtype not in FEATURE_DTYPES:
         raise ConfigError(f"verify.feature_dtype: {config.feature_dtype!r} is none of {', '.join(FEATURE_DTYPES)}")
-    if config.force_acceptance is not None:
-        most = config.force_acceptance_slots + 1
-        if config.engine != "real":
-            raise ConfigError("verify.force_acceptance: a synthetic engine takes its acceptance from its file")
-        if not 1 <= config.force_acceptance <= most:
-            raise ConfigError(f"verify.force_acceptance: {config.force_acceptance} is not in 1..{most}")
-    bounds = {
+    limits = {
         "threads": (1, 1024),
         "page_size": (1, 4096),
         "prefill_chunk": (1, 1 << 20),
         "max_sequences": (1, 1 << 20),
         "lease_s": (0.1, 86_400),
-        "force_acceptance_slots": (1, 64),
     }
-    for key, (least, most) in bounds.items():
-        if not least <= getattr(config, key) <= most:
-            raise ConfigError(f"verify.{key}: {getattr(config, key)} is not in {least}..{most}")
+    check_worker("verify", config, limits)
     if config.kv_tokens < config.page_size:
         raise ConfigError(f"verify.kv_tokens: {config.kv_tokens} does not hold one page of {config.page_size}")
     if config.max_batch_tokens < 1:

@@ -7,24 +7,19 @@ rests on these numbers, so nothing is guessed: what was not measured is a neighb
 
 from __future__ import annotations
 
-import platform
 import time
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 import torch
 
 from dspark.runtime.cost_grid import grid_of
-from dspark.runtime.cost_store import Curve, load_curve, store_curve
-from dspark.runtime.cpus import usable
+from dspark.runtime.cost_store import Curve, processor, stored_or_measured
 from dspark.types import NO_Q, Cursor, Law, SparseQ
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
 Floats = npt.NDArray[np.float64]
-
-log = structlog.get_logger("dspark.profiler")
 
 # Step sizes from coarse to fine: where time is short the curve keeps its reach and loses points in between.
 LEVELS = ((1, 8, 32, 128, 512), (2, 4, 16, 64, 256), (3, 6, 12, 24, 48, 96, 192, 384), (5, 7))
@@ -39,16 +34,7 @@ _LAW = Law(temperature=0.0)
 
 def cost_curve(engine: VerifyEngine) -> Curve | None:
     """The stored curve of an equal process, else a fresh measurement, which is then stored."""
-    key = _key(engine)
-    curve = load_curve(key)
-    if curve is None:
-        curve = measure(engine)
-        if curve is None:
-            log.warning("cost.not_measured", reason="the pool or the context is too small")
-            return None
-        store_curve(key, curve)
-    log.info("cost.ready", source=curve.source, points=int(curve.seconds.size), one=float(curve.seconds[0, 0]))
-    return curve
+    return stored_or_measured(_key(engine), lambda: measure(engine))
 
 
 def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
@@ -166,12 +152,10 @@ def _key(engine: VerifyEngine) -> dict[str, object]:
         "projection": engine.projection.fingerprint if engine.projection is not None else "",
         "path": engine.attention_path,
         "make": engine.make,
-        "machine": platform.node(),
-        "processor": platform.processor() or platform.machine(),
+        **processor(),
         "device": str(engine.device) if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device),
         "dtype": engine.dtype,
         "threads": torch.get_num_threads(),
-        "processors": len(usable()),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "limit": engine.config.cost_max_tokens,

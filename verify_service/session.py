@@ -1,4 +1,4 @@
-"""One coordinator's stream: commands in, events out, and everything it opened freed when it ends.
+"""What a coordinator asks of a verifier: prompts taken in, cohorts judged, rows sent again, sequences released.
 
 Commands start in the order they came and answer when they are done; a long prefill gives way to rounds between its
 chunks.
@@ -7,21 +7,15 @@ chunks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import structlog
 
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
-from dspark.runtime.command_stream import CommandStream
-from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.draining import Draining
-from dspark.runtime.leases import Leases, Ref
-from dspark.runtime.telemetry import Metrics
-from dspark.runtime.wire_limits import Read
+from dspark.runtime.worker import Worker
+from dspark.runtime.worker_session import WorkerSession
 from dspark.types import Refusal, RefusalReason, scores_problem
 from dspark.wire import codec, cohorts
 from dspark.wire.v1 import types_pb2, verify_pb2
@@ -36,92 +30,25 @@ log = structlog.get_logger("dspark.verify")
 
 TURNS_TO_SEND = 2  # of the event loop, from an event to its bytes: taken from its queue, serialised, handed over
 
-_owners = itertools.count(1)
 
-
-class VerifySession:
+class VerifySession(WorkerSession[Engine]):
     """Commands of one stream."""
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        device: DeviceWorker,
-        push: FeaturePush,
-        metrics: Metrics,
-        incarnation: int,
-        draining: Draining,
-        intake: Intake,
-    ) -> None:
-        self._engine = engine
-        self._device = device
-        self._push = push
-        self._metrics = metrics
-        self._incarnation = incarnation
-        self._draining = draining
-        self._intake = intake
-        self._owner = next(_owners)
-        self._leases = Leases(engine.config.lease_s)
+    event = verify_pb2.VerifyEvent
 
-    async def run(
-        self, requests: AsyncIterator[Read[verify_pb2.VerifyCommand]]
-    ) -> AsyncGenerator[verify_pb2.VerifyEvent, None]:
-        """Events until the coordinator ends the stream."""
-        stream = CommandStream(self._answer_read, self._metrics)
-        watching = asyncio.create_task(self._leases.watch(self._free_overdue))
-        try:
-            with self._draining.telling(lambda: stream.say(self._farewell())):
-                async with contextlib.aclosing(stream.run(requests)) as events:
-                    async for event in events:
-                        yield event
-        finally:
-            watching.cancel()
-            await self._free()
+    def __init__(self, worker: Worker[Engine], push: FeaturePush, intake: Intake) -> None:
+        super().__init__(worker)
+        self._push, self._intake = push, intake
 
-    def _farewell(self) -> verify_pb2.VerifyEvent:
-        left = types_pb2.Draining(finish_within_ms=self._draining.left_ms)
-        return verify_pb2.VerifyEvent(incarnation=self._incarnation, draining=left)
-
-    async def _free_overdue(self, late: list[Ref]) -> None:
-        """A release got lost, or the coordinator lost its mind."""
-        freed = await self._device.run_surely(
-            lambda: sum(self._engine.release(sequence, epoch) for sequence, epoch in late)
-        )
-        self._metrics.dropped.labels(kind="sequence", reason="lease").inc(freed)
-        self._note_load()
-        log.warning("lease.over", sequences=freed)
-
-    async def _free(self) -> None:
-        try:
-            freed = await self._device.run_surely(self._engine.release_owner, self._owner)
-        except Unavailable:  # the process is ending, and its memory with it
-            return
-        self._note_load()
-        log.info("session.ended", sequences=freed)
-
-    async def _answer_read(self, read: Read[verify_pb2.VerifyCommand]) -> verify_pb2.VerifyEvent | None:
-        return await self._answer(read.message, read.too_large)
-
-    async def _answer(
-        self, command: verify_pb2.VerifyCommand, too_large: InvalidRequest | None = None
-    ) -> verify_pb2.VerifyEvent | None:
-        kind = command.WhichOneof("command")
-        if kind is None:
-            reason = "empty" if too_large is None else "too_large"
-            self._metrics.dropped.labels(kind="command", reason=reason).inc()
-            return None
-        if command.incarnation not in (0, self._incarnation):
-            self._refused(RefusalReason.WRONG_INCARNATION)
-            event = refuse_all(command, commands.wrong_incarnation(command.incarnation))
-        elif too_large is not None:
-            event = refuse_all(command, self._refused(RefusalReason.INVALID, str(too_large)))
-        else:
-            event = await self._carry_out(kind, command)
-        event.tag = command.tag
-        event.incarnation = self._incarnation
-        return event
-
-    async def _carry_out(self, kind: str, command: verify_pb2.VerifyCommand) -> verify_pb2.VerifyEvent:
+    async def _carry_out(
+        self, kind: str, command: verify_pb2.VerifyCommand, too_large: InvalidRequest | None, wrong: bool
+    ) -> verify_pb2.VerifyEvent:
+        refused = self._worker.refused
+        if wrong:
+            refused(RefusalReason.WRONG_INCARNATION)
+            return refuse_all(command, commands.wrong_incarnation(command.incarnation))
+        if too_large is not None:
+            return refuse_all(command, refused(RefusalReason.INVALID, str(too_large)))
         try:
             if kind == "verify":
                 return verify_pb2.VerifyEvent(verdicts=await self._verify(command.verify))
@@ -131,10 +58,10 @@ class VerifySession:
                 return verify_pb2.VerifyEvent(resent=await self._resend(command.resend))
             return verify_pb2.VerifyEvent(released=await self._release(command.release))
         except (Overloaded, Unavailable) as error:
-            return refuse_all(command, self._refused(RefusalReason.NO_PAGES, str(error)))
+            return refuse_all(command, refused(RefusalReason.NO_PAGES, str(error)))
         except Exception as error:
             log.error("command.failed", kind=kind, exc_info=error)
-            return refuse_all(command, self._refused(RefusalReason.INTERNAL, "a bug; see the verifier's log"))
+            return refuse_all(command, refused(RefusalReason.INTERNAL, "a bug; see the verifier's log"))
 
     # -- the four commands ------------------------------------------------------------------
 
@@ -142,7 +69,9 @@ class VerifySession:
         try:
             items, sinks = read_cohort(cohort)
         except PeerError as error:
-            return verify_pb2.Verdicts(refusal=codec.write_refusal(self._refused(RefusalReason.INVALID, str(error))))
+            return verify_pb2.Verdicts(
+                refusal=codec.write_refusal(self._worker.refused(RefusalReason.INVALID, str(error)))
+            )
         self._leases.mention(cohort.cursors.sequence)
         self._intake.round_begins()
         try:
@@ -187,7 +116,7 @@ class VerifySession:
         self._intake.collect()
         for outcome in judged.outcomes:
             if isinstance(outcome, Refusal):
-                self._refused(outcome.reason)
+                self._worker.refused(outcome.reason)
         self._metrics.replayed_verdicts.inc(judged.replayed)
         self._metrics.coupled_near_ties.inc(judged.near_ties)
         if judged.tokens:
@@ -197,7 +126,7 @@ class VerifySession:
     async def _prefill(self, command: verify_pb2.Prefill) -> verify_pb2.Prefilled:
         cursor = cursor_of(command.cursor)
         law = read_law(command.law)
-        if self._draining.is_set():
+        if self._worker.draining.is_set():
             law = Refusal(RefusalReason.NO_PAGES, "the verifier is draining")
         if len(command.cache_salt) > MAX_SALT:
             law = invalid(f"cache_salt: {len(command.cache_salt)} characters, at most {MAX_SALT} are taken")
@@ -233,7 +162,7 @@ class VerifySession:
         if refusal is not None:
             return self._not_taken(command, refusal)
         self._leases.open(cursor.sequence, cursor.epoch, at_work=True)
-        self._note_load()
+        self._worker.note_load()
         if rows is not None:  # kept from before: the drafter gets them as if they had just been computed
             take_rows(rows)
         problem = await self._intake.run(Prefill(cursor.sequence, cursor.epoch, ids, wants_rows), take_rows)
@@ -274,7 +203,7 @@ class VerifySession:
         )
         if isinstance(made, Refusal) or sink is None:
             assert isinstance(made, Refusal)
-            self._refused(made.reason)
+            self._worker.refused(made.reason)
             return verify_pb2.Resent(cursor=command.cursor, refusal=codec.write_refusal(made))
         rows = self._push.push(sink, [made], bulk=True)
         log.info("sequence.resent", sequence=cursor.sequence, rows=rows, start=command.from_position)
@@ -282,15 +211,7 @@ class VerifySession:
 
     async def _release(self, command: verify_pb2.VerifyRelease) -> verify_pb2.VerifyReleased:
         named = [(ref.sequence, ref.epoch) for ref in command.sequences[: cohorts.MAX_ROWS]]
-
-        def free() -> int:
-            return sum(self._engine.release(sequence, epoch) for sequence, epoch in named)
-
-        freed = await self._device.run_surely(free)
-        for sequence, epoch in named:
-            self._leases.end(sequence, epoch)
-        self._note_load()
-        return verify_pb2.VerifyReleased(sequences=freed)
+        return verify_pb2.VerifyReleased(sequences=await self._free_named(named))
 
     # -- small things -----------------------------------------------------------------------
 
@@ -313,13 +234,5 @@ class VerifySession:
             self._metrics.dropped.labels(kind="feature_rows", reason="failed").inc(rows)
 
     def _not_taken(self, command: verify_pb2.Prefill, refusal: Refusal) -> verify_pb2.Prefilled:
-        self._refused(refusal.reason)
+        self._worker.refused(refusal.reason)
         return verify_pb2.Prefilled(cursor=command.cursor, refusal=codec.write_refusal(refusal))
-
-    def _refused(self, reason: RefusalReason, message: str = "") -> Refusal:
-        self._metrics.refusals.labels(reason=reason.name.lower()).inc()
-        return Refusal(reason, message)
-
-    def _note_load(self) -> None:
-        held = self._engine.held
-        self._metrics.note_load(held.sequences, held.pages_held, held.pages_total)

@@ -1,7 +1,8 @@
-"""What is asked: a file of prompts, the built-in held-out ones, or random token ids of a given length."""
+"""What is asked: a file of prompts, the built-in ones, or random token ids of a given length."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -10,8 +11,8 @@ from pathlib import Path
 
 from dspark.errors import InvalidRequest
 
-BUILT_IN = Path(__file__).resolve().parent.parent / "prompts"
-DOMAINS = ("code", "prose", "math")
+BUILT_IN = Path(__file__).resolve().parent.parent / "prompts" / "smollm2"
+DOMAINS = ("chat", "code", "reasoning", "writing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,25 @@ class Question:
     max_tokens: int | None = None
 
 
-def built_in(domains: Sequence[str] = DOMAINS) -> list[Question]:
-    """The held-out prompts of the demo pair, domains in turns."""
-    columns = [from_file(BUILT_IN / f"{domain}.jsonl") for domain in domains]
+def built_in(domains: Sequence[str] = DOMAINS, *, target: str = "") -> list[Question]:
+    """Questions of our own, domains in turns, as users of a chat ask `target`: through its template, if it has one that
+    is found on this machine, else as they stand."""
+    template = None
+    if target and importlib.util.find_spec("jinja2"):  # it comes with the HTTP front
+        from coordinator.http.template import find_template
+
+        template = find_template(target, None)
+
+    def asked(row: str, domain: str) -> Question:
+        (text,) = json.loads(row)["turns"]
+        if template is not None:
+            text = template.render([{"role": "user", "content": text}], {}, add_generation_prompt=True)
+        return Question(text, domain)
+
+    columns = [
+        [asked(row, domain) for row in (BUILT_IN / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()]
+        for domain in domains
+    ]
     return [question for row in zip(*columns, strict=False) for question in row]
 
 

@@ -145,4 +145,4 @@ async def _questions(order: Order, endpoint: Endpoint) -> list[Question]:
         raise InvalidRequest(
             "input-len", "the model has no tokenizer; ask it with --input-len N or token ids in a file"
         )
-    return prompts.built_in(order.domains)
+    return prompts.built_in(order.domains, target=info.model if info else "")

@@ -1,4 +1,4 @@
-"""The interface of row 3.1 and its outcome."""
+"""The interface of B2 and its outcome."""
 
 from __future__ import annotations
 

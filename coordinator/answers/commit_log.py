@@ -10,6 +10,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dspark.rounds.bounds import kept
+
 
 class Reason(enum.Enum):
     """How an answer ends in good order."""
@@ -61,13 +63,11 @@ class CommitLog:
 
 
 def cut(tokens: Sequence[int], room: int, stop_ids: frozenset[int]) -> tuple[tuple[int, ...], End | None]:
-    """The leading tokens an answer with `room` tokens left may commit, and its end if they end it.
-
-    A stop token inside an accepted prefix ends the answer there; what was accepted behind it was never said.
-    """
-    if len(tokens) < room and stop_ids.isdisjoint(tokens):  # nearly always
-        return tuple(tokens), None
-    for index, token in enumerate(tokens[:room]):
-        if token in stop_ids:
-            return tuple(tokens[: index + 1]), End(Reason.STOP, token_id=token)
-    return tuple(tokens[:room]), End(Reason.LENGTH)
+    """The leading tokens an answer with `room` tokens left may commit, and its end if they end it."""
+    count, ended = kept(tokens, room, stop_ids)
+    said = tuple(tokens[:count])
+    if not ended:
+        return said, None
+    if said and said[-1] in stop_ids:
+        return said, End(Reason.STOP, token_id=said[-1])
+    return said, End(Reason.LENGTH)

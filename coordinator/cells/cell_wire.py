@@ -11,9 +11,9 @@ from typing import cast
 from coordinator.answers.answer import Piece, Round, Started
 from coordinator.answers.commit_log import End, Reason
 from coordinator.cells.cell import Terms
-from coordinator.requests.policy import parse_policy
 from coordinator.requests.validation import Limits
 from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
+from dspark.rounds.policy import parse_policy
 from dspark.types import Rule
 from dspark.wire import codec
 from dspark.wire.v1 import frontend_pb2, generate_pb2, types_pb2

@@ -17,12 +17,12 @@ from coordinator.cells.resumption import Journaled, look_up, tell_again
 from coordinator.lanes.sequence import Sequence as Life
 from coordinator.lanes.track import Track
 from coordinator.queue.admission import Admission
-from coordinator.requests.policy import Policy
 from coordinator.requests.request import Request
 from coordinator.requests.tenancy import owned
 from coordinator.requests.validation import Limits
 from coordinator.workers.membership import Membership
 from dspark.errors import Cancelled, InvalidRequest, Unavailable
+from dspark.rounds.policy import Policy
 from dspark.types import Rule
 
 

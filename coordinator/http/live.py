@@ -22,8 +22,8 @@ from coordinator.http.live_page import INDEX, Page
 from coordinator.http.sse import EventStream
 from coordinator.queue.admission import Admission
 from coordinator.reception.frontdesk import prompt_bytes
-from coordinator.requests.policy import parse_policy
 from coordinator.workers.membership import Membership
+from dspark.rounds.policy import parse_policy
 
 LOAD_BYTES = 4096
 

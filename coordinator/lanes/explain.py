@@ -17,8 +17,8 @@ from coordinator.lanes.drafting import Asked
 from coordinator.lanes.ports import Judged
 from coordinator.lanes.rounds import Blocks, Terms, Turn
 from coordinator.scheduling.planning import Cohort, Plan
-from coordinator.scheduling.prefix_scheduler import Floats
 from dspark.errors import Overloaded
+from dspark.rounds.schedule import Floats
 
 T = TypeVar("T")
 

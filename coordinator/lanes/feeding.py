@@ -19,7 +19,7 @@ from coordinator.clock import Clock
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.ports import Declined, DrafterPort, Sink, VerifierPort
 from coordinator.lanes.track import Feed, Track
-from coordinator.requests.policy import Adaptive
+from dspark.rounds.policy import Adaptive
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block, Cursor, EmptyReason
 

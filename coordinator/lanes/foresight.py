@@ -17,11 +17,11 @@ from coordinator.lanes.feeding import Feeding
 from coordinator.lanes.ports import DrafterPort
 from coordinator.lanes.rounds import Turn, mean_context
 from coordinator.lanes.track import Feed, Track
-from coordinator.requests.policy import Columns
 from coordinator.scheduling.choice import Bools
 from coordinator.scheduling.pipelining import Mode
 from coordinator.scheduling.planning import Cohort, Plan, Planner
 from coordinator.scheduling.step_cost import StepCost
+from dspark.rounds.policy import Columns
 
 LENIENCE = 1.1  # two cohorts are tried when they are expected to take less than this much of one's time
 

@@ -10,12 +10,12 @@ from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.ports import Judged
 from coordinator.lanes.refit import Refit
 from coordinator.lanes.rounds import Blocks, Turn
-from coordinator.requests.policy import Kind
 from coordinator.scheduling.budget import Budget
 from coordinator.scheduling.evidence import Evidence
 from coordinator.scheduling.planning import Cohort, Plan
-from coordinator.scheduling.prefix_scheduler import Floats, Ints
 from coordinator.scheduling.step_cost import StepCost
+from dspark.rounds.policy import Kind
+from dspark.rounds.schedule import Floats, Ints
 from dspark.types import Verdict
 
 REFIT_EVERY = 4  # judged rounds, one of which is looked at for calibration: the others would only cost time

@@ -15,12 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.scheduling.cost_curve import CostCurve
-from dspark.errors import Unavailable
+from dspark.errors import Lost as Lost  # what a port's future fails with
 from dspark.types import Block, Cursor, Draws, Law, PromptLogprobs, RefusalReason, SparseQ, TokenLogprobs, Verdict
-
-
-class Lost(Unavailable):
-    """The worker is gone; everything that was asked of it is void."""
 
 
 @dataclass(frozen=True, slots=True)

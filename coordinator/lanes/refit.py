@@ -23,7 +23,7 @@ import numpy as np
 import structlog
 
 from coordinator.lanes.rounds import Blocks, Turn
-from coordinator.scheduling.prefix_scheduler import Floats, Ints
+from dspark.rounds.schedule import Floats, Ints
 
 log = structlog.get_logger("dspark.refit")
 

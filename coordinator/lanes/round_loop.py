@@ -5,7 +5,7 @@ content. Sequences join and leave between rounds. A late or lost draft is an emp
 verdict is let go.
 
 Invariant 2, no peeking: who is asked for a draft and for how long a block, the budget, weights and trust, the cost of
-the step and the deadline are fixed before the draft is asked for; only `prefix_scheduler` looks at confidences.
+the step and the deadline are fixed before the draft is asked for; only `dspark.rounds.schedule` looks at confidences.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from coordinator.lanes.rounds import Blocks, Terms, Turn, choose_prefixes
 from coordinator.lanes.sequence import Event, State
 from coordinator.lanes.settling import Settling
 from coordinator.lanes.track import Feed, Track
-from coordinator.requests.policy import Kind
 from coordinator.scheduling.budget import Budget
 from coordinator.scheduling.evidence import Evidence
 from coordinator.scheduling.pipelining import Mode, Pipelining
 from coordinator.scheduling.planning import Cohort, Plan, Planner
 from coordinator.scheduling.step_cost import StepCost
+from dspark.rounds.policy import Kind
 from dspark.runtime.telemetry import Metrics
 
 log = structlog.get_logger("dspark.rounds")

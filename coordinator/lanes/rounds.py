@@ -12,8 +12,8 @@ import numpy as np
 from coordinator.lanes.ports import DraftOrder, Sink, VerifyOrder
 from coordinator.lanes.sequence import State
 from coordinator.lanes.track import Track
-from coordinator.requests.policy import Columns, Fixed
-from coordinator.scheduling.prefix_scheduler import Floats, Ints, StepSeconds, schedule, survival
+from dspark.rounds.policy import Columns, Fixed
+from dspark.rounds.schedule import Floats, Ints, StepSeconds, schedule, survival
 from dspark.types import NO_Q, Block, Cursor
 
 NO_BLOCK = Block(Cursor(0, 0, 0, 0))  # what a turn holds until something was drafted

@@ -11,8 +11,8 @@ from coordinator.answers.outlet import Sink
 from coordinator.answers.tally import Tally
 from coordinator.lanes.ports import Declined, DrafterPort
 from coordinator.lanes.sequence import Sequence
-from coordinator.requests.policy import Off
 from coordinator.requests.request import Request
+from dspark.rounds.policy import Off
 
 
 class Feed(enum.Enum):

@@ -1,1 +1,1 @@
-"""What is asked: its fields checked, its law, its policy, whose it is."""
+"""What is asked: its fields checked, its law, whose it is."""

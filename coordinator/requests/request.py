@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.requests.policy import Policy
+from dspark.rounds.policy import Policy
 from dspark.types import Law
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.requests.law import read_choices, read_law
-from coordinator.requests.policy import Policy, parse_policy
 from coordinator.requests.request import Request
 from coordinator.requests.rule import check_rule, choose_rule
 from dspark.errors import InvalidRequest
+from dspark.rounds.policy import Policy, parse_policy
 from dspark.types import Rule, scores_problem
 from dspark.wire.v1 import generate_pb2
 

@@ -12,7 +12,7 @@ from collections import deque
 
 import numpy as np
 
-from coordinator.scheduling.prefix_scheduler import Floats, StepSeconds
+from dspark.rounds.schedule import Floats, StepSeconds
 
 POOLED_ROWS = 48  # blocks that are looked back at, unless one round has more
 POOLED_ROUNDS = 32  # and how far at most

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.scheduling.prefix_scheduler import Floats, Ints
+from dspark.rounds.schedule import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 DraftSeconds = Callable[[float, int], float]  # (share of the sequences that could be drafted for, slots) -> seconds

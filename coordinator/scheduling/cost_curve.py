@@ -27,8 +27,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.scheduling.prefix_scheduler import StepSeconds
 from coordinator.scheduling.running_fit import Line
+from dspark.rounds.schedule import StepSeconds
 from dspark.runtime.cost_grid import never_falling
 
 Floats = npt.NDArray[np.float64]

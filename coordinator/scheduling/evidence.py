@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.scheduling.prefix_scheduler import Floats, Ints
+from dspark.rounds.schedule import Floats, Ints
 
 WEIGHT = 0.04  # of one round in a sequence's means, once it has had a few
 FORGETTING = 1.5  # a sequence's first rounds weigh 1 / (rounds + this): soon they outweigh what others were like

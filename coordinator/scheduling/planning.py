@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.requests.policy import Columns, Kind
 from coordinator.scheduling.choice import Bools, Drafts, DraftSeconds, Field, Options, best_rows
 from coordinator.scheduling.cost_curve import LEAST_SECONDS
 from coordinator.scheduling.evidence import WEIGHT, Evidence, keyed
-from coordinator.scheduling.prefix_scheduler import Floats, Ints
 from coordinator.scheduling.step_cost import StepCost
+from dspark.rounds.policy import Columns, Kind
+from dspark.rounds.schedule import Floats, Ints
 
 WARM_UP = 8  # drafted rounds before there is an opinion
 ENTER, LEAVE = 1.04, 0.98  # plain decoding has to be this much better to begin with, and to go on

@@ -14,8 +14,8 @@ import numpy as np
 
 from coordinator.scheduling.calm_steps import CalmSteps
 from coordinator.scheduling.cost_curve import CostCurve, Floats
-from coordinator.scheduling.prefix_scheduler import StepSeconds
 from coordinator.scheduling.running_fit import STEEPEST, Line, Running
+from dspark.rounds.schedule import StepSeconds
 
 SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots, until it was seen
 FEW = 8  # one token in so many may be a prompt's in a step that tells how long calm ones take

@@ -16,11 +16,11 @@ from coordinator.answers.tally import Tally
 from coordinator.lanes.sequence import Sequence
 from coordinator.lanes.track import Track
 from coordinator.queue.admission import Admission
-from coordinator.requests.policy import parse_policy
 from coordinator.requests.request import Request
 from coordinator.simulation.recorder import Recorder, Tap
 from coordinator.simulation.scenario import Scenario, Span
 from dspark.errors import DsparkError
+from dspark.rounds.policy import parse_policy
 from dspark.synthetic.law import mix_one
 from dspark.types import Law
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coordinator.lanes.lane import Conduct
-from coordinator.requests.policy import parse_policy
 from coordinator.simulation.world import Hops
 from dspark.errors import InvalidRequest
+from dspark.rounds.policy import parse_policy
 from dspark.synthetic.spec import SyntheticSpec
 
 Span = tuple[int, int]  # least and most, both included

@@ -16,8 +16,8 @@ import numpy as np
 
 from coordinator.lanes.drafting import result_of
 from coordinator.lanes.explain import Part, Settled
-from coordinator.requests.policy import Fixed, Greedy, Kind, Threshold
-from coordinator.scheduling.prefix_scheduler import Floats
+from dspark.rounds.policy import Fixed, Greedy, Kind, Threshold
+from dspark.rounds.schedule import Floats
 from dspark.types import Verdict
 
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most

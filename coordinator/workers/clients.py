@@ -27,9 +27,9 @@ from coordinator.lanes.ports import (
     VerifyOrder,
 )
 from coordinator.scheduling.cost_curve import CostCurve
-from coordinator.workers.session import Session
 from dspark.errors import PeerError
 from dspark.runtime.channel import auth_metadata
+from dspark.runtime.session import Session
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block, Cursor, EmptyReason, Law, RefusalReason, Rule, Verdict
 from dspark.wire import codec, cohorts

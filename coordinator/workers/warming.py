@@ -35,9 +35,9 @@ from coordinator.lanes.ports import (
 from coordinator.lanes.sequence import Event
 from coordinator.lanes.sequence import Sequence as Life
 from coordinator.lanes.track import Track
-from coordinator.requests.policy import Fixed, Off, Policy
 from coordinator.requests.request import Request
 from dspark.errors import DsparkError
+from dspark.rounds.policy import Fixed, Off, Policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Cursor, Law, Rule
 

@@ -18,8 +18,8 @@ import structlog
 
 from coordinator.lanes.ports import DrafterPort, VerifierPort
 from coordinator.workers.breaker import Breaker, Doubts
-from coordinator.workers.session import Session
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
+from dspark.runtime.session import Session
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc

@@ -46,7 +46,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     asked = parser.add_argument_group("requests")
     source = asked.add_mutually_exclusive_group()
     source.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with `prompt` or `prompt_token_ids`")
-    source.add_argument("--domains", default="code,prose,math", metavar="D,D", help="built-in held-out prompts")
+    source.add_argument("--domains", default="chat,code,reasoning,writing", metavar="D,D", help="built-in prompts")
     source.add_argument("--input-len", type=int, metavar="N", help="random token ids instead, N to a prompt")
     asked.add_argument("--vocabulary", type=int, metavar="N", help="ids below N for --input-len with --openai")
     asked.add_argument("--output-len", type=int, default=128, metavar="N", help="longest answer in tokens (128)")

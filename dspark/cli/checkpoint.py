@@ -1,5 +1,5 @@
-"""`dspark checkpoint check|convert|import|random`: what a drafter's folder holds, the same drafter in the other format,
-a target out of a GGUF file, and random checkpoints in the exact shapes of the released ones."""
+"""`dspark checkpoint check|convert|share|import`: what a drafter's folder holds, the same drafter in the other format
+or without the target's tables, and a target out of a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
-NOTE = """check loads every tensor and says what it is; convert writes the speculators format; import makes a folder of
-a GGUF target; random needs no download and a thin one runs anywhere: the same depth, hidden size and taps, narrow
-everything else."""
+NOTE = """check loads every tensor and says what it is; convert writes the speculators format; share leaves out what is
+a copy of the target's; import makes a folder of a GGUF target."""
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `checkpoint`."""
     group = commands.add_parser(
-        "checkpoint", parents=[shared], help="check, convert, import or make up checkpoints", description=NOTE
+        "checkpoint", parents=[shared], help="check, convert or import checkpoints", description=NOTE
     )
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", parents=[shared], help="load a drafter of any family and format")
@@ -33,18 +32,17 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     convert.add_argument("--share-tables", action="store_true", help="leave out what is a copy of the target's")
     convert.add_argument("--keep-tokens", metavar="FILE", type=Path, help="JSON list of the ids the head may draft")
     convert.set_defaults(run=_convert)
+    share = actions.add_parser("share", parents=[shared], help="write a drafter without copies of the target's tables")
+    share.add_argument("drafter", metavar="PATH", type=Path, help="of any family but a language model")
+    share.add_argument("out", metavar="DIR", type=Path, help="folder to write")
+    share.add_argument("--target", metavar="PATH_OR_ID", required=True, help="whose tables the drafter has")
+    share.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="round to it (as it is stored)")
+    share.set_defaults(run=_share)
     taken = actions.add_parser("import", parents=[shared], help="write a GGUF target as an ordinary model folder")
     taken.add_argument("source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel")
     taken.add_argument("out", metavar="DIR", type=Path, help="folder to write, which must not be there yet")
     taken.add_argument("--json", action="store_true", help="one JSON object, of a failure too")
     taken.set_defaults(run=_import)
-    made_up = actions.add_parser("random", parents=[shared], help="write random weights in a released shape")
-    made_up.add_argument("name", metavar="NAME", help="for example dspark_qwen3_4b_block7")
-    made_up.add_argument("out", metavar="DIR", type=Path, help="folder to write")
-    made_up.add_argument("--thin", action="store_true", help="narrow MLP and heads, 512 tokens")
-    made_up.add_argument("--seed", type=int, default=0, help="of the weights")
-    made_up.add_argument("--with-target", metavar="DIR", type=Path, help="with --thin: a random target to match")
-    made_up.set_defaults(run=_random)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -76,6 +74,17 @@ def _convert(args: argparse.Namespace) -> int:
     return 0
 
 
+def _share(args: argparse.Namespace) -> int:
+    import torch
+
+    from dspark.model.formats.sharing import without_tables
+
+    dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    without_tables(args.drafter, args.out, target=args.target, dtype=dtype)
+    print(args.out)
+    return 0
+
+
 def _import(args: argparse.Namespace) -> int:
     from dspark.errors import DsparkError
     from dspark.gguf.sources import import_target
@@ -89,21 +98,4 @@ def _import(args: argparse.Namespace) -> int:
         print(json.dumps({"error": str(error)}))
         return 1
     print(json.dumps({"folder": str(args.out)}) if args.json else args.out)
-    return 0
-
-
-def _random(args: argparse.Namespace) -> int:
-    from dspark.errors import ConfigError
-    from dspark.model.formats.random_weights import write_random, write_random_target
-    from dspark.model.formats.shape_configs import config_of
-    from dspark.model.formats.shapes import shape_of, tensors_of
-
-    if args.with_target is not None and not args.thin:
-        raise ConfigError("--with-target: of use with --thin only, the real targets are large")
-    family, target = shape_of(args.name, thin=args.thin)
-    size = write_random(args.out, config_of(family, target), tensors_of(family, target), seed=args.seed)
-    print(f"{args.out}: {size} bytes")
-    if args.with_target is not None:
-        write_random_target(args.with_target, target, seed=args.seed)
-        print(args.with_target)
     return 0

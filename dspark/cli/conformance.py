@@ -81,11 +81,13 @@ def check_folder(folder: Path, root: Path) -> list[FileResult]:
     from dspark.cli.conformance_decode import decode_cases
     from dspark.cli.conformance_model import block_cases, loss_case
     from dspark.model.checkpoint import load_drafter
+    from dspark.model.config_file import read_drafter_config
 
     files = [name for name in CASE_FILES if (folder / name).is_file()]
     results = {name: FileResult(str((folder / name).relative_to(root))) for name in files}
     try:
-        drafter = load_drafter(folder)
+        target = _target_for(folder, read_drafter_config(folder))
+        drafter = load_drafter(folder, target=target)
     except CheckpointError as error:
         for name, result in results.items():
             count = _count_cases(folder / name)
@@ -102,9 +104,7 @@ def check_folder(folder: Path, root: Path) -> list[FileResult]:
     }
     for name, result in results.items():
         try:
-            result.count(
-                checks[name](folder / name, drafter=drafter, target_folder=_target_for(folder, drafter.config))
-            )
+            result.count(checks[name](folder / name, drafter=drafter, target_folder=target))
         except Exception as error:  # a case file may be broken in any way; the others still count
             told = str(error) if isinstance(error, DsparkError) else f"{type(error).__name__}: {error}"
             result.failed += _count_cases(folder / name)

@@ -1,9 +1,8 @@
-"""Decode cases: whole greedy runs through both engines and the coordinator's threshold policy.
+"""Decode cases: whole greedy runs through both engines as they are served, and the coordinator's threshold policy.
 
-All runs of a file advance together, one cohort per round, so that packed verification and
-padded drafting are what is checked. Counting is the reference's own: the token from the
-prefill is no round, the last round may overshoot, and a stop token inside the accepted draft
-ends the run there, without a bonus.
+All runs of a file advance together, one cohort per round, prompts riding along; see `conformance_served`. Counting is
+the reference's own: the token from the prefill is no round, the last round may overshoot, and a stop token inside the
+accepted draft ends the run there, without a bonus.
 
 The rooms are imported when cases run, so their types are unknown to this file's signatures.
 """
@@ -20,14 +19,23 @@ import numpy as np
 
 from dspark.cli.conformance_known import problem_with
 from dspark.cli.conformance_model import copies_differ, target_at
+from dspark.cli.conformance_served import (
+    PAGE,
+    calibrated_copy,
+    calibrated_threshold,
+    load_draft,
+    load_verify,
+    send_rows,
+    served,
+)
 from dspark.errors import CheckpointError
-from dspark.model.calibration import IDENTITY
 from dspark.model.family import Drafter
-from dspark.types import Block, Cursor, Law, Refusal, SparseQ, Verdict
+from dspark.types import Block, Cursor, Law, SparseQ, Verdict
 
 GREEDY = Law(temperature=0.0)
-PREFILL_CHUNK = 16  # small, so that prompts take several chunks
 MARGIN = 2  # room past a last round that overshoots by a whole block
+TURNS = 2  # the second finds the prompts of the first in the prefix cache
+REST = 4  # the round before which a drafter has lost its context
 
 
 @dataclasses.dataclass
@@ -85,47 +93,23 @@ class Run:
 
 def decode_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
     """One entry per case: None, or what differs."""
-    from draft_service.config import DraftConfig
-    from draft_service.engine import DraftEngine
-    from verify_service.config import VerifyConfig
-    from verify_service.engine import VerifyEngine
-
     target = target_at(target_folder)
-    if target is None:
+    if target is None or target_folder is None:
         raise CheckpointError("no target beside the drafter fits it")
     cases: list[dict[str, Any]] = json.loads(file.read_bytes())
     if problem := copies_differ(drafter, target) or problem_with(file, target.folder):
         return [problem] * len(cases)
-    runs = [_run_of(number, case) for number, case in enumerate(cases)]
-    room = sum(run.end for run in runs) + len(runs) * 4 * drafter.config.block_size + 1024
-    verify = VerifyEngine.load(
-        VerifyConfig(
-            target=str(target_folder),
-            drafter=str(file.parent),
-            device="cpu",
-            dtype="float32",
-            kv_tokens=room,
-            prefix_cache=False,  # every case begins with nothing
-            measure_cost=False,
-        )
-    )
-    if verify.attention_path != "packed":
-        raise CheckpointError(f"{target_folder}: runs {verify.attention_path}, not packed")
-    draft = DraftEngine(
-        drafter=drafter,
-        calibration=IDENTITY,  # thresholds of the cases are meant for raw confidence
-        config=DraftConfig(drafter=str(file.parent), context_tokens=room),
-        version="",
-        calibrated=False,
-    )
-    for run in runs:
-        try:
-            _prefill(run, verify, draft)
-        except CheckpointError as error:
-            run.refused = str(error)
-    while going := [run for run in runs if run.going]:
-        _round(going, verify, draft)
-    return [run.problem(case) for run, case in zip(runs, cases, strict=True)]
+    size = drafter.config.block_size
+    lives = [_run_of(number, case).end + size + MARGIN for number, case in enumerate(cases)]
+    problems: list[str | None] = [None] * len(cases)
+    with calibrated_copy(file.parent, size) as folder:
+        verify, draft = load_verify(target_folder, folder, lives), load_draft(folder, lives, target_folder)
+        for turn in range(TURNS):
+            runs = [_run_of(turn * len(cases) + number, case) for number, case in enumerate(cases)]
+            _Turn(verify, draft, runs, prefixes_are_kept=turn > 0).play()
+            told = [run.problem(case) for run, case in zip(runs, cases, strict=True)]
+            problems = [before or problem for before, problem in zip(problems, told, strict=True)]
+    return problems
 
 
 def _run_of(number: int, case: dict[str, Any]) -> Run:
@@ -142,36 +126,105 @@ def _run_of(number: int, case: dict[str, Any]) -> Run:
     )
 
 
-def _prefill(run: Run, verify: Any, draft: Any) -> None:
-    cursor, size = run.cursor, draft.drafter.config.block_size
-    reserve = run.end + size + MARGIN
-    _served(verify.open(cursor, GREEDY, reserve, keep_features=False, token_ids=run.ids))
-    _served(draft.open(cursor, reserve))
-    for start in range(0, run.prompt_len, PREFILL_CHUNK):
-        rows = _served(verify.prefill_chunk(cursor.sequence, run.ids[start : start + PREFILL_CHUNK]))
-        _ingest(draft, rows)
-    run.ids.append(_served(verify.first_token(cursor.sequence)))
-    run.stopped = run.ids[-1] in run.stops
+class _Turn:
+    """All runs of a file once, by two engines that are served."""
 
+    def __init__(self, verify: Any, draft: Any, runs: list[Run], *, prefixes_are_kept: bool) -> None:
+        self._verify, self._draft, self._kept = verify, draft, prefixes_are_kept
+        self._runs = {run.cursor.sequence: run for run in runs}
+        self._anchored: set[int] = set()
+        self._size = draft.drafter.config.block_size
 
-def _round(runs: list[Run], verify: Any, draft: Any) -> None:
-    """Draft, schedule, verify, once, for every run that goes on."""
-    from draft_service.engine import DraftItem
-    from verify_service.sequences import VerifyItem
+    def play(self) -> None:
+        """Prompts wait in one line; the first begins alone, the others ride in the rounds of those before."""
+        for run in self._runs.values():
+            try:
+                self._open(run)
+            except CheckpointError as error:
+                run.refused = str(error)
+        while True:
+            going = [run for run in self._runs.values() if run.going and run.cursor.sequence in self._anchored]
+            if going:
+                self._round(going)
+            elif (progress := self._verify.prefill_next()) is not None:
+                self._take(progress)
+            else:
+                break
+            while (news := self._verify.take_news()) is not None:
+                self._take(news)
+        for sequence, run in self._runs.items():
+            if sequence not in self._anchored and not run.refused:
+                run.refused = "its prompt never ended"
+            self._verify.release(sequence, 1)
+            self._draft.release(sequence, 1)
 
-    for run in runs:
-        run.cursor = run.cursor._replace(round=run.cursor.round + 1, committed_len=len(run.ids))
-    blocks = draft.draft(
-        [DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, law=GREEDY) for run in runs]
-    )
-    prefixes = _prefixes(runs, blocks, ends_at_stop=draft.drafter.config.kind != "block")
-    judged = verify.judge_cohort(
-        [VerifyItem(run.cursor, run.ids[-1], ids, q) for run, (ids, q) in zip(runs, prefixes, strict=True)]
-    )
-    for run, (ids, _), outcome, rows in zip(runs, prefixes, judged.outcomes, judged.features, strict=True):
-        verdict: Verdict = _served(outcome)
-        run.take(ids, verdict.accepted, verdict.next_token)
-        _ingest(draft, rows)
+    def _open(self, run: Run) -> None:
+        from verify_service.interface import Prefill
+
+        cursor, told = run.cursor, self._told_at_once(run)
+        longest = self._verify.target.context_length  # as of a request without a limit
+        served(self._verify.open(cursor, GREEDY, longest, keep_features=True, token_ids=run.ids))
+        self._open_context(run)
+        spared, rows = self._verify.spared(cursor.sequence, cursor.epoch, rows=told)
+        if self._kept and spared < (whole := (run.prompt_len - 1) // PAGE * PAGE):
+            raise CheckpointError(f"{spared} tokens of the prompt were found in the prefix cache, not {whole}")
+        if rows is not None:
+            send_rows(self._draft, rows)
+        self._verify.line_up(Prefill(cursor.sequence, cursor.epoch, tuple(run.ids), told))
+
+    def _open_context(self, run: Run) -> None:
+        served(self._draft.open(run.cursor, run.end + self._size + MARGIN))
+
+    def _told_at_once(self, run: Run) -> bool:
+        """Of every other prompt, and of every other round, rows are owed until they are asked for."""
+        return (run.cursor.sequence + run.cursor.round) % 2 == 0
+
+    def _take(self, progress: Any) -> None:
+        """News of a prompt; with its last chunk comes the anchor."""
+        sequence = progress.prefill.sequence
+        run = self._runs[sequence]
+        if progress.problem is not None:
+            run.refused = f"refused, {progress.problem.reason.name}: {progress.problem.message}"
+            return
+        if progress.rows is not None:
+            send_rows(self._draft, progress.rows)
+        if progress.done:
+            run.ids.append(served(self._verify.first_token(sequence)))
+            run.stopped = run.ids[-1] in run.stops
+            self._anchored.add(sequence)
+
+    def _round(self, runs: list[Run]) -> None:
+        """Draft, schedule, verify, once, for every run that goes on."""
+        from draft_service.engine import DraftItem
+        from verify_service.sequences import VerifyItem
+
+        draft, verify = self._draft, self._verify
+        for run in runs:
+            run.cursor = run.cursor._replace(round=run.cursor.round + 1, committed_len=len(run.ids))
+            self._fill(run)
+        blocks = draft.draft(
+            [DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, law=GREEDY) for run in runs]
+        )
+        prefixes = _prefixes(runs, blocks, ends_at_stop=draft.drafter.config.kind != "block")
+        items = [
+            VerifyItem(run.cursor, run.ids[-1], ids, q, wants_rows=self._told_at_once(run))
+            for run, (ids, q) in zip(runs, prefixes, strict=True)
+        ]
+        judged = verify.judge_cohort(items)
+        for run, item, outcome, rows in zip(runs, items, judged.outcomes, judged.features, strict=True):
+            verdict: Verdict = served(outcome)
+            run.take(item.draft_ids, verdict.accepted, verdict.next_token)
+            if item.wants_rows:
+                send_rows(draft, rows)
+
+    def _fill(self, run: Run) -> None:
+        """Rows that the drafter lacks; once in a run it has lost all of them, as after a rest."""
+        if run.cursor.round == REST:
+            self._draft.release(run.cursor.sequence, run.cursor.epoch)
+            self._open_context(run)
+        has = self._draft.watermark(run.cursor.sequence)
+        if has < len(run.ids) - 1:
+            send_rows(self._draft, served(self._verify.features(run.cursor, has)))
 
 
 def _prefixes(runs: list[Run], blocks: list[Block], *, ends_at_stop: bool) -> list[tuple[tuple[int, ...], SparseQ]]:
@@ -180,15 +233,16 @@ def _prefixes(runs: list[Run], blocks: list[Block], *, ends_at_stop: bool) -> li
     The reference drafts no further after a stop token where a family drafts token by token; slots past it are not
     proposed then. They depend on tokens before them alone, so leaving them out peeks at nothing.
     """
-    from coordinator.requests.policy import Threshold
-    from coordinator.scheduling.prefix_scheduler import schedule
+    from dspark.rounds.policy import Threshold
+    from dspark.rounds.schedule import schedule
 
     lengths = np.array([len(block.token_ids) for block in blocks], np.int64)
     for block in blocks:
         if block.empty_reason:
             raise CheckpointError(f"the drafter sent an empty block: {block.empty_reason.name}")
     confidence = np.array([block.confidence for block in blocks], np.float64)
-    chosen = schedule(confidence, lengths, [Threshold(run.threshold) for run in runs], step_seconds=None).tolist()
+    thresholds = [Threshold(calibrated_threshold(run.threshold)) for run in runs]
+    chosen = schedule(confidence, lengths, thresholds, step_seconds=None).tolist()
     if ends_at_stop:
         chosen = [
             _through_stop(block.token_ids[:n], run.stops) for run, block, n in zip(runs, blocks, chosen, strict=True)
@@ -199,15 +253,3 @@ def _prefixes(runs: list[Run], blocks: list[Block], *, ends_at_stop: bool) -> li
 def _through_stop(ids: Sequence[int], stops: frozenset[int]) -> int:
     """How many tokens there are up to the first stop token, itself included."""
     return next((n for n, token in enumerate(ids, start=1) if token in stops), len(ids))
-
-
-def _ingest(draft: Any, rows: Any) -> None:
-    if rows is None:
-        raise CheckpointError("the verifier made no feature rows")
-    _served(draft.ingest(rows.sequence, rows.epoch, rows.start, rows.token_ids, rows.rows))
-
-
-def _served(outcome: Any) -> Any:
-    if isinstance(outcome, Refusal):
-        raise CheckpointError(f"refused, {outcome.reason.name}: {outcome.message}")
-    return outcome

@@ -6,35 +6,43 @@ computes from the stored ids, or a changed input would pass unnoticed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dspark.cli.conformance_served import calibrated_copy, calibration_for, load_draft, served
 from dspark.errors import CheckpointError
-from dspark.model.anchored import entries_at
 from dspark.model.checkpoint import LoadedTarget, load_target
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.family import Drafter
 from dspark.model.target import TargetTaps
 from dspark.model.weights_file import read_file
+from dspark.types import Block, Cursor, Law
 
+BLOCK_OUTPUTS = ("block_hidden", "base_logits", "corrected_logits")
+ROWS = 5  # of a context that come at a time
 ABSOLUTE = 1e-4
 RELATIVE = 1e-4
 
 
 def block_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
-    """One entry per case: None, or what differs."""
+    """One entry per case: None, or what differs. All cases are one batch of the drafter as it is served."""
     cases: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_file(file).items():
         case, _, field = name.partition(".")
         cases.setdefault(case, {})[field] = tensor
     target = target_at(target_folder)
     shared = None if target is None else copies_differ(drafter, target)
-    return [shared or _block_problem(cases[name], drafter, target) for name in sorted(cases)]
+    told = [shared or _input_problem(cases[name], drafter, target) for name in sorted(cases)]
+    sound = [name for name, problem in zip(sorted(cases), told, strict=True) if problem is None]
+    found = dict(
+        zip(sound, _block_problems([cases[name] for name in sound], file.parent, drafter, target), strict=True)
+    )
+    return [problem or found.get(name) for name, problem in zip(sorted(cases), told, strict=True)]
 
 
 def loss_case(file: Path, *, drafter: Drafter, target_folder: Path | None) -> list[str | None]:
@@ -53,43 +61,73 @@ def loss_case(file: Path, *, drafter: Drafter, target_folder: Path | None) -> li
 
 
 @torch.inference_mode()
-def _block_problem(case: Mapping[str, Tensor], drafter: Drafter, target: LoadedTarget | None) -> str | None:
-    features, anchor = case["context_features"], case["anchor_id"]
+def _input_problem(case: Mapping[str, Tensor], drafter: Drafter, target: LoadedTarget | None) -> str | None:
+    """What is wrong with the fields, or with what they say of the target."""
+    outputs = {*BLOCK_OUTPUTS, *(("confidence_logits",) if drafter.config.enable_confidence_head else ())}
+    inputs = {"prompt_ids", "context_features", "anchor_id", "draft_token_ids"}
+    if (fields := set(case)) != outputs | inputs:
+        return f"fields are {sorted(fields)}"
     if target is not None:
         computed, last = _run_target(target, case["prompt_ids"], drafter.target_layer_ids)
         if problem := _far("context_features", computed, case):
             return problem
-        if (wanted := int(target.model.lm_head(last[0, -1]).argmax())) != int(anchor[0]):
-            return f"anchor_id: the target says {wanted}, the case {int(anchor[0])}"
-    entries, last_rows = entries_at(
-        drafter, features=features[0], token_ids=case["prompt_ids"][0], anchors=torch.tensor([features.shape[1]])
-    )
+        if (wanted := int(target.model.lm_head(last[0, -1]).argmax())) != int(case["anchor_id"][0]):
+            return f"anchor_id: the target says {wanted}, the case {int(case['anchor_id'][0])}"
+    return None
+
+
+@torch.inference_mode()
+def _block_problems(
+    cases: Sequence[Mapping[str, Tensor]], folder: Path, drafter: Drafter, target: LoadedTarget | None
+) -> list[str | None]:
+    """What a served drafter makes of the contexts, all blocks in one pass over scattered pages."""
+    from draft_service.engine import DraftItem
+
+    if not cases:
+        return []
     size = drafter.config.block_size
-    proposal = drafter.propose(
-        anchor_ids=anchor,
-        anchor_positions=torch.tensor([features.shape[1]]),
-        context=entries,
-        last_rows=last_rows,
-        slots=size,
-    )
-    corrected, said = [], [anchor]
-    for _ in range(size):
-        corrected.append(proposal.step(said[-1]))
-        said.append(corrected[-1].argmax(dim=-1))
-    ids = torch.stack(said[1:], dim=1)
-    found = {
-        "block_hidden": proposal.hidden,
-        "base_logits": drafter.base_logits(proposal.hidden),
-        "corrected_logits": torch.stack(corrected, dim=1),
-    }
-    if (confidence := proposal.confidence_logits(torch.stack(said[:-1], dim=1))) is not None:
-        found["confidence_logits"] = confidence
-    inputs = {"prompt_ids", "context_features", "anchor_id", "draft_token_ids"}
-    if (fields := set(case)) != found.keys() | inputs:
-        return f"fields are {sorted(fields)}"
-    if not torch.equal(ids, case["draft_token_ids"]):
-        return f"draft_token_ids: {ids.tolist()} instead of {case['draft_token_ids'].tolist()}"
-    return next((told for name in found if (told := _far(name, found[name], case))), None)
+    with calibrated_copy(folder, size) as copy:
+        lengths = [case["context_features"].shape[1] for case in cases]
+        draft = load_draft(copy, [length + size for length in lengths], target.folder if target is not None else None)
+        items = []
+        for number, (case, length) in enumerate(zip(cases, lengths, strict=True)):
+            cursor, anchor = Cursor(number, 1, 1, length + 1), int(case["anchor_id"][0])
+            served(draft.open(cursor, length + size))
+            rows, ids = draft.drafter.project(case["context_features"][0]), case["prompt_ids"][0].tolist()
+            for start in range(0, length, ROWS):
+                served(draft.ingest(number, 1, start, ids[start : start + ROWS], rows[start : start + ROWS]))
+            items.append(DraftItem(cursor, anchor, features_through=length, law=Law(temperature=0.0)))
+        blocks = draft.draft(items)
+        proposal, anchors = draft.propose(items, size)
+        corrected, said = [], [anchors]
+        for _ in range(size):
+            corrected.append(proposal.step(said[-1]))
+            said.append(corrected[-1].argmax(dim=-1))
+        found = {
+            "block_hidden": proposal.hidden,
+            "base_logits": draft.drafter.base_logits(proposal.hidden),
+            "corrected_logits": torch.stack(corrected, dim=1),
+        }
+        if (confidence := proposal.confidence_logits(torch.stack(said[:-1], dim=1))) is not None:
+            found["confidence_logits"] = confidence
+    return [
+        next((told for name in found if (told := _far(name, found[name][row : row + 1], case))), None)
+        or _drafted_problem(block, case)
+        for row, (case, block) in enumerate(zip(cases, blocks, strict=True))
+    ]
+
+
+def _drafted_problem(block: Block, case: Mapping[str, Tensor]) -> str | None:
+    """The block as it would be sent: its tokens, and confidence after calibration."""
+    wanted = case["draft_token_ids"][0].tolist()
+    if list(block.token_ids) != wanted:
+        why = f" ({block.empty_reason.name})" if block.empty_reason else ""
+        return f"draft_token_ids: {list(block.token_ids)}{why} instead of {wanted}"
+    if "confidence_logits" not in case:
+        return None
+    logits = case["confidence_logits"][0].numpy()
+    gap = abs(calibration_for(len(logits)).apply(logits, "greedy", "token") - block.confidence).max()
+    return None if gap <= ABSOLUTE else f"confidence: off by {gap:.3g} after calibration"
 
 
 def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | None:
@@ -169,9 +207,10 @@ def copies_differ(drafter: Drafter, target: LoadedTarget) -> str | None:
     """None where a drafter's embedding and vocabulary head are the target's; a language model has its own."""
     if drafter.config.kind == "lm":
         return None
+    head, kept = target.model.get_output_embeddings().weight, drafter.kept_tokens
     pairs = (
         ("embed_tokens.weight", drafter.embed_tokens.weight, target.model.get_input_embeddings().weight),
-        ("lm_head.weight", drafter.lm_head.weight, target.model.get_output_embeddings().weight),
+        ("lm_head.weight", drafter.lm_head.weight, head if kept is None else head[kept]),
     )
     return next((f"{name} is not the target's" for name, mine, its in pairs if not torch.equal(mine, its)), None)
 

@@ -38,7 +38,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     fit.add_argument("--out", type=Path, metavar="DIR", help="where calibration.json goes (the drafter's folder)")
     fit.add_argument("--plots", type=Path, metavar="DIR", help="reliability diagrams before and after, PNG")
     fit.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep rounds of these prompts here; a stopped run goes on where it was"
+        "--keep", type=Path, metavar="DIR", help="keep answers and rounds here; a stopped run goes on where it was"
     )
     fit.set_defaults(run=_calibrate)
     judge = commands.add_parser(
@@ -51,6 +51,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     judge.add_argument("--thresholds", type=_from_zero, metavar="C,C", help="confidences to sweep (0,0.05 .. 0.95)")
     judge.add_argument("--out", type=Path, metavar="DIR", help="metrics.json and plots")
+    judge.add_argument("--keep", type=Path, metavar="DIR", help="keep the target's answers here, for the next drafter")
     judge.set_defaults(run=_evaluate)
 
 
@@ -87,7 +88,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     thresholds = evaluate.THRESHOLDS if args.thresholds is None else tuple(args.thresholds)
     report = evaluate.evaluate(
         *_given(args), args.data, rule=args.rule, temperatures=args.temperatures, thresholds=thresholds, out=args.out,
-        **_shared(args),
+        keep=args.keep, **_shared(args),
     )  # fmt: skip
     print(json.dumps(plain(report)) if args.json else evaluate.table(report))
     return 0

@@ -11,12 +11,10 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dspark import shipped
 from dspark.cli.telling import tell
-from dspark.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 1.0  # of `up --block`, for a cell that somebody else takes down
-SHIPPED = {"target": ROOT / "models" / "demo-target", "drafter": ROOT / "models" / "demo-dspark"}
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -29,7 +27,9 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         "the file. Sections `coordinator`, `frontend`, `verify` and `draft` of the file configure the processes, "
         "section `autoscale` the pools that follow the load.",
     )
-    up.add_argument("--target", metavar="PATH_OR_ID", help="target model (default: the shipped demo pair)")
+    up.add_argument(
+        "--target", metavar="PATH_OR_ID", help="folder, hub id, GGUF file or name (smollm2, the shipped pair)"
+    )
     up.add_argument("--drafter", metavar="PATH_OR_ID", help="drafter for it, of any family; none: plain decoding")
     up.add_argument("--revision", help="revision of both when they are hub ids")
     up.add_argument("--engine", choices=["real", "synthetic"], help="synthetic: no models, given step times (real)")
@@ -94,15 +94,9 @@ def say(line: str) -> None:
 
 
 def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:
-    """The pair to serve: what is given, else the shipped one when it is there."""
-    if target is None and drafter is None:
-        missing = [str(path) for path in SHIPPED.values() if not (path / "config.json").is_file()]
-        if missing:
-            raise ConfigError(
-                f"no model was named and the shipped pair is not there ({', '.join(missing)}); "
-                "say --target PATH_OR_ID --drafter PATH_OR_ID"
-            )
-        return {name: str(path) for name, path in SHIPPED.items()}
+    """The pair to serve: what is given, else the shipped one, whose drafter goes with its target."""
+    if drafter is None and target in (None, shipped.TARGET):
+        return {"target": shipped.TARGET, "drafter": str(shipped.drafter())}
     return {"target": target, "drafter": drafter}
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dspark.cli import (
     bench,
     certificates,
+    chat,
     checkpoint,
     discovery,
     doctor,
@@ -52,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     mine = (lifecycle, scale, status, top, logs, doctor, health, discovery)
-    for module in (*mine, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
+    for module in (*mine, chat, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
         module.add_commands(commands, shared)
     return parser
 

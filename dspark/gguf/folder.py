@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import torch
 
 from dspark.errors import CheckpointError
+from dspark.gguf import rotary
 from dspark.gguf.architectures import Architecture, architecture_of, config_of, expected, restored
 from dspark.gguf.file import GgufFile
 from dspark.gguf.tokenizer import save_tokenizer
@@ -31,7 +32,6 @@ from dspark.model.weights_file import SINGLE_NAME, check_finite, read_directory
 Progress = Callable[[int, int], None]  # tensors done, of how many
 
 _ENDS = ("eos", "eot", "eom")  # tokens that end an answer, as a file may name them
-_FREQUENCIES = "rope_freqs.weight"
 _SPARE_BYTES = 32 << 20  # besides the weights: a tokenizer, and what a file system keeps for itself
 
 
@@ -47,9 +47,9 @@ def import_gguf(file: str | Path, out: str | Path, progress: Progress | None = N
 
 def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
     made = architecture_of(source.settings)
-    if _FREQUENCIES in source.tensors:
-        raise CheckpointError(f"{_FREQUENCIES}: frequencies of their own (Llama 3.1 and later) are not supported")
     config = config_of(source.settings, source.tensors)
+    if rotary.TENSOR in source.tensors:
+        config["rope_scaling"] = rotary.scaling_of(source.values(rotary.TENSOR), config)
     places = _places(source, config, made)
     _put_json(folder / CONFIG_NAME, config)
     _put_json(folder / "generation_config.json", _generation(source.settings, config))
@@ -63,7 +63,10 @@ def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
 def _places(source: GgufFile, config: Mapping[str, Any], made: Architecture) -> dict[str, str]:
     """Theirs to ours, exactly what the model needs."""
     wanted = expected(config, made)
-    missing, unknown = sorted(wanted.keys() - source.tensors.keys()), sorted(source.tensors.keys() - wanted.keys())
+    missing, unknown = (
+        sorted(wanted.keys() - source.tensors.keys()),
+        sorted(source.tensors.keys() - wanted.keys() - {rotary.TENSOR}),
+    )
     for what, names in (("missing", missing), ("unexpected in this architecture", unknown)):
         if names:
             raise CheckpointError(f"{what}: {listed(names)}")

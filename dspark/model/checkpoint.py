@@ -25,7 +25,7 @@ from dspark.model.config_keys import CONFIG_NAME
 from dspark.model.context import Projection, build_projection
 from dspark.model.families import build_drafter
 from dspark.model.family import Drafter
-from dspark.model.formats.source import open_source
+from dspark.model.formats.source import left_out, open_source
 from dspark.model.language import LanguageDrafter
 from dspark.model.layout import favour_few_rows
 from dspark.model.location import locate
@@ -44,11 +44,24 @@ from dspark.tie import Tie
 _HEX = 16  # characters of a digest that are kept
 
 
-def fingerprint(path: str | Path, *, revision: str | None = None) -> str:
-    """Names a checkpoint by its content: settings and every byte of its weight files."""
+def fingerprint(
+    path: str | Path,
+    *,
+    revision: str | None = None,
+    target: str | Path | None = None,
+    target_revision: str | None = None,
+) -> str:
+    """Names a checkpoint by its content: settings and every byte of its weight files.
+
+    Of a drafter whose files leave tables to its `target`, that target's content is a part.
+    """
     folder = locate(path, revision=revision)
+    files = [folder / CONFIG_NAME, *weight_files(folder)]
+    if target is not None and left_out(folder, read_drafter_config(folder)):
+        theirs = locate(target, revision=target_revision)
+        files += [theirs / CONFIG_NAME, *weight_files(theirs)]
     digest = hashlib.sha256()
-    for file in (folder / CONFIG_NAME, *weight_files(folder)):
+    for file in files:
         digest.update(file.name.encode() + b"\0")
         try:
             with file.open("rb") as stream:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -34,6 +34,7 @@ class Entry:
     dtype: str  # safetensors' spelling: F32, BF16, ...
     shape: tuple[int, ...]
     stored: str = ""  # its name in the file, where loaders know it by another
+    rows: Tensor | None = field(default=None, compare=False)  # int64, of the stored tensor; None: all of it
 
 
 def read_directory(folder: Path) -> dict[str, Entry]:
@@ -95,7 +96,10 @@ def read_tensors(entries: Mapping[str, Entry], names: Iterable[str]) -> Iterator
         try:
             with safe_open(file, framework="pt", device="cpu") as reader:
                 for name in inside:
-                    tensor = reader.get_tensor(entries[name].stored or name)
+                    entry = entries[name]
+                    tensor = reader.get_tensor(entry.stored or name)
+                    if entry.rows is not None:
+                        tensor = tensor.index_select(0, entry.rows)
                     check_finite(f"{file}: {name}", tensor)
                     yield name, tensor
         except SafetensorError as error:

@@ -11,13 +11,15 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+import platform
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 
+from dspark.runtime.cpus import usable
 from dspark.runtime.identity import NoState, state_dir
 
 log = structlog.get_logger("dspark.cost")
@@ -36,6 +38,25 @@ class Curve:
     sequence_seconds: tuple[float, ...] = ()  # [c] of a sequence beyond those that the tokens fill; empty: unknown
     tokens_per_sequence: int = 0  # most tokens of a sequence in the measured steps
     borrowed: tuple[int, ...] = ()  # places in `seconds`, row-major, that hold a neighbour's value
+
+
+def stored_or_measured(key: Mapping[str, object], measure: Callable[[], Curve | None]) -> Curve | None:
+    """The stored curve of an equal process, else a fresh measurement, which is then stored."""
+    curve = load_curve(key)
+    if curve is None:
+        curve = measure()
+        if curve is None:
+            log.warning("cost.not_measured", reason="the pool or the context is too small")
+            return None
+        store_curve(key, curve)
+    log.info("cost.ready", source=curve.source, points=int(curve.seconds.size), one=float(curve.seconds[0, 0]))
+    return curve
+
+
+def processor() -> dict[str, object]:
+    """The part of a key that says where it was measured, accelerators aside."""
+    kind = platform.processor() or platform.machine()
+    return {"machine": platform.node(), "processor": kind, "processors": len(usable())}
 
 
 def load_curve(key: Mapping[str, object]) -> Curve | None:

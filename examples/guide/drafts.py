@@ -46,10 +46,10 @@ def autoregressive_draft(tour: Tour) -> str:
     made = len(ids) - start
     return f"""## 2. Let a small model guess
 
-`demo-assistant` has two thin layers. It drafts {GUESSES} tokens, the target checks them in one pass: as long as a
-guess is what the target would have said, it stays; the first wrong one is replaced by the target's own token. The
-answer is that of step 1, token for token, in {rounds} passes of the target instead of {made}: {made / rounds:.1f}
-tokens a round, the target's own counted. We call that number *tau*.
+The assistant is a language model of one thin layer. It drafts {GUESSES} tokens, the target checks them in one pass: as
+long as a guess is what the target would have said, it stays; the first wrong one is replaced by the target's own token.
+The answer is that of step 1, token for token, in {rounds} passes of the target instead of {made}:
+{made / rounds:.1f} tokens a round, the target's own counted. We call that number *tau*.
 
 The price: {passes} passes of the assistant, one after another. A longer draft costs proportionally more, and a better
 drafter is a bigger one."""

@@ -15,11 +15,10 @@ from dspark.model.families import as_block
 from dspark.model.fresh import fresh_drafter
 from dspark.model.target import TargetTaps
 from dspark.types import Rule
-from guide.pair import DRAFTER, Tour
+from guide.pair import DRAFTER, QUESTIONS, Tour
 from training import loss
 from training.anchors import draw_anchors, label_blocks
 from training.asked import answers, questions
-from training.held_out import files
 
 BLOCKS, RATE = 32, 5e-3
 PLOTTED = {"confidence_abs_error": "error of confidence", "tau_probabilistic": "tau of a block, teacher forced"}
@@ -55,7 +54,7 @@ The error of confidence went from {first:.3f} to {last:.3f} in {len(log)} steps.
 
 
 def _without_heads(tour: Tour) -> BlockDrafter:
-    """The demo drafter with heads as they are before training; nothing else of it learns."""
+    """The drafter with heads as they are before training; nothing else of it learns."""
     ends = {"embedding": tour.drafter.embed_tokens.weight, "lm_head": tour.drafter.lm_head.weight}
     fresh = as_block(fresh_drafter(tour.drafter.config, **ends, generator=torch.Generator().manual_seed(0)))
     student = as_block(load_drafter(DRAFTER)).requires_grad_(False)
@@ -68,7 +67,7 @@ def _without_heads(tour: Tour) -> BlockDrafter:
 
 def _texts(tour: Tour) -> list[Tensor]:
     """Prompts with the target's answers, [1, T] each."""
-    asked = [question for path in files("calibrate") for question in questions(path, tour.target, rows=tour.rows)]
+    asked = questions(QUESTIONS, tour.target, rows=tour.rows)
     told = answers(
         tour.target, asked, temperature=1.0, rule=Rule.TOKEN, seed=5, new_tokens=tour.tokens, room=tour.slots
     )

@@ -1,4 +1,4 @@
-"""The demo pair, and the few things that every step of the tour does with it."""
+"""The tiny pair of the tests, and the few things that every step of the tour does with it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.target import TargetTaps
 
-MODELS = Path(__file__).parents[2] / "models"
-DRAFTER, ASSISTANT, TARGET = MODELS / "demo-dspark", MODELS / "demo-assistant", MODELS / "demo-target"
-PROMPT = "Worksheet on greatest common divisors\n\nProblem 1: Find the greatest common divisor of 84 and 36."
+MODELS = Path(__file__).parents[2] / "tests" / "data" / "pair"
+DRAFTER, ASSISTANT, TARGET = MODELS / "drafter", MODELS / "assistant", MODELS / "target"
+QUESTIONS = MODELS / "prompts.jsonl"
+PROMPT = '    def get(self, name, default=None):\n        """Return'
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class Tour:
     tokenizer: Any
     folder: Path  # of the plots
     tokens: int  # of an answer
-    rows: int  # prompts of a domain
+    rows: int  # prompts that a step takes
     steps: int  # of the training
 
     @property

@@ -3,7 +3,7 @@
 A fence's first word is its language. A block of commands or of Python may carry one mark after it:
 
     (nothing)  runs by itself, quickly
-    cell       needs a running cell of the demo pair
+    cell       needs a running cell
     servers    starts servers by hand in the background, uses them and ends them
     long       takes minutes
     other      needs what one machine does not have: a hub, docker, a GPU, a cluster
@@ -26,11 +26,14 @@ ROOT = Path(__file__).resolve().parents[2]
 MARKS = ("", "cell", "servers", "long", "other")
 RUNNABLE = ("sh", "python")
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAIR = "tests/data/pair"  # what no download is needed for
 # Names that stand for the reader's own, and what a test gives instead.
 STANDS_FOR = {
-    "PATH_OR_HUB_ID --drafter PATH_OR_HUB_ID": "models/demo-target --drafter models/demo-dspark",
-    "TARGET": "models/demo-target",
-    "DRAFTER": "models/demo-dspark",
+    "PATH_OR_HUB_ID --drafter PATH_OR_HUB_ID": f"{PAIR}/target --drafter {PAIR}/drafter",
+    "--target smollm2": f"--target {PAIR}/target",
+    "models/smollm2-dspark": f"{PAIR}/drafter",
+    "TARGET": f"{PAIR}/target",
+    "DRAFTER": f"{PAIR}/drafter",
     ".venv/bin/": "",
     "--wait 60": "--wait 250",  # four processes that start beside others
 }
@@ -83,7 +86,13 @@ def commands(text: str) -> list[list[str]]:
 
 
 def filled(text: str, folder: Path) -> str:
-    """The text with the reader's own names replaced; DIR and OUT become folders of this test."""
+    """The text with the reader's own names replaced; DIR and OUT become folders of this test.
+
+    A cell of the shipped pair becomes one of the tiny pair, which needs no index.
+    """
+    text = re.sub(
+        r"\bdspark up\b(?![^\n]*--target)", f"dspark up --target {PAIR}/target --drafter {PAIR}/drafter", text
+    )
     for name, value in STANDS_FOR.items():
         text = (
             re.sub(rf"(?<![\w/]){re.escape(name)}(?![\w])", value, text)

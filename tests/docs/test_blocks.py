@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import MARKS, ROOT, RUNNABLE, Block, blocks, commands, environment, filled, run
+from blocks import MARKS, PAIR, ROOT, RUNNABLE, Block, blocks, commands, environment, filled, run
 
 from dspark.cli.main import build_parser
 
@@ -67,10 +67,16 @@ def test_servers_by_hand(block: Block, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The state folder of a running cell of the demo pair."""
+    """The state folder of a running cell of the tiny pair."""
     home = tmp_path_factory.mktemp("cell-home")
     began = subprocess.run(
-        ["dspark", "up"], cwd=ROOT, env=environment(home), capture_output=True, text=True, timeout=280, check=False
+        ["dspark", "up", "--target", f"{PAIR}/target", "--drafter", f"{PAIR}/drafter"],
+        cwd=ROOT,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     try:
         assert began.returncode == 0, began.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Rows 3.1 and 3.2 run whole on a tiny pair: real peers where they are installed, a row that says so where not."""
+"""Rows B2 and B3 run whole on a tiny pair: real peers where they are installed, a row that says so where not."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_one_stream_gives_the_ids_of_transformers_on_pair_and_twin(
     ]
     single_stream.main([*words(golden_target, golden_drafter), *shape])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["row"] for row in rows] == ["3.1 demo", "3.1 twin"]
+    assert [row["row"] for row in rows] == ["B2 shipped", "B2 twin"]
     assert "twin" in rows[1]["name"]
     for row in rows:
         value = row["value"]
         assert row["holds"] is not True  # a peer is missing
         assert value["absent"]["vllm"].startswith("peer not installed")
-        assert set(value["same_ids"].values()) == {"3 of 3"}
+        assert set(value["same_ids"].values()) == {"4 of 4"}
         for domain in value["domains"].values():
             # An assistant that is the target itself has every draft accepted, ours has some or none.
             assert domain["tau"]["transformers assisted"] > 2
@@ -70,7 +70,7 @@ def test_many_streams_are_compared_with_plain_decoding(
     shape = ["--streams", "6", "--repetitions", "1", "--seconds", "3", "--tokens", "8"]
     sixteen_streams.main([*words(golden_target, golden_drafter), *shape])
     row = json.loads(capsys.readouterr().out)
-    assert (row["row"], row["value"]["streams"]) == ("3.2", 6)
+    assert (row["row"], row["value"]["streams"]) == ("B3", 6)
     assert row["value"]["absent"]["vllm"].startswith("peer not installed")
     assert row["value"]["errors"] == {}
     for run in row["value"]["median_run"].values():

@@ -1,4 +1,4 @@
-"""The examples for clients, as a reader runs them, against a cell of the demo pair; reflection, as grpcurl uses it."""
+"""The examples for clients, as a reader runs them, against a cell of the tiny pair; reflection, as grpcurl uses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCell]:
     folder = tmp_path_factory.mktemp("cell")
     door = {"http": "127.0.0.1:0", "journal": folder / "journal"}
     verify = {"measure_cost": False}
-    target, drafter = ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark"
+    pair = ROOT / "tests" / "data" / "pair"
+    target, drafter = pair / "target", pair / "drafter"
     with LocalCell(target, drafter, coordinator=door, verify=verify, draft=verify, folder=folder) as running:
         yield running
 
@@ -48,8 +49,8 @@ def home(cell: LocalCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pa
             ray_address="",
             ray_pid=0,
             ray_dir="",
-            target="demo-target",
-            drafter="demo-dspark",
+            target="target",
+            drafter="drafter",
             http=cell.http,
         )
     )

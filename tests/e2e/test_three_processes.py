@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.oracle import plain_greedy
 
-from benchmarks.greedy_identity import plain_greedy
-from benchmarks.pair import Pair
 from deploy.processes import LocalCell
 from dspark.client import Client, Finished, InvalidRequest
 from dspark.errors import Unavailable
@@ -33,7 +32,7 @@ def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def plain(golden_target: Path, golden_drafter: Path) -> list[list[int]]:
-    return plain_greedy(Pair(golden_target, golden_drafter), PROMPTS, TOKENS)
+    return plain_greedy(golden_target, PROMPTS, TOKENS)
 
 
 def _settled(client: Client) -> bool:
@@ -71,6 +70,20 @@ def test_answers_at_the_same_time_equal_those_one_by_one(cell: LocalCell, plain:
         streams = [client.generate(prompt, **options) for prompt in PROMPTS * 3]
         answers = [[token for event in stream for token in event.token_ids] for stream in streams]
     assert answers == plain * 3
+
+
+def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_as_before(cell: LocalCell) -> None:
+    prompt = [2 + n * 7 % 120 for n in range(101)]
+    asked = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:7"}
+    with cell.client() as client:
+        cold, warm = (client.complete(prompt, **asked) for _ in range(2))
+        other = client.complete([*prompt[:96], *prompt[:95:-1]], **asked)
+    assert cold.end.usage.cached_tokens == 0
+    for answer in (warm, other):
+        assert answer.end.usage.prompt_tokens - answer.end.usage.cached_tokens <= 16  # a page
+    assert warm.token_ids == cold.token_ids
+    # A context that missed rows would draft worse.
+    assert warm.end.speculation == cold.end.speculation
 
 
 def test_a_seed_fixes_a_sampled_answer(cell: LocalCell) -> None:

@@ -13,12 +13,13 @@ import pytest
 
 from dspark.model.checkpoint import load_drafter
 
-OWN_TARGET = Path(__file__).parents[2] / "examples" / "own_target.py"
+PAIR = Path(__file__).parents[1] / "data" / "pair"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.timeout(1200)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["dspark", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_a_target_and_prompts_become_a_serving_drafter_and_a_report(
     family: str, golden_target: Path, tmp_path: Path
@@ -53,20 +54,17 @@ def test_a_target_and_prompts_become_a_serving_drafter_and_a_report(
 
 
 @pytest.mark.slow
-def test_the_example_makes_a_target_of_ones_own_that_the_chain_takes(tmp_path: Path) -> None:
-    def ran(*words: str) -> str:
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=1000, env=ENVIRONMENT)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    # A text tokenizer and prompts as text, where the test above has neither.
-    made = ran(str(OWN_TARGET), str(tmp_path), "--steps", "3", "--rows", "2", "--prompts", "24")
-    assert made.strip() == str(tmp_path / "target")
-    words = ["--target", made.strip(), "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "chain")]
+def test_a_target_with_a_tokenizer_takes_prompts_as_text(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"def number_{n}(self"}) + "\n" for n in range(24)))
+    words = ["--target", str(PAIR / "target"), "--prompts", str(prompts), "--out", str(tmp_path / "chain")]
     words += ["--steps", "3", "--layers", "1", "--batch", "4", "--anchors", "4", "--markov-rank", "4"]
     words += ["--block-size", "3", "--held-out", "2", "--held-out-share", "0.2", "--min-supervised", "4"]
     words += ["--ask-max-tokens", "16", "--answer-tokens", "8", "--device", "cpu"]
-    found = json.loads(ran("-m", "dspark.cli.main", "train", "all", "--json", *words))
+    command = [sys.executable, "-m", "dspark.cli.main", "train", "all", "--json", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     assert load_drafter(found["drafter"]).config.family == "dspark"
     assert found["stages"]["serve"]["same_ids"]
     assert Path(found["report"]).exists()

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+# Sound folders, small enough to be spoiled and loaded a hundred times.
+FOLDERS = Path(__file__).resolve().parents[1] / "data"
+TARGET, DRAFTER = FOLDERS / "target_qwen3", FOLDERS / "dspark_vanilla"
 Spoil = Callable[[Path], object]
 HEADER = struct.Struct("<Q")
 

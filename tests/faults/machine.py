@@ -15,19 +15,19 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from faults import oracle, pair
 from faults.plan import Action, Plan, once
-from faults.simulated import Answer, SimulatedCell, in_memory, simulate
+from faults.simulated import Answer, SimulatedCell, in_memory
 from faults.simulation import Simulation
 
-PROMPTS = ([5, 9, 17, 33], [2], list(range(2, 40)), [64, 3, 100, 3, 64, 3])
-LONGEST = 60
+PROMPTS = tuple(pair.prompt(number, length) for number, length in enumerate((4, 1, 38, 6)))
+LONGEST = 24
 POLICIES = ("greedy", "async", "fixed:3", "threshold:0.5", "off")
 KINDS = ("VerifyEvent.verdicts", "VerifyEvent.prefilled", "DraftEvent.blocks", "DraftEvent.opened", "FeatureChunk")
 MAX_RUNNING, MAX_QUEUED, PAGE = 6, 4, 16
 SETTINGS: dict[str, Any] = {
     "verifiers": 2,
     "drafters": 1,
-    "synthetic": True,
     "coordinator": {
         "max_running": MAX_RUNNING,
         "max_queued": MAX_QUEUED,
@@ -35,18 +35,14 @@ SETTINGS: dict[str, Any] = {
         "prefill_deadline_s": 1.0,
         "max_handovers": 1000,
     },
-    "verify": {"kv_tokens": 20 * PAGE, "page_size": PAGE, "prefill_chunk": 16},
+    "verify": {"kv_tokens": 9 * PAGE, "page_size": PAGE, "prefill_chunk": 16},
 }
 
 
 @functools.cache
 def plain() -> list[list[int]]:
     """What the target alone answers."""
-
-    async def story(cell: SimulatedCell) -> list[list[int]]:
-        return [(await cell.ask(prompt, max_tokens=LONGEST, policy="off")).ids for prompt in PROMPTS]
-
-    return simulate(story, synthetic=True)
+    return oracle.plain_greedy(pair.TARGET, PROMPTS, LONGEST)
 
 
 class CellMachine(RuleBasedStateMachine):
@@ -161,16 +157,15 @@ class CellMachine(RuleBasedStateMachine):
         for name in ("verify/0", "verify/1"):
             if name in self.down:
                 continue
-            engine = self.cell.processes[name].engine
-            table, sequences = engine._pages, engine._sequences
-            held = Counter(
-                page for runs in table._reserved.values() for run in runs for page in range(run.first, run.end)
-            )
-            held.update(page for run in table._free for page in range(run.first, run.end))
-            assert held == Counter(range(table.total)), "a page is free or held, and once"
-            assert set(table._reserved) == set(sequences)
-            for number, one in sequences.items():
-                assert one.state.cached <= table.capacity(number)
+            holdings = self.cell.processes[name].engine._holdings
+            pool = holdings.pool
+            held = Counter(page for table in pool._tables.values() for page in table.pages)
+            held.update(kept.page for kept in holdings.prefixes._kept.values())
+            assert [held[page] for page in range(pool.total)] == pool._holders.tolist(), "a page has who holds it"
+            assert pool.free == sum(held[page] == 0 for page in range(pool.total))
+            assert set(pool._tables) == set(holdings.states)
+            for number, one in holdings.states.items():
+                assert one.cached <= len(pool.pages(number)) * PAGE
 
     def teardown(self) -> None:
         try:

@@ -22,13 +22,10 @@ from typing import Any, Literal
 
 from deploy.processes import Child, LocalCell
 from faults import namespaces
+from faults.pair import DRAFTER, TARGET
 from faults.plan import Plan
 from faults.tcp_proxy import TcpProxy
 from faults.wire_proxy import WireProxy
-
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = ROOT / "tests" / "data" / "target_qwen3"
-DRAFTER = ROOT / "tests" / "data" / "dspark_vanilla"
 
 EXIT_S = 30.0
 

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -30,17 +29,17 @@ from coordinator.frontend.config import FrontendConfig
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
+from dspark.runtime import worker
 from faults.device import SimulatedDevice
 from faults.memory_grpc import MemoryChannel, MemoryServer
 from faults.network import Network
+from faults.pair import DRAFTER, ROOT, TARGET
 from faults.plan import Plan
 from faults.simulation import Simulation
+from faults.tape import Tape
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = ROOT / "tests" / "data" / "target_qwen3"
-DRAFTER = ROOT / "tests" / "data" / "dspark_vanilla"
 SYNTHETIC = ROOT / "benchmarks" / "synthetic" / "flat.yaml"
 LONGEST_S = 3600.0  # simulated seconds that a story may take
 
@@ -51,6 +50,7 @@ T = TypeVar("T")
 class Answer:
     """What a client got. Offsets are checked as they come: each chunk begins where the last one ended."""
 
+    prompt: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # of each chunk, simulated seconds
     end: Finished | None = None
@@ -80,6 +80,7 @@ class SimulatedCell:
         seconds: Mapping[str, float | Callable[..., float]] | None = None,
     ) -> None:
         self.network = Network(plan, hop_s=hop_s, watch_s=watch_s)
+        self.tape = None if synthetic else Tape()
         self.seconds = seconds or {}
         self.processes: dict[str, Any] = {}  # what each `start` returned
         self._counts = {"verify": verifiers, "draft": drafters}
@@ -143,7 +144,15 @@ class SimulatedCell:
             work = draft_process.start(DraftConfig(**given), name=name)
         process = await self.network.within(self.network.begin(name), work)
         self.processes[name], self._binds[name] = process, process.endpoint
+        if self.tape is not None and role == "verify":
+            self.tape.verifier(process.engine)
+        if self.tape is not None and role == "draft":
+            self.tape.drafter(name, process.engine)
         return process
+
+    def give(self, role: str, **more: Any) -> None:
+        """What processes of this role are told from their next start on."""
+        self._given[role].update(more)
 
     def kill(self, name: str) -> None:
         """SIGKILL."""
@@ -183,12 +192,21 @@ class SimulatedCell:
         return asking
 
     async def ask(
-        self, prompt: list[int], *, timeout: float = 600.0, at: str = "coordinator/0", **options: Any
+        self,
+        prompt: list[int],
+        *,
+        timeout: float = 600.0,
+        at: str = "coordinator/0",
+        token: str | None = None,
+        into: Answer | None = None,
+        **options: Any,
     ) -> Answer:
-        """One request by the Python client to a process; greedy and to its full length unless told otherwise."""
-        answer = Answer()
-        options = {"temperature": 0.0, "ignore_eos": True, "seed": 7, **options}
-        async with AsyncClient(self._binds[at]) as client:
+        """One request by the Python client to a process; greedy and to its full length unless told otherwise. `into`
+        grows while it runs."""
+        answer = into or Answer()
+        answer.prompt = list(prompt)
+        options = {"temperature": 0.0, "ignore_eos": True, **({} if "rule" in options else {"seed": 7}), **options}
+        async with AsyncClient(self._binds[at], token=token) as client:
             try:
                 async for event in client.generate(prompt, timeout=timeout, **options):
                     if isinstance(event, Chunk):
@@ -268,6 +286,5 @@ def in_memory(cell: SimulatedCell) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, made in (("insecure_channel", channel), ("secure_channel", channel), ("server", server)):
             stack.enter_context(mock.patch(f"grpc.aio.{name}", made))
-        for module in (verify_process, draft_process):
-            stack.enter_context(mock.patch.object(module, "DeviceWorker", device))
+        stack.enter_context(mock.patch.object(worker, "DeviceWorker", device))
         yield

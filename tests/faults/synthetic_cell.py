@@ -10,16 +10,15 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from benchmarks.load import prometheus
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-from faults.processes import DRAFTER, TARGET, FaultCell
+from faults.pair import DRAFTER, ROOT, TARGET
+from faults.processes import FaultCell
 
-ROOT = Path(__file__).resolve().parents[2]
 FLAT = ROOT / "benchmarks" / "synthetic" / "flat.yaml"
 
 

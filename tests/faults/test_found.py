@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from faults.bad_checkpoints import WEIGHTS
+from faults.bad_checkpoints import TARGET, WEIGHTS
 from faults.plan import Action, Plan, once
 from faults.rows.r11_lying_drafter import LIES, SPEED, STEPS, answers, lying
 from faults.rows.r26_bad_checkpoints import attempt
-from faults.simulated import TARGET, Answer, SimulatedCell, simulate
+from faults.simulated import Answer, SimulatedCell, simulate
 
 
 async def through_a_front_end(cell: SimulatedCell) -> Answer:

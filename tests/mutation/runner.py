@@ -16,20 +16,22 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType
 from typing import IO
 
-from mutants import MUTANTS, SPOILED_Q, Mutant
+from tests.mutation.mutant import Mutant
+from tests.mutation.mutants import LISTS as LISTS
+from tests.mutation.mutants import MUTANTS
+from tests.mutation.rules import SPOILED_Q
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 300.0  # for one mutant, or for the sound source; a loaded machine is no catch
+LIMIT_S = 1200.0  # for one mutant, or for the sound source; a loaded machine is no catch
 ENDED = 40  # on top of pytest's exit codes, so that a crash is not taken for one
 PASSED, FAILED = ENDED, ENDED + 1
-JOBS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ def changed(mutant: Mutant) -> str:
     return source.replace(mutant.right, mutant.wrong) + (SPOILED_Q if mutant.file.endswith("ratio.py") else "")
 
 
-def run(mutants: Sequence[Mutant] = MUTANTS, jobs: int = JOBS) -> list[Outcome]:
-    """Every mutant's outcome, in order.
+def outcomes(mutants: Sequence[Mutant] = MUTANTS, jobs: int = 2) -> Iterator[Outcome]:
+    """Every mutant's outcome, as they end.
 
     Raises RuntimeError when the tests fail without any bug, and ValueError when a bug does not fit the source.
     """
@@ -83,14 +85,11 @@ def run(mutants: Sequence[Mutant] = MUTANTS, jobs: int = JOBS) -> list[Outcome]:
     _import_the_slow()
     every = sorted({test for mutant in mutants for test in mutant.tests})
     halves = [(None, tuple(every[part::jobs])) for part in range(min(jobs, len(every)))]
-    for ended in _in_children(halves, jobs):
+    for _, ended in _in_children(halves, jobs):
         if ended.code != PASSED:
             raise RuntimeError(f"the tests fail on the real source:\n{ended.said[-3000:]}")
-    ends = _in_children([(mutant, mutant.tests) for mutant in mutants], jobs)
-    return [
-        Outcome(mutant.name, ended.code == FAILED, round(ended.seconds, 2), _why(ended))
-        for mutant, ended in zip(mutants, ends, strict=True)
-    ]
+    for index, ended in _in_children([(mutant, mutant.tests) for mutant in mutants], jobs):
+        yield Outcome(mutants[index].name, ended.code == FAILED, round(ended.seconds, 2), _why(ended))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +104,21 @@ def _why(ended: _Ended) -> str:
     return reasons.get(ended.code, f"pytest ended with {ended.code}: {ended.said[-500:]}")
 
 
-def _in_children(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int) -> list[_Ended]:
-    """Runs each piece in a child, `jobs` at a time.
+def _in_children(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int) -> Iterator[tuple[int, _Ended]]:
+    """Runs each piece in a child, `jobs` at a time; yields its index and how it ended.
 
     Only one thread exists here: a child forked beside a second thread may inherit a lock that nobody will release.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        return _in_folder(work, jobs, Path(folder))
+        yield from _in_folder(work, jobs, Path(folder))
 
 
-def _in_folder(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int, folder: Path) -> list[_Ended]:
+def _in_folder(
+    work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int, folder: Path
+) -> Iterator[tuple[int, _Ended]]:
     """The children keep what they write apart: pytest's common folder is tidied by all who use it, at the same time."""
     context = multiprocessing.get_context("fork")
-    waiting, ends = list(enumerate(work))[::-1], dict[int, _Ended]()
+    waiting = list(enumerate(work))[::-1]
     running: dict[int, tuple[BaseProcess, float, IO[str]]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -135,10 +136,9 @@ def _in_folder(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int, f
             if late:
                 child.kill()
             child.join()
-            with said:
-                ends[index] = _Ended(None if late else child.exitcode, seconds, said.read())
             del running[index]
-    return [ends[index] for index in range(len(work))]
+            with said:
+                yield index, _Ended(None if late else child.exitcode, seconds, said.read())
 
 
 def _import_the_slow() -> None:
@@ -152,6 +152,7 @@ def _import_the_slow() -> None:
         "transformers.modeling_utils",
         "torch.distributed.tensor",  # torch loads it, and sympy, when some functions are called first
         "anyio.pytest_plugin",
+        "hypothesis",
         "pytest_asyncio",
         "pytest_timeout",
         "xdist.plugin",
@@ -170,7 +171,10 @@ def _import_the_slow() -> None:
 
 def _child(mutant: Mutant | None, tests: Sequence[str], output: str, temporary: str) -> None:
     import pytest
+    from hypothesis import HealthCheck, settings
 
+    settings.register_profile("crowded", deadline=None, suppress_health_check=list(HealthCheck))
+    settings.load_profile("crowded")  # a machine that is slow is no catch
     if mutant is not None:
         sys.meta_path.insert(0, _Finder(mutant))
     os.chdir(ROOT)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from coordinator.requests.policy import Greedy
-from coordinator.scheduling.prefix_scheduler import schedule, survival
+from dspark.rounds.policy import Greedy
+from dspark.rounds.schedule import schedule, survival
 
 Lengths = tuple[int, ...]
 Sps = Callable[[int], float]

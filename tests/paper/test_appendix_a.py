@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.requests.policy import Async, Fixed, Greedy, Off, Policy, Threshold
-from coordinator.scheduling.prefix_scheduler import schedule
 from dspark.decoding.acceptance import accept_probability, residual, token_rule
+from dspark.rounds.policy import Async, Fixed, Greedy, Off, Policy, Threshold
+from dspark.rounds.schedule import schedule
 
 A, B = 0, 1
 P, Q = [0.7, 0.3], [0.5, 0.5]

@@ -12,13 +12,13 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.oracle import plain_greedy
 
-from benchmarks.greedy_identity import plain_greedy
-from benchmarks.pair import Pair
 from deploy.head import start_head, stop_head
 from deploy.marks import marked, new_cell_id
 from dspark.client import Chunk, Client, find_cell
@@ -73,7 +73,7 @@ def _await_replacement(name: str, before: int, within_s: float) -> dict[str, Any
 
 def test_a_cluster_answers_as_the_target_alone(cluster: Client, golden_target: Path, golden_drafter: Path) -> None:
     answer = cluster.complete(PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True)
-    assert [list(answer.token_ids)] == plain_greedy(Pair(golden_target, golden_drafter), [PROMPT], 32)
+    assert [list(answer.token_ids)] == plain_greedy(golden_target, [PROMPT], 32)
     assert answer.end.speculation.verified_tokens > 0
 
 
@@ -165,13 +165,30 @@ def _pid_listening_at(process: dict[str, Any]) -> int:
     return pid
 
 
-def test_each_pool_is_scaled_by_itself_while_it_serves(cluster: Client) -> None:
-    calm = cluster.complete(PROMPT, max_tokens=64, temperature=0.0, ignore_eos=True).token_ids
-    assert dspark("scale", "--drafters", "2").stdout == "1 verifiers, 2 drafters\n"
-    assert {"draft/0", "draft/1", "verify/0"} < set(_processes())
-    assert dspark("scale", "--drafters", "1").stdout == "1 verifiers, 1 drafters\n"
-    assert "draft/1" not in _processes()
-    assert cluster.complete(PROMPT, max_tokens=64, temperature=0.0, ignore_eos=True).token_ids == calm
+def test_each_pool_is_scaled_by_itself_and_no_stream_notices(cluster: Client) -> None:
+    asked = [{"max_tokens": 64, "rule": "coupled", "seed": seed, "ignore_eos": True} for seed in range(4)]
+    calm = [cluster.complete(PROMPT, **each).token_ids for each in asked]  # type: ignore[arg-type]
+    over, answers = threading.Event(), [list[list[int]]() for _ in asked]
+
+    def stream(number: int) -> None:
+        while not over.is_set():
+            answers[number].append(list(cluster.complete(PROMPT, **asked[number]).token_ids))  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        running = [pool.submit(stream, number) for number in range(len(asked))]
+        try:
+            assert dspark("scale", "--drafters", "2").stdout == "1 verifiers, 2 drafters\n"
+            assert {"draft/0", "draft/1", "verify/0"} < set(_processes())
+            assert dspark("scale", "--drafters", "0").stdout == "1 verifiers, 0 drafters\n"
+            assert dspark("scale", "--drafters", "1").stdout == "1 verifiers, 1 drafters\n"
+            assert "draft/1" not in _processes()
+        finally:
+            over.set()
+        for each in running:
+            each.result(timeout=120)  # an answer that failed is raised here
+    for given, wanted in zip(answers, calm, strict=True):
+        assert given
+        assert all(ids == list(wanted) for ids in given)
 
 
 def test_ray_sees_what_the_cell_reserves(cluster: Client) -> None:

@@ -31,6 +31,7 @@ cluster.report(cell.name)
 """
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_restarted_keeps_the_last_word_about_autoscaling(tmp_path: Path) -> None:
     environment = {**os.environ, "DSPARK_HOME": str(tmp_path)}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
+import deploy.head
 from deploy import ray_auth
 from deploy.fleet import NothingStarted
-from deploy.head import start_head, stop_head
+from deploy.head import Head, free_ports, start_head, stop_head
 from deploy.marks import new_cell_id
 from deploy.ray_auth import check_guarded, is_guarded
 
@@ -21,6 +23,24 @@ def test_a_local_cluster_refuses_whoever_shows_no_token(tmp_path: Path) -> None:
     try:
         assert is_guarded(head.address) is True
         check_guarded(head.address, insecure=False)
+    finally:
+        assert stop_head(head) == []
+
+
+@pytest.mark.slow  # Ray is started twice
+def test_a_port_that_somebody_took_meanwhile_costs_one_more_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    looks = [[taken.getsockname()[1], *free_ports(10)]]
+    monkeypatch.setattr(deploy.head, "free_ports", lambda count: looks.pop() if looks else free_ports(count))
+    begun: list[Head] = []
+    with taken:
+        head = start_head(tmp_path / "token", new_cell_id(), dict(os.environ), begun.append)
+    try:
+        assert begun[1:] == [head]
+        assert not begun[0].folder.exists()
+        assert is_guarded(head.address) is True
     finally:
         assert stop_head(head) == []
 

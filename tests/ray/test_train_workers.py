@@ -17,6 +17,7 @@ from training.trainer import LOG, train_drafter
 pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 
 
+@pytest.mark.slow
 def test_two_ray_workers_write_the_curve_of_one(golden_target: Path, tmp_path: Path) -> None:
     samples = random_samples(tmp_path / "samples.safetensors")
     alone = short_run(samples, golden_target, tmp_path / "alone", steps=3, rate=1e-3)

@@ -20,14 +20,14 @@ from draft_service.config import DraftConfig
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
-MODELS = Path(__file__).parent.parent.parent / "models"
-TARGET, DRAFTER = MODELS / "demo-target", MODELS / "demo-dspark"
+PAIR = Path(__file__).parent.parent / "data" / "pair"
+TARGET, DRAFTER = PAIR / "target", PAIR / "drafter"
 
 
 class HttpCell:
     """Services in this process, on one more thread; a context that stops them.
 
-    With `pair` a synthetic cell of that description, else the demo pair. `settings` go to the coordinator, `shared`
+    With `pair` a synthetic cell of that description, else the tiny pair. `settings` go to the coordinator, `shared`
     to every process.
     """
 
@@ -119,7 +119,7 @@ class HttpCell:
 
 
 def synthetic_pair(folder: Path, *, step_ms: float = 2.0) -> Path:
-    """A pair over the demo tokenizer's ids, with steps long enough to be in the middle of."""
+    """A pair over the tiny target's tokenizer's ids, with steps long enough to be in the middle of."""
     document = {
         "verify": {"tokens": [1], "ms": [step_ms]},
         "draft": {"sequences": [1], "ms": [0.2]},

@@ -31,11 +31,9 @@ from dspark.model.checkpoint import load_target, save_drafter
 from dspark.model.config import DrafterConfig, Kind
 from dspark.model.config_file import read_drafter_config
 from dspark.model.formats.convert import to_speculators
-from dspark.model.formats.random_weights import write_random, write_random_target
-from dspark.model.formats.shape_configs import config_of
-from dspark.model.formats.shapes import shape_of, tensors_of
 from dspark.model.fresh import fresh_drafter
 from dspark.model.library import cache_argument
+from tests.released.weights import write_thin
 
 pytestmark = pytest.mark.services
 
@@ -86,9 +84,7 @@ def _twin(**options: Any) -> Make:
 
 def _thin(name: str) -> Make:
     def make(folder: Path) -> tuple[Path, Path]:
-        family, target = shape_of(name, thin=True)
-        write_random(folder / "drafter", config_of(family, target), tensors_of(family, target))
-        write_random_target(folder / "target", target)
+        write_thin(folder / "drafter", name, target=folder / "target")
         return folder / "target", folder / "drafter"
 
     return make

@@ -26,7 +26,6 @@ from coordinator.config import CoordinatorConfig
 from coordinator.frontend import process as frontend_process
 from coordinator.frontend.config import FrontendConfig
 from coordinator.frontend.process import FrontendProcess
-from coordinator.requests.policy import Off
 from coordinator.requests.request import Request
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
@@ -34,6 +33,7 @@ from dspark.client import AsyncClient, Chunk, Completion
 from dspark.client.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from dspark.errors import ConfigError
 from dspark.errors import Overloaded as CutAsSlow
+from dspark.rounds.policy import Off
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.types import Law
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2

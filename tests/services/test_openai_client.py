@@ -1,4 +1,4 @@
-"""The official `openai` client against the HTTP front of a real cell of the demo pair, held to the gRPC interface."""
+"""The official `openai` client against the HTTP front of a real cell of the tiny pair, held to the gRPC interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.services.http_cell import TARGET, HttpCell
 
 pytestmark = pytest.mark.services
 
-MODEL = "demo-target"
+MODEL = "target"
 PROMPT = "Worksheet on sums\n\nProblem 1: Add 12 and 30.\n"
 CODE = "def add(a, b):\n"
 

@@ -200,7 +200,7 @@ def test_an_echo_of_a_text_without_an_answer_is_the_text(http: HttpCell) -> None
 
 def test_a_stream_tells_of_the_prompt_before_the_answer(http: HttpCell) -> None:
     with http.openai() as client:
-        asked: Any = {"model": "demo-target", "max_tokens": 5, "echo": True, "logprobs": 2, "temperature": 0}
+        asked: Any = {"model": "target", "max_tokens": 5, "echo": True, "logprobs": 2, "temperature": 0}
         whole = client.completions.create(prompt=TEXTS, n=2, **asked)
         streamed: dict[int, list[Any]] = {}
         for event in client.completions.create(prompt=TEXTS, n=2, stream=True, **asked):

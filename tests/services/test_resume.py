@@ -55,7 +55,7 @@ class Site:
         self._endpoint = self.coordinator.endpoint
 
     async def goes(self) -> None:
-        """Running streams end with UNAVAILABLE, as when it is killed; see `benchmarks.coordinator_kill` for that."""
+        """Running streams end with UNAVAILABLE, as when it is killed; see row 21 of docs/reliability.md for that."""
         coordinator, self.coordinator = self.coordinator, None
         await coordinator.stop(0.0)
 

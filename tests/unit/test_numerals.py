@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.requests.policy import parse_policy
 from dspark.cli.main import build_parser
 from dspark.cli.numbers import numbers, whole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.numerals import number_in, whole_in
+from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
 
 BENT = ["1_0", "1_0.5", "٣", "0x10", "", "x", "--1", "1e", "nan", "inf", "-inf", "1 2", "1e999", "\u00b2"]

@@ -1,4 +1,4 @@
-"""A cell of the demo pair, the browser, and one open page: what tests and pictures of the live page share."""
+"""A cell of the tiny pair, the browser, and one open page: what tests and pictures of the live page share."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def launch(playwright: Playwright, chromium: str) -> Browser:
     return playwright.chromium.launch(executable_path=chromium, args=alone)
 
 
-def demo_cell(folder: Path | None, port: int, *, drafters: int = 1, **settings: object) -> LocalCell:
-    """Of the demo pair, not started yet; `settings` go to the coordinator."""
+def tiny_cell(folder: Path | None, port: int, *, drafters: int = 1, **settings: object) -> LocalCell:
+    """Of the tiny pair, not started yet; `settings` go to the coordinator."""
     return LocalCell(
-        ROOT / "models" / "demo-target",
-        ROOT / "models" / "demo-dspark",
+        ROOT / "tests" / "data" / "pair" / "target",
+        ROOT / "tests" / "data" / "pair" / "drafter",
         drafters=drafters,
         coordinator={"http": f"127.0.0.1:{port}", **settings},
         folder=folder,

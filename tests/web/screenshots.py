@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, demo_cell, find_chromium, free_port, launch
+from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, find_chromium, free_port, launch, tiny_cell
 
 FOLDER = ROOT / "docs" / "screenshots"
 LOADS = (1, 2, 5, 9, 14, 14, 7, 3, 2)  # background streams, three seconds each
@@ -36,7 +36,7 @@ def main() -> None:
     if chromium is None:
         raise SystemExit("no Chromium on PATH, and DSPARK_CHROMIUM names none")
     port = free_port()
-    with demo_cell(None, port, drafters=2), sync_playwright() as playwright:
+    with tiny_cell(None, port, drafters=2), sync_playwright() as playwright:
         browser = launch(playwright, chromium)
         for shot in SHOTS:
             take(browser, f"http://127.0.0.1:{port}", shot, FOLDER)

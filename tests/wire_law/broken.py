@@ -1,69 +1,30 @@
-"""Two builds whose law is wrong by one line, which the test has to find: `python -m tests.wire_law.broken`.
-
-Each runs from a copy of the packages with that line changed, in processes of its own.
-"""
+"""Two builds whose law is wrong by one line, which the test has to find: `python -m tests.wire_law.broken`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("dspark", "coordinator", "draft_service", "verify_service", "deploy", "tests/wire_law")
+from tests.broken.builds import BUILDS
+from tests.broken.planting import ROOT, Build, environment
+
 FOUND = 1e-6
-
-
-@dataclass(frozen=True)
-class Build:
-    """One line of one file, and where it shows."""
-
-    name: str
-    file: str
-    right: str
-    wrong: str
-    setting: str
-
-
-BUILDS = (
-    Build(
-        "q sent that was not sampled from",
-        "dspark/decoding/sampling.py",
-        "draw(probs.double(), u).unsqueeze(-1)",
-        "draw(probs.double().sqrt(), u).unsqueeze(-1)",
-        "block, fixed:3, T=1",
-    ),
-    Build(
-        "the bonus token drawn from p, not from what is left of it",
-        "dspark/decoding/ratio.py",
-        "law = residual(last, slots.dense(rejected, last))",
-        "law = last",
-        "token, fixed:3, T=1",
-    ),
-)
+SHOWS_IN = {  # a setting in which the build shows
+    "q sent that was not sampled from": "block, fixed:3, T=1",
+    "the bonus token drawn from p, not from what is left of it": "token, fixed:3, T=1",
+}
 
 
 def sampled_p(build: Build, draws: int) -> float:
     """The smallest corrected p-value of the build's setting."""
-    with tempfile.TemporaryDirectory(prefix="dspark-broken-") as folder:
-        copy = Path(folder)
-        for package in PACKAGES:
-            shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-        path = copy / build.file
-        text = path.read_text(encoding="utf-8")
-        if text.count(build.right) != 1:
-            raise SystemExit(f"{build.name}: {build.file} holds the line {text.count(build.right)} times, not once")
-        path.write_text(text.replace(build.right, build.wrong), encoding="utf-8")
-        command = [sys.executable, "-m", "tests.wire_law", "--json", f"--draws={draws}", f"--only={build.setting}"]
-        run = subprocess.run(
-            command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, stdout=subprocess.PIPE, text=True
-        )
+    words = ("--json", f"--draws={draws}", f"--only={SHOWS_IN[build.name]}")
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.wire_law", *words],
+        cwd=ROOT, env=os.environ | environment(build), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     lines = run.stdout.splitlines()
     if not lines:
         raise SystemExit(f"{build.name}: no row, exit {run.returncode}")
@@ -75,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--draws", type=int, default=40_000, metavar="N", help="answers of a build (40000)")
     args = parser.parse_args(argv)
     caught = True
-    for build in BUILDS:
+    for build in (build for build in BUILDS if build.name in SHOWS_IN):
         p = sampled_p(build, args.draws)
         caught &= p < FOUND
         print(json.dumps({"build": build.name, "row": "wire-law", "p": p, "caught": p < FOUND}), flush=True)

@@ -1,4 +1,8 @@
-"""A random target over a handful of tokens and a random DSpark drafter, near enough that most drafts are kept."""
+"""A random target over a handful of tokens, and a DSpark drafter near enough that most drafts are kept.
+
+The drafter's sequential head holds the target's mean logits by the token before. Its block is random, scaled down by
+`BLOCK_SHARE`: drafts are refused often enough that a wrong correction shows.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dspark.model.checkpoint import save_drafter
 from dspark.model.config import DrafterConfig
+from dspark.model.drafter import BlockDrafter
 from dspark.model.fresh import fresh_drafter
+from dspark.model.markov import VanillaHead
 
 HIDDEN, LAYERS, BLOCK = 32, 2, 3
-SPREAD = 0.08  # of the weights: laws depend on what came before, and lie near enough for drafts to be kept
+SPREAD = 0.08  # of the weights: laws depend on what came before
+BLOCK_SHARE = 0.4
 
 
 def write_tiny_pair(folder: Path, *, vocabulary: int, seed: int) -> tuple[Path, Path]:
@@ -51,7 +58,7 @@ def write_tiny_pair(folder: Path, *, vocabulary: int, seed: int) -> tuple[Path, 
         mask_token_id=vocabulary - 1,
         target_layer_ids=(0,),
         num_target_layers=LAYERS,
-        markov_rank=4,
+        markov_rank=vocabulary,
         markov_head_type="vanilla",
         enable_confidence_head=True,
         confidence_head_with_markov=True,
@@ -64,5 +71,18 @@ def write_tiny_pair(folder: Path, *, vocabulary: int, seed: int) -> tuple[Path, 
         lm_head=target.lm_head.weight.detach(),
         generator=torch.Generator().manual_seed(seed),
     )
+    assert isinstance(drafter, BlockDrafter)
+    assert isinstance(drafter.markov_head, VanillaHead)
+    with torch.no_grad():
+        drafter.norm.weight.fill_(BLOCK_SHARE)
+        drafter.markov_head.markov_w1.weight.copy_(torch.eye(vocabulary))
+        drafter.markov_head.markov_w2.weight.copy_(_mean_logits(target, vocabulary).T)
     save_drafter(drafter, drafter_folder)
     return target_folder, drafter_folder
+
+
+def _mean_logits(target: Qwen3ForCausalLM, vocabulary: int) -> torch.Tensor:
+    """[V, V]: by the token before, over random text."""
+    ids = torch.randint(vocabulary, (64, 16), generator=torch.Generator().manual_seed(1))
+    logits = target(ids).logits
+    return torch.stack([logits[ids == token].mean(dim=0) for token in range(vocabulary)])

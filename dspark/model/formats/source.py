@@ -1,13 +1,14 @@
 """The tensors of a drafter's folder under the released names, whichever format stored them.
 
-A draft vocabulary's two maps are taken out and checked. The speculators format also leaves out tables that are verbatim
-copies of the target's; they are read from the target's own checkpoint, when one is named.
+A draft vocabulary's two maps are taken out and checked. A file may leave out the tables that are verbatim copies of the
+target's; they are read from the target's own checkpoint, when one is named: of its head the rows of the tokens that can
+be drafted.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,42 +39,69 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
         return Source(language_entries(folder, entries, tied=config.tie_word_embeddings), None)
     if is_speculators(read_json(folder / CONFIG_NAME)):
         entries = {name: entry for name, entry in entries.items() if name not in _TRAINING_ONLY}
-        entries |= _shared(folder, entries, config, target)
     maps = {name: entries.pop(name) for name in (OFFSETS, DRAFTABLE) if name in entries}
-    if not config.draft_vocab_size:
-        return Source(entries, None)
-    read = dict(read_tensors(maps, sorted(maps)))
-    vocabulary = read_vocabulary(
-        folder,
-        offsets=read.get(OFFSETS),
-        draftable=read.get(DRAFTABLE),
-        size=config.draft_vocab_size,
-        vocab_size=config.vocab_size,
-    )
-    return Source(entries, vocabulary)
+    vocabulary = None
+    if config.draft_vocab_size:
+        read = dict(read_tensors(maps, sorted(maps)))
+        vocabulary = read_vocabulary(
+            folder,
+            offsets=read.get(OFFSETS),
+            draftable=read.get(DRAFTABLE),
+            size=config.draft_vocab_size,
+            vocab_size=config.vocab_size,
+        )
+    return Source(entries | _shared(folder, entries, config, vocabulary, target), vocabulary)
+
+
+def left_out(folder: Path, config: DrafterConfig) -> list[str]:
+    """The tables that a drafter's folder leaves to its target."""
+    return [] if config.kind == "lm" else _absent(read_directory(folder))
+
+
+def _absent(entries: Mapping[str, Entry]) -> list[str]:
+    return [name for name in SHARED if name not in entries]
 
 
 def _shared(
-    folder: Path, entries: dict[str, Entry], config: DrafterConfig, target: Callable[[], Path] | None
+    folder: Path,
+    entries: Mapping[str, Entry],
+    config: DrafterConfig,
+    vocabulary: DraftVocabulary | None,
+    target: Callable[[], Path] | None,
 ) -> dict[str, Entry]:
-    """The target's own tables for those that the file leaves out; a head of few tokens is never left out."""
-    left_out = [name for name in SHARED if name not in entries]
-    if config.draft_vocab_size:
-        left_out = [name for name in left_out if name != "lm_head.weight"]
-    if not left_out:
+    """The target's own tables for those that the file leaves out."""
+    absent = _absent(entries)
+    if not absent:
         return {}
     if target is None:
         raise CheckpointError(
-            f"{folder}: {' and '.join(left_out)} are left out, they are the target's: name the target as well"
+            f"{folder}: {' and '.join(absent)} are left out, they are the target's: name the target as well (--target)"
         )
     where = target()
-    theirs = read_directory(where)
-    # A target that ties its tables stores one, under either name.
-    stored = {table: _one(theirs, where, table) for table in SHARED if any(name.endswith(table) for name in theirs)}
+    theirs = target_tables(where)
+    whole = (config.vocab_size, config.hidden_size)
+    for name in absent:
+        if theirs[name].shape != whole:
+            raise CheckpointError(
+                f"{folder}: {name} is left out, it is the target's: {list(whole)} is wanted, {where} has "
+                f"{list(theirs[name].shape)}"
+            )
+    found = {name: theirs[name] for name in absent}
+    head = SHARED[1]
+    if vocabulary is not None and head in found:
+        rows = vocabulary.target_ids
+        found[head] = dataclasses.replace(found[head], shape=(len(rows), config.hidden_size), rows=rows)
+    return found
+
+
+def target_tables(folder: Path) -> dict[str, Entry]:
+    """A target's embedding and head under the drafter's names. One that ties them stores one, under either name."""
+    theirs = read_directory(folder)
+    stored = {table: _one(theirs, folder, table) for table in SHARED if any(name.endswith(table) for name in theirs)}
     embedding, head = (stored.get(table) for table in SHARED)
-    either = embedding or head or _one(theirs, where, SHARED[0])
+    either = embedding or head or _one(theirs, folder, SHARED[0])
     found = dict(zip(SHARED, (embedding or either, head or either), strict=True))
-    return {name: dataclasses.replace(theirs[found[name]], stored=found[name]) for name in left_out}
+    return {table: dataclasses.replace(theirs[name], stored=name) for table, name in found.items()}
 
 
 def _one(entries: dict[str, Entry], folder: Path, ending: str) -> str:

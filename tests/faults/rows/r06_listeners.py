@@ -22,7 +22,7 @@ from benchmarks.row import Row, note
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.roles import METHODS, METRICS, Role
 from dspark.runtime.tls import Tls
-from faults.processes import DRAFTER, TARGET
+from faults.pair import DRAFTER, TARGET
 from faults.rows.program import arguments
 from faults.secured_cell import Listener, SecuredCell
 

@@ -22,7 +22,7 @@ EACH = 40
 def main() -> int:
     args = arguments(__doc__)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception out of the machine would count as its finding
-    wanted = 100_000 if args.long else 2_000
+    wanted = 100_000 if args.long else 1_000
     began, problem, number = time.monotonic(), "", 0
     how = settings(
         max_examples=10,
@@ -43,6 +43,7 @@ def main() -> int:
         note(f"{CellMachine.steps} steps")
     value = {
         "steps": CellMachine.steps,
+        "engine": "pair",
         "violations": int(bool(problem)),
         "problem": problem,
         "seconds": round(time.monotonic() - began, 1),

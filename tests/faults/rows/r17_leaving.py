@@ -2,7 +2,7 @@
 
 Simulated time, the real coordinator and workers. Free within one step and 100 ms counts from the moment the coordinator
 can know: its own deadline, the cancel's arrival, or the connection that is seen to be dead. The other path of gRPC's,
-a cancel that meets a pending write, is real sockets' and is shown by `python -m benchmarks.cancel`.
+a cancel that meets a pending write, is real sockets' and is shown by `r17_real_leaving`.
 """
 
 from __future__ import annotations

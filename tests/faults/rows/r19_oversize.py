@@ -22,10 +22,10 @@ from benchmarks.row import Row, note
 from deploy.head import free_ports
 from dspark.runtime.channel import sync_channel
 from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, verify_pb2
-from faults.processes import ROOT, FaultCell
+from faults.pair import DRAFTER, TARGET
+from faults.processes import FaultCell
 from faults.rows.program import arguments
 
-TARGET, DRAFTER = ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark"  # with a tokenizer
 MIB = 1 << 20
 MANY = 1_000_000
 TRIES = 5

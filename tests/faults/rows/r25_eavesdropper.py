@@ -1,6 +1,6 @@
 """Row 25: how well packet sizes and times of an encrypted answer tell which of fifty questions was asked.
 
-The demo pair answers fifty prompts over TLS, in random order, as it does by default and under a pace. Somebody on the
+The tiny pair answers fifty prompts over TLS, in random order, as it does by default and under a pace. Somebody on the
 wire learns from sizes and times of some answers and guesses the others; two in a hundred is chance. Temperature 0, so
 that a question accepts the same tokens each time it is asked, which is best for whoever listens. Plain packets must
 give questions away, or the listener was too weak to say anything of the pace. The size of the question itself is the
@@ -22,14 +22,14 @@ from benchmarks.row import Row, note
 from dspark.client import AsyncClient
 from dspark.runtime.tls import Tls
 from faults.eavesdropper import Tap, Trace, features, guess
-from faults.processes import ROOT, FaultCell
+from faults.pair import DRAFTER, TARGET
+from faults.processes import FaultCell
 from faults.rows.program import arguments
 from faults.secured_cell import SecuredCell
 
 QUESTIONS, TOKENS, AT_ONCE = 50, 32, 3
 TRACES = 15  # of each question, of which a third is guessed
 MOST, LEAST_PLAIN = 0.04, 0.5
-TARGET, DRAFTER = ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark"
 PACE = {"pace_interval_ms": 50.0, "pace_frame_bytes": 1024, "pace_tokens_per_s": 32.0}
 
 

@@ -20,17 +20,16 @@ from benchmarks.row import Row, note
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from dspark.errors import CheckpointError, ConfigError, DsparkError
-from faults.bad_checkpoints import CONFIGS, HEADER, WEIGHTS, Spoil, raw
+from faults.bad_checkpoints import CONFIGS, DRAFTER, HEADER, TARGET, WEIGHTS, Spoil, raw
 from faults.forked import forked
-from faults.processes import ROOT
+from faults.pair import ROOT
 from faults.rows.program import arguments, quantile
-from faults.simulated import DRAFTER, TARGET
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 
 LIMIT_S, PATIENCE_S = 5.0, 60.0
 MEMORY, ANYWAY_MB = 1.1, 1.0  # of the folder's bytes; and what a load takes that reads nothing
-MODELS = ROOT / "models"
+PAIR = ROOT / "tests" / "data" / "pair"
 
 
 def load(role: str, folder: Path) -> None:
@@ -112,7 +111,7 @@ def main() -> int:
     for role, source in (("target", TARGET), ("drafter", DRAFTER)):
         load(role, source)  # what loading takes anyway
     tried: dict[str, Attempt] = {}
-    for role, source in (("drafter", MODELS / "demo-dspark"), ("target", MODELS / "demo-target")):
+    for role, source in (("drafter", PAIR / "drafter"), ("target", PAIR / "target")):
         for name, spoil in {**WEIGHTS, **CONFIGS}.items():
             tried[f"{role}, {name}"] = made = attempt(role, source, spoil)
             if made.problem or made.too_much:

@@ -27,7 +27,8 @@ from faults.processes import FaultCell
 from faults.rows.program import arguments
 from faults.watch import Watch
 
-PAIR = Pair(ROOT / "models" / "demo-target", ROOT / "models" / "demo-dspark")  # with a tokenizer: text goes in
+MODELS = ROOT / "tests" / "data" / "pair"
+PAIR = Pair(MODELS / "target", MODELS / "drafter")  # with a tokenizer: text goes in
 PROMPT = "The zanzibarite quokkaflute sings of vermilionhearth at midnight"
 WORDS = ("zanzibarite", "quokkaflute", "vermilionhearth", "Zanzibarite")
 STOP = "xylophagousbeacon"

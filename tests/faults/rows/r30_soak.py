@@ -17,8 +17,10 @@ from scipy.stats import theilslopes
 
 from benchmarks.row import Row, note
 from dspark.client import AsyncClient, DsparkError
+from faults import oracle, pair
 from faults.processes import FaultCell
 from faults.rows.program import arguments
+from faults.streams import LAWS
 
 MINUTES = 30.0
 EACH_S = 15.0
@@ -37,18 +39,18 @@ class Soak:
     ended: int = 0
     cancelled: int = 0
     failed: list[str] = field(default_factory=list)
-    wrong: int = 0
+    wrong: list[str] = field(default_factory=list)
     samples: dict[str, list[tuple[float, dict[str, int]]]] = field(default_factory=dict)
     kills: int = 0
 
 
-async def one(client: AsyncClient, draw: random.Random, soak: Soak, known: dict[tuple[int, ...], list[int]]) -> None:
-    prompt = tuple(draw.randrange(2, 126) for _ in range(4)) if draw.random() < 0.5 else (5, 9, 17, draw.randrange(9))
-    options = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True, "timeout": STUCK_S}
+async def one(client: AsyncClient, draw: random.Random, soak: Soak) -> None:
+    prompt, law = pair.prompt(draw.randrange(32), draw.randint(4, 40)), draw.choice(LAWS)
+    options = {"max_tokens": 64, "ignore_eos": True, "timeout": STUCK_S, **law}
     leaves = draw.randrange(1, 60) if draw.random() < CANCELLED else None
     ids: list[int] = []
     try:
-        async with client.generate(list(prompt), **options) as stream:
+        async with client.generate(prompt, **options) as stream:
             async for event in stream:
                 ids += event.token_ids
                 if leaves is not None and len(ids) >= leaves:
@@ -58,19 +60,17 @@ async def one(client: AsyncClient, draw: random.Random, soak: Soak, known: dict[
         soak.failed.append(f"{type(error).__name__}: {error}")
         return
     soak.ended += 1
-    if prompt[:3] == (5, 9, 17):
-        soak.wrong += known.setdefault(prompt, ids) != ids
+    soak.wrong += filter(None, [oracle.examine(prompt, ids, oracle.law_of(law, len(prompt))).wrong])
 
 
 async def run(cell: FaultCell, minutes: float, soak: Soak) -> None:
     until = time.monotonic() + 60.0 * minutes
-    known: dict[tuple[int, ...], list[int]] = {}
 
     async def stream(number: int) -> None:
         draw = random.Random(f"soak/{number}")
         async with AsyncClient(cell.endpoint) as client:
             while time.monotonic() < until:
-                await one(client, draw, soak, known)
+                await one(client, draw, soak)
                 await asyncio.sleep(draw.expovariate(4.0))
 
     async def sample() -> None:
@@ -128,7 +128,8 @@ def main() -> int:
         "kills": soak.kills,
         "failed": len(soak.failed),
         "why": soak.failed[:3],
-        "wrong_ids": soak.wrong,
+        "wrong": soak.wrong[:3],
+        "engine": "pair",
         "worst_at_most": worst,
         "growth": growth,
         "leaking_files_or_threads": leaks,

@@ -163,7 +163,7 @@ def test_prompts_come_from_files_by_name_of_what_is_wrong(tmp_path: Path) -> Non
 
 def test_built_in_prompts_take_domains_in_turns_and_orders_repeat_by_seed() -> None:
     questions = prompts.built_in()
-    assert [question.domain for question in questions[:4]] == ["code", "prose", "math", "code"]
+    assert [question.domain for question in questions[:4]] == ["chat", "code", "reasoning", "writing"]
     one, two, other = (prompts.cycle(questions, seed) for seed in (1, 1, 2))
     drawn = [next(one) for _ in range(300)]
     assert drawn == [next(two) for _ in range(300)]

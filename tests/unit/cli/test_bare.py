@@ -17,6 +17,7 @@ from dspark.cli import extras
 from dspark.cli.main import main
 
 ROOT = Path(__file__).parents[3]
+PAIR = ROOT / "tests" / "data" / "pair"
 # Hides every distribution but two, as if nothing else were installed, and runs a command.
 BARE = """
 import sys
@@ -56,7 +57,7 @@ def _bare(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_doctor_looks_at_what_it_can_and_names_the_extras_that_are_missing() -> None:
-    done = _bare("doctor", "--json")
+    done = _bare("doctor", "--json", "--target", f"{PAIR}/target", "--drafter", f"{PAIR}/drafter")
     findings = {finding["what"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 0, done.stdout + done.stderr
     for extra in ("serve", "http", "tls", "ray", "otel"):
@@ -69,7 +70,7 @@ def test_doctor_looks_at_what_it_can_and_names_the_extras_that_are_missing() -> 
 @pytest.mark.parametrize(
     ("words", "module", "extra"),
     [
-        (["serve", "verify", "--target", "models/demo-target"], "torch", "serve"),
+        (["serve", "verify", "--target", "models/target"], "torch", "serve"),
         (["certificates", "folder", "--host", "a"], "cryptography", "tls"),
     ],
 )

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from dspark import shipped
 from dspark.cli import lifecycle
 from dspark.cli.main import build_parser, main
 from dspark.cli.passed_on import split
@@ -153,20 +155,31 @@ def test_a_process_that_has_ended_is_not_alive() -> None:
 def test_up_names_the_paths_of_a_shipped_pair_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lifecycle, "SHIPPED", {"target": tmp_path / "t", "drafter": tmp_path / "d"})
+    monkeypatch.setattr(shipped, "places", lambda: [tmp_path / "here", tmp_path / "there"])
     assert main(["up"]) == 1
     said = capsys.readouterr().err
-    assert str(tmp_path / "t") in said
+    assert f"{tmp_path}/here, {tmp_path}/there" in said
     assert "--target PATH_OR_ID --drafter PATH_OR_ID" in said
 
 
 def test_the_shipped_pair_is_the_default_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("t", "d"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-    monkeypatch.setattr(lifecycle, "SHIPPED", {"target": tmp_path / "t", "drafter": tmp_path / "d"})
-    assert lifecycle.pair(None, None) == {"target": str(tmp_path / "t"), "drafter": str(tmp_path / "d")}
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(shipped, "places", lambda: [tmp_path / "nothing", tmp_path])
+    whole = {"target": "smollm2", "drafter": str(tmp_path)}
+    assert lifecycle.pair(None, None) == lifecycle.pair("smollm2", None) == whole
     assert lifecycle.pair("a", None) == {"target": "a", "drafter": None}
+    assert lifecycle.pair("smollm2", "none") == {"target": "smollm2", "drafter": "none"}
+
+
+def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout, *installed = shipped.places()
+    assert checkout == Path(__file__).parents[3] / "models" / "smollm2-dspark"
+    assert Path(sys.prefix) / "share" / "dspark" / "smollm2-dspark" in installed
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["data-files"] == {"share/dspark/smollm2-dspark": ["models/smollm2-dspark/*"]}
+    assert (shipped.drafter() / "config.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -190,8 +190,8 @@ def test_the_doctor_finds_a_pair_that_fits_and_one_that_does_not(golden_target: 
     fits = {each.what: each for each in checks.models(str(golden_target), str(golden_drafter), None)}
     assert fits["pair"].level is Level.OK
     raw = json.loads((golden_drafter / "config.json").read_text())
-    shipped = Path(__file__).parents[3] / "models" / "demo-target"
-    (pair,) = [each for each in checks.models(str(shipped), str(golden_drafter), None) if each.what == "pair"]
+    other = Path(__file__).parents[2] / "data" / "pair" / "target"
+    (pair,) = [each for each in checks.models(str(other), str(golden_drafter), None) if each.what == "pair"]
     assert pair.level is Level.FAIL
     assert str(raw["vocab_size"]) in pair.said
 

@@ -9,8 +9,8 @@ from coordinator.cells import attachment as room
 from coordinator.cells.attachment import Attachment
 from coordinator.cells.local_cell import LocalCell, Offer
 from coordinator.lanes.monitor import Monitor
-from coordinator.requests.policy import parse_policy
 from dspark.errors import Overloaded
+from dspark.rounds.policy import parse_policy
 from dspark.wire.v1 import frontend_pb2, generate_pb2
 from tests.fakes import ToyCell, answer_of, calm
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from coordinator.scheduling.budget import Budget
-from coordinator.scheduling.prefix_scheduler import Floats, StepSeconds
+from dspark.rounds.schedule import Floats, StepSeconds
 
 
 def affine(fixed: float, per_token: float) -> StepSeconds:

@@ -9,9 +9,9 @@ from coordinator.answers.answer import Piece, Round, Started
 from coordinator.answers.commit_log import End, Reason
 from coordinator.cells import cell_wire
 from coordinator.cells.cell import Terms
-from coordinator.requests.policy import parse_policy
 from coordinator.requests.validation import Limits
 from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
+from dspark.rounds.policy import parse_policy
 from dspark.types import PromptLogprobs, Rule, TokenLogprobs
 from dspark.wire.v1 import frontend_pb2
 

@@ -140,8 +140,8 @@ def test_without_one_there_is_none(tmp_path: Path) -> None:
     assert find_template(None, None) is None
 
 
-def test_the_demo_target_goes_on_with_what_was_said() -> None:
-    template = find_template(str(Path(__file__).parents[3] / "models" / "demo-target"), None)
+def test_the_tiny_target_goes_on_with_what_was_said() -> None:
+    template = find_template(str(Path(__file__).parents[2] / "data" / "pair" / "target"), None)
     assert template is not None
     messages = [SYSTEM, {"role": "user", "content": "One"}, {"role": "assistant", "content": ", two"}, USER]
     said = template.render(messages, {}, add_generation_prompt=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.scheduling.choice import Drafts, Field, best_rows
-from coordinator.scheduling.prefix_scheduler import Floats
+from dspark.rounds.schedule import Floats
 
 
 def field(gain: list[list[float]], *, worth: float | None = None, own: int = 0) -> Field:

@@ -18,10 +18,10 @@ from coordinator.lanes.lane import Conduct
 from coordinator.lanes.sequence import Sequence, State
 from coordinator.lanes.track import Track
 from coordinator.queue.admission import Bounds
-from coordinator.requests.policy import Fixed
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, Overloaded, PeerError
-from dspark.types import Law
+from dspark.rounds.policy import Fixed
+from dspark.types import Law, TokenLogprobs
 
 MakeCell = Callable[..., ToyCell]
 _numbers = itertools.count(1000)
@@ -112,6 +112,21 @@ async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_reque
     with pytest.raises(PeerError, match="log-probabilit"):
         await read(tracks)
     assert plain[0].answer.log.answered == 8, "its neighbour does not notice"
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_request(
+    make_cell: MakeCell, more: int
+) -> None:
+    cell = make_cell()
+    one = TokenLogprobs(-1.0)
+    cell.verifier.tampers_first = lambda prefilled: replace(prefilled, logprobs=(one,))
+    cell.verifier.tampers = lambda verdict: verdict._replace(logprobs=(one,) * (verdict.accepted + 1 + more))
+    tracks = ask(cell, 1, "asks", logprobs=0)
+    await cell.finish(*tracks)
+    with pytest.raises(PeerError, match="log-probabilit"):
+        await read(tracks)
+    assert tracks[0].answer.log.answered == 1
 
 
 def test_numbers_of_several_answers_add_up() -> None:

@@ -6,7 +6,9 @@ import pytest_asyncio
 from fakes import FakeDrafter, FakeVerifier, ToyCell, answer_of, calm, read
 
 from coordinator.lanes.lane import Conduct
+from coordinator.lanes.ports import Judged
 from coordinator.queue.admission import Bounds
+from dspark.types import Verdict
 
 MakeCell = Callable[..., ToyCell]
 
@@ -60,6 +62,30 @@ async def test_who_has_not_ended_in_time_moves_and_loses_nothing(make_cell: Make
     assert [track.handovers for track in tracks] == [0, 0, 0], "planned, so no loss"
     assert cell.metrics.value("handovers_total", reason="drained") == 3
     assert cell.metrics.value("dropped_total", kind="verdict", reason="stale") == 3
+
+
+async def test_a_verdict_of_before_the_move_is_not_said_after_it(make_cell: MakeCell) -> None:
+    """The sequence is in the same state again by then, on another verifier and under another epoch."""
+    cell = make_cell()
+    cell.verifier.holding.add("verify")
+    track = cell.ask((5, 6), max_tokens=20)
+    await calm()
+    second = FakeVerifier(cell.talk, cell.drafters, "verify/1", incarnation=22)
+    second.holding.add("verify")
+    cell.add_lane(second)
+    cell.lane.move_all()
+    await calm()
+    assert (track.sequence.epoch, len(second.held)) == (1, 1)
+    said = track.answer.log.ids()
+    old, cursor = cell.verifier.held[0], track.sequence.cursor
+    wrong = Verdict(cursor._replace(epoch=0, round=1), 0, 1, 0, 0)
+    cell.verifier.held[0] = (old[0], old[1], Judged((wrong,), 0.001, 1))
+    cell.verifier.let_go("verify")
+    await calm()
+    assert track.answer.log.ids() == said
+    second.let_go("verify")
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 20)
 
 
 async def test_who_is_there_when_a_leaving_verifier_ends_early_moves_and_counts_as_no_loss(make_cell: MakeCell) -> None:

@@ -8,8 +8,8 @@ from test_reading import END, PROMPT, TOKENIZER
 from coordinator.answers.answer import Piece
 from coordinator.answers.commit_log import End, Reason
 from coordinator.reception.reading import Reader, Shown
-from coordinator.requests.policy import Off
 from coordinator.requests.request import Request
+from dspark.rounds.policy import Off
 from dspark.types import Law, TokenLogprobs
 
 TEXTS = st.text(alphabet="aéb€\U0001f600 .", max_size=12)

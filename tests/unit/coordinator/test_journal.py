@@ -1,6 +1,7 @@
 """What the journal holds after any end of the process, and that it stays bounded."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ from coordinator.answers.answer import Piece
 from coordinator.answers.commit_log import End, Reason
 from coordinator.cells.journal import MAX_KEPT, Journal, digest
 from coordinator.cells.journal_file import JournalFile
-from coordinator.requests.policy import parse_policy
 from coordinator.requests.request import Request
 from dspark.errors import ConfigError
+from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Law, TokenLogprobs
 
@@ -131,6 +132,37 @@ def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) 
     again.close()
 
 
+@pytest.mark.parametrize(("segment", "keep_s"), [(1 << 20, 1e3), (2048, 5.0)], ids=["appended", "begun again"])
+def test_the_highest_epoch_that_committed_and_what_ended_outlive_every_process(
+    tmp_path: Path, segment: int, keep_s: float
+) -> None:
+    """Or a draw would be used twice, or an answer that is complete go on."""
+    clock = Hand()
+    first = on_disk(tmp_path, segment=segment, keep_s=keep_s, clock=clock)
+    entry = first.open(request(seed=77, choices=3))
+    first.committed(entry, Piece((1,), None, 0), epoch=0)
+    first.committed(entry, Piece((2,), None, 0), epoch=5)
+    first.committed(entry, Piece((3,), None, 0), epoch=2)  # a commit that was on its way
+    first.committed(entry, Piece((4,), End(Reason.STOP, token_id=4), 1), epoch=1)
+    assert entry.answers[0].epoch == 5
+    for number in range(100):
+        clock.now += 1.0
+        noise = first.open(request(f"noise {number}"))
+        first.committed(noise, Piece((number,) * 20, None), epoch=0)
+        first.left(noise)
+        first.write()
+    first.close()
+    for _ in range(3):  # processes that read it and go on with it
+        journal = on_disk(tmp_path, segment=segment, keep_s=keep_s, clock=clock)
+        found = journal.find("r")
+        assert found is not None
+        assert found.seed == 77
+        assert [(said.tokens, said.epoch) for said in found.answers] == [([1, 2, 3], 5), ([4], 1), ([], 0)]
+        assert [said.end for said in found.answers] == [None, End(Reason.STOP, token_id=4), None]
+        journal.open(request(seed=77, choices=3), found)
+        journal.close()
+
+
 def test_those_nobody_runs_are_bounded_by_number() -> None:
     metrics = Metrics()
     journal = Journal(None, keep_s=1e9, metrics=metrics)
@@ -166,8 +198,15 @@ def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "other",
-    [request(prompt=(5, 7)), request(choices=2), Request("r", (5, 6), Law(), 100, parse_policy("greedy"))],
-    ids=["prompt", "answers", "law"],
+    [
+        request(prompt=(5, 7)),
+        request(choices=2),
+        Request("r", (5, 6), Law(), 100, parse_policy("greedy")),
+        replace(request(), cache_salt="another"),
+        replace(request(), stop_ids=frozenset({2})),
+        replace(request(), max_tokens=101),
+    ],
+    ids=["prompt", "answers", "law", "salt", "stops", "length"],
 )
 def test_another_request_has_another_digest(other: Request) -> None:
     assert digest(other) != digest(request())

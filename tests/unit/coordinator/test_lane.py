@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -409,16 +410,45 @@ async def test_a_bug_in_one_commit_fails_that_request_alone(make_cell: MakeCell)
     assert cell.clean()
 
 
-async def test_a_stale_verdict_is_dropped_counted_and_the_sequence_taken_in_anew(make_cell: MakeCell) -> None:
+@pytest.mark.parametrize("differs", [{"committed_len": 7}, {"round": 1}, {"round": 3}, {"epoch": 1}, {"sequence": 2}])
+async def test_a_stale_verdict_is_dropped_counted_and_the_sequence_taken_in_anew(
+    make_cell: MakeCell, differs: dict[str, int]
+) -> None:
     cell = make_cell()
-    stale = Verdict(Cursor(1, 0, 7, 7), 0, 1, 0, 0)
-    cell.verifier.tampers = lambda verdict: (
-        stale if verdict.cursor.round == 2 and verdict.cursor.epoch == 0 else verdict
-    )
+
+    def stale(verdict: Verdict) -> Verdict:
+        if verdict.cursor.round != 2 or verdict.cursor.epoch:
+            return verdict
+        return Verdict(verdict.cursor._replace(**differs), 0, 1, 0, 0)
+
+    cell.verifier.tampers = stale
     track = cell.ask(max_tokens=15)
     await cell.finish(track)
     assert await read(track) == answer_of((5, 6), 15)
     assert cell.metrics.value("dropped_total", kind="verdict", reason="stale") == 1
+
+
+async def test_a_first_token_that_is_none_fails_the_request(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.tampers_first = lambda prefilled: replace(prefilled, anchor=VOCAB)
+    track = cell.ask(max_tokens=15)
+    await cell.finish(track)
+    with pytest.raises(PeerError, match="not in its vocabulary"):
+        await read(track)
+    assert track.answer.log.answered == 0
+
+
+async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    tracks = [cell.ask(max_tokens=15, cache_salt=salt) for salt in ("one", "", "two")]
+    await calm(20)
+    cell.lose_verifier()
+    second = FakeVerifier(cell.talk, cell.drafters, "verify/1", incarnation=22)
+    cell.add_lane(second)
+    await cell.finish(*tracks)
+    for verifier in (cell.verifier, second):
+        salts = {order.cursor.sequence: order.cache_salt for order in verifier.prompts}
+        assert salts == {1: "one", 2: "", 3: "two"}
 
 
 async def test_a_full_page_pool_keeps_sequences_in_line_until_pages_free(make_cell: MakeCell) -> None:

@@ -15,12 +15,12 @@ from coordinator.lanes.learning import REFIT_EVERY, Learning
 from coordinator.lanes.ports import Declined, Judged
 from coordinator.lanes.refit import ENOUGH, Refit, key_of
 from coordinator.lanes.rounds import Blocks, Turn
-from coordinator.requests.policy import Columns, Fixed
 from coordinator.scheduling.budget import Budget
 from coordinator.scheduling.cost_curve import CostCurve
 from coordinator.scheduling.evidence import Evidence
 from coordinator.scheduling.planning import Cohort, Plan
 from coordinator.scheduling.step_cost import StepCost
+from dspark.rounds.policy import Columns, Fixed
 from dspark.types import Block, Cursor, Law, RefusalReason, Rule, Verdict
 
 SLOTS, COHORT, ANSWER = 5, 256, 6

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from coordinator.requests.policy import Columns, Fixed, Greedy, Off, Policy
 from coordinator.scheduling.choice import DraftSeconds
 from coordinator.scheduling.cost_curve import CostCurve
 from coordinator.scheduling.evidence import Evidence
 from coordinator.scheduling.planning import FIRST_PROBE, LOOK_EVERY, Cohort, Plan, Planner
 from coordinator.scheduling.step_cost import StepCost
+from dspark.rounds.policy import Columns, Fixed, Greedy, Off, Policy
 
 SLOTS = 4
 TOKENS = [1, 2, 4, 8, 16, 32, 64, 128]

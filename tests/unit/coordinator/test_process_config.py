@@ -5,8 +5,8 @@ import pytest
 from coordinator.config import CoordinatorConfig
 from coordinator.process import check, start
 from coordinator.reception.tokenizer import Tokenizer, find_tokenizer
-from coordinator.requests.policy import Fixed
 from dspark.errors import ConfigError
+from dspark.rounds.policy import Fixed
 from dspark.types import Rule
 
 

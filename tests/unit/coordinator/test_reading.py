@@ -10,8 +10,8 @@ from coordinator.answers.commit_log import End, Reason, cut
 from coordinator.answers.stop_strings import StopStrings
 from coordinator.reception.reading import Reader, Shown
 from coordinator.reception.tokenizer import Tokenizer
-from coordinator.requests.policy import Off
 from coordinator.requests.request import Request
+from dspark.rounds.policy import Off
 from dspark.types import Law, TokenLogprobs
 
 

@@ -1,6 +1,9 @@
 """A client that lost its stream gets the rest of its answers, each token once, whoever was lost between them."""
 
+import shutil
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -9,13 +12,14 @@ from fakes import ToyCell, answer_of, calm
 from coordinator.answers.outlet import Outlet
 from coordinator.cells.cell import Order
 from coordinator.cells.journal import Journal
+from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCall, LocalCell
 from coordinator.reception.reading import Reader
-from coordinator.requests.policy import parse_policy
 from coordinator.requests.request import Request
 from dspark.errors import Cancelled, InvalidRequest
+from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, Rule
+from dspark.types import Law, Rule, TokenLogprobs
 from dspark.wire.v1 import generate_pb2
 
 PROMPT, TOKENS = (5, 6), 40
@@ -99,6 +103,105 @@ async def test_the_rest_comes_after_the_coordinator_was_lost(make_desk: Callable
     assert second.toy.clean()
 
 
+async def test_what_a_client_was_shown_is_on_disk(make_desk: Callable[..., Desk], tmp_path: Path) -> None:
+    """After every token, with nothing going on that could have written it since."""
+
+    def on_disk(folder: Path) -> Journal:
+        file = JournalFile(folder, sync="interval", sync_s=60.0, segment_bytes=1 << 20)
+        return Journal(file, keep_s=60.0, metrics=Metrics())
+
+    journal = on_disk(tmp_path / "written")
+    desk = make_desk(journal, ToyCell(write=journal.write))
+    desk.toy.verifier.holding.add("verify")
+    reader, outlet, _ = desk.ask(law=SAMPLED)
+    while True:
+        await desk.read(reader, outlet, at_least=len(desk.shown.get(0, [])) + 1)
+        there = tmp_path / str(len(desk.shown[0]))
+        shutil.copytree(tmp_path / "written", there)
+        after = on_disk(there)
+        known = after.find("r")
+        assert known is not None
+        assert known.answers[0].tokens == desk.shown[0]
+        after.close()
+        if reader.done:
+            break
+        desk.toy.verifier.let_go("verify")
+        desk.toy.verifier.holding.add("verify")
+    assert desk.shown[0] == EXPECTED
+    journal.close()
+
+
+async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_time(
+    make_desk: Callable[..., Desk],
+) -> None:
+    """A front end draws a seed for every message that brings none; draws of the first must go on, and never repeat."""
+    journal, epochs, shown = in_memory(), [], 0
+    for seed, held in ((99, 3), (5, 9), (7, 15)):
+        desk = make_desk(journal)
+        desk.shown = {0: EXPECTED[:shown]}
+        reader, outlet, call = desk.ask(law=replace(SAMPLED, seed=seed), offsets=(shown,) if shown else None)
+        laws = {track.request.law.seed for track in call.tracks.values()}
+        assert laws == {99}
+        epochs.append(call.tracks[0].sequence.epoch)
+        await desk.read(reader, outlet, at_least=held)
+        shown = len(desk.shown[0])
+        await desk.toy.close()
+    assert epochs == sorted(set(epochs))
+
+
+async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_their_own_epochs(
+    make_desk: Callable[..., Desk],
+) -> None:
+    journal = in_memory()
+    first = make_desk(journal)
+    reader, outlet, call = first.ask(law=SAMPLED, choices=2)
+    assert [call.tracks[index].request.law.choice for index in range(2)] == [0, 1]
+    await first.read(reader, outlet, at_least=3)
+    entry = journal.find("r")
+    assert entry is not None
+    first.toy.verifier.decline = None
+    entry.answers[1].epoch = 4  # the second one has been handed over more often
+    await first.toy.close()
+    second = make_desk(journal)
+    second.shown = {index: list(said.tokens) for index, said in enumerate(entry.answers)}
+    held = tuple(len(second.shown[index]) for index in range(2))
+    reader, outlet, call = second.ask(law=SAMPLED, choices=2, offsets=held)
+    assert [call.tracks[index].sequence.epoch for index in range(2)] == [1, 5]
+    await second.read(reader, outlet, at_least=held[0] + 3)
+    assert [said.epoch for said in entry.answers] == [1, 5]
+
+
+async def test_log_probabilities_are_told_again_with_their_tokens(make_desk: Callable[..., Desk]) -> None:
+    told = [TokenLogprobs(-float(token)) for token in EXPECTED]
+    law = replace(SAMPLED, logprobs=0)
+
+    def tell(toy: ToyCell) -> None:
+        toy.verifier.tampers_first = lambda prefilled: replace(
+            prefilled, logprobs=(TokenLogprobs(-float(prefilled.anchor)),)
+        )
+        toy.drafters[0].full = True  # one token a round, which brings its own
+        toy.verifier.tampers = lambda verdict: verdict._replace(logprobs=(TokenLogprobs(-float(verdict.next_token)),))
+
+    journal = in_memory()
+    first = make_desk(journal)
+    tell(first.toy)
+    reader, outlet, _ = first.ask(law=law)
+    await first.read(reader, outlet, at_least=9)
+    await first.toy.close()
+    for held in (2, 5, 9):
+        second = make_desk(journal)
+        tell(second.toy)
+        reader, outlet, _ = second.ask(law=law, offsets=(held,))
+        got: list[TokenLogprobs] = []
+        while not reader.done:
+            waiting = await outlet.take()
+            assert waiting is not None
+            for shown in reader.read(waiting, lambda index: None):
+                assert len(shown.tokens) == len(shown.logprobs)
+                got += shown.logprobs
+        assert got == told[held:]
+
+
 async def test_an_answer_that_ended_unseen_is_told_without_any_work(make_desk: Callable[..., Desk]) -> None:
     journal = in_memory()
     first = make_desk(journal)
@@ -165,13 +268,29 @@ async def test_what_cannot_be_resumed_is_refused_by_name(make_desk: Callable[...
         desk.ask(law=SAMPLED, offsets=(3,))
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
         desk.ask(law=Law(temperature=1.0, seed=3, rule=Rule.COUPLED), offsets=(3,))  # a seed nobody else knows
+    with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
+        desk.ask(
+            law=Law(temperature=1.0, seed=3, rule=Rule.BLOCK), seeded=True, offsets=(3,)
+        )  # its drafts are not known
     reader, outlet, _ = desk.ask(law=SAMPLED)
     await desk.read(reader, outlet, at_least=3)
     with pytest.raises(InvalidRequest, match="another request had this id"):
         desk.ask(offsets=(1,))
+    with pytest.raises(InvalidRequest, match="the request began with another one"):
+        desk.ask(law=replace(SAMPLED, seed=3), seeded=True, offsets=(1,))
     with pytest.raises(InvalidRequest, match="request_id: a running request"):
         desk.ask(law=SAMPLED)
     with pytest.raises(InvalidRequest, match="less is known of it than you hold"):
         desk.ask(law=SAMPLED, offsets=(TOKENS + 1,))
     await desk.read(reader, outlet)
     assert desk.shown[0] == EXPECTED, "nothing of it has harmed the one that runs"
+
+
+async def test_a_tenant_s_request_runs_under_its_tenant_s_names(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk(in_memory())
+    request = Request("r", PROMPT, Law(0.0), TOKENS, parse_policy("greedy"), cache_salt="s", tenant="acme")
+    message = generate_pb2.GenerateRequest(request_id="r")
+    call = desk.cell.submit(Order(message, request, 0.0, 60.0), Outlet(64))
+    await calm()
+    assert (call.tracks[0].request.id, call.tracks[0].request.cache_salt) == ("acme/r", "acme/s")
+    assert [order.cache_salt for order in desk.toy.verifier.prompts] == ["acme/s"]

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from coordinator.requests.policy import Columns, Greedy
 from coordinator.scheduling.cost_curve import CostCurve
-from coordinator.scheduling.prefix_scheduler import schedule
 from coordinator.scheduling.step_cost import StepCost
+from dspark.rounds.policy import Columns, Greedy
+from dspark.rounds.schedule import schedule
 
 SLOTS = 7
 TOKENS = [1, 8, 32, 64, 128, 256, 512, 1024, 2048]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from coordinator.simulation.virtual_loop import Deadlock, run_virtual
 from coordinator.simulation.world import Hops
 from dspark.cli.main import main
 from dspark.errors import InvalidRequest
-from dspark.synthetic.spec import SyntheticSpec, read_spec
+from dspark.synthetic.spec import SyntheticSpec, load_spec, read_spec
 
 ACCEPT = [0.9, 0.8, 0.8, 0.7]
 
@@ -171,6 +172,17 @@ def test_lost_workers_cost_speed_and_no_answer() -> None:
     assert hurt["tok_s"] < whole["tok_s"]
     undrafted = simulate(dataclasses.replace(base, drafters_lost_s=(0.5, 0.5)))
     assert undrafted["tau"] < 1.1 < whole["tau"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["greedy", "async"])
+def test_verified_tokens_shrink_with_the_load_as_in_the_papers_figure_8(policy: str) -> None:
+    flash = load_spec(Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flash.yaml")
+    base = Scenario(flash, concurrency=1, policy=policy, warmup_s=2.0, window_s=3.0, hops=Hops(1e-4, 0.0, 0.0, 0.0))
+    loads = (5, 20, 44, 92, 204)
+    curve = [1 + simulate(dataclasses.replace(base, concurrency=load))["budget"] for load in loads]
+    assert all(after <= before + 0.03 for before, after in itertools.pairwise(curve))  # 0.03: a short window
+    assert all(4 <= verified <= 6 for verified in curve[1:4])
 
 
 def test_times_are_right_to_about_a_per_cent() -> None:

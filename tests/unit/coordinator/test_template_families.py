@@ -25,7 +25,7 @@ from dspark.errors import InvalidRequest, Unsupported
 DATA = Path(__file__).parents[2] / "data" / "chat_templates"
 FAMILIES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DATA.glob("*.jinja"))}
 TOOLS_KNOWN = {"llama_3", "mistral", "qwen", "deepseek", "command_r7b", "hermes", "granite", "gpt_oss", "glm"}
-TOKENIZER = Path(__file__).parents[3] / "models" / "demo-target"
+TOKENIZER = Path(__file__).parents[2] / "data" / "pair" / "target"
 TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}  # of that tokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -14,7 +14,7 @@ from coordinator.reception.reading import Shown
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import TokenLogprobs
 
-TARGET = Path(__file__).parents[3] / "models" / "demo-target"
+TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 TEXT = "Grüße, 世界 🙂\n\tx = [1, 2]"
 
 
@@ -27,13 +27,13 @@ def sentencepiece() -> Tokenizer:
     return Tokenizer(backend)
 
 
-def demo() -> Tokenizer:
+def tiny() -> Tokenizer:
     found = Tokenizer.load(TARGET)
     assert found is not None
     return found
 
 
-@pytest.mark.parametrize(("make", "text"), [(demo, TEXT), (sentencepiece, "a b 世 a")])
+@pytest.mark.parametrize(("make", "text"), [(tiny, TEXT), (sentencepiece, "a b 世 a")])
 def test_bytes_of_all_tokens_are_those_of_the_text(make: object, text: str) -> None:
     tokenizer = make()  # type: ignore[operator]
     texts = TokenTexts(tokenizer)
@@ -45,14 +45,14 @@ def test_bytes_of_all_tokens_are_those_of_the_text(make: object, text: str) -> N
 
 
 def test_special_tokens_stand_for_themselves_and_unknown_ids_for_nothing() -> None:
-    texts = TokenTexts(demo())
+    texts = TokenTexts(tiny())
     assert texts.text_of(0) == "<|endoftext|>"
     assert texts.text_of(1 << 20) == ""
     assert TokenTexts(None).text_of(7) == "token_id:7"
 
 
 def test_a_completion_s_offsets_count_what_the_tokens_say() -> None:
-    tokenizer = demo()
+    tokenizer = tiny()
     ids = list(tokenizer.encode("def add(a, b):"))
     told = [TokenLogprobs(-0.5, (ids[0],), (-0.5,)) for _ in ids]
     shown = completion_logprobs(TokenTexts(tokenizer), [Shown(0, 0, ids, "def add(a, b):", told)], 10)
@@ -63,7 +63,7 @@ def test_a_completion_s_offsets_count_what_the_tokens_say() -> None:
 
 
 def test_offsets_of_a_stream_are_those_of_its_own_prompt_and_answer() -> None:
-    tokenizer = demo()
+    tokenizer = tiny()
     ids = tokenizer.encode("Problem 1: add", add_special=False)
     shape = CompletionShape(TokenTexts(tokenizer), None)
     told: dict[tuple[int, int], list[int]] = {}

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from coordinator.reception.tokenizer import Tokenizer
 
-TARGET = Path(__file__).parents[3] / "models" / "demo-target"
+TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 TEXT = "Tell me a story about 12 green frogs and the fox in the old house by the river, please. "
 END = "<|endoftext|>"
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
@@ -41,7 +41,7 @@ def _plain(raw: dict[str, Any]) -> None:
 
 
 def made(folder: Path, change: Change) -> Path:
-    """A copy of the demo target's tokenizer with a change of its file and its configuration."""
+    """A copy of the tiny target's tokenizer with a change of its file and its configuration."""
     shutil.copytree(TARGET, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.jinja"))
     raw, config = (json.loads((folder / name).read_bytes()) for name in ("tokenizer.json", "tokenizer_config.json"))
     change(raw, config)

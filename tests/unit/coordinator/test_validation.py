@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.requests.policy import Fixed, Greedy
 from coordinator.requests.request import Request
 from coordinator.requests.rule import parse_rule
 from coordinator.requests.validation import Limits, read_request, read_resume
 from dspark.errors import InvalidRequest, Unsupported
+from dspark.rounds.policy import Fixed, Greedy
 from dspark.types import Law, Rule
 from dspark.wire.v1 import generate_pb2 as g
 

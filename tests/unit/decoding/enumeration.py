@@ -20,14 +20,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coordinator.requests.policy import Policy
 from coordinator.scheduling.cost_curve import CostCurve
-from coordinator.scheduling.prefix_scheduler import StepSeconds, schedule
 from dspark.decoding import block_rule
 from dspark.decoding.acceptance import accept_probability, residual
 from dspark.decoding.race import winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
+from dspark.rounds.policy import Policy
+from dspark.rounds.schedule import StepSeconds, schedule
 from dspark.types import Law
 
 Floats = npt.NDArray[np.float64]

@@ -20,10 +20,10 @@ from enumeration import (
     variation,
 )
 
-from coordinator.requests.policy import Fixed, Greedy
 from dspark.decoding.acceptance import validate_q
 from dspark.decoding.sampling import LawColumns, draft_distribution
 from dspark.model.formats.vocabulary import DraftVocabulary
+from dspark.rounds.policy import Fixed, Greedy
 from dspark.types import Law
 
 RULES = {"token": TokenRounds, "block": BlockRounds}

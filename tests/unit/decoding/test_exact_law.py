@@ -29,8 +29,8 @@ from enumeration import (
     variation,
 )
 
-from coordinator.requests.policy import Async, Fixed, Greedy, Policy, Threshold
-from coordinator.scheduling.prefix_scheduler import schedule
+from dspark.rounds.policy import Async, Fixed, Greedy, Policy, Threshold
+from dspark.rounds.schedule import schedule
 
 TABLES_PER_CELL = 10
 BOUND = 1e-9

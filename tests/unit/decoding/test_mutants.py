@@ -13,8 +13,8 @@ import pytest
 import torch
 from enumeration import Machine, World, emitted, exact, random_world, real_scheduler, variation
 
-from coordinator.requests.policy import Greedy
-from coordinator.scheduling.prefix_scheduler import survival
+from dspark.rounds.policy import Greedy
+from dspark.rounds.schedule import survival
 
 KINDS = ("logits", "loose", "ties", "zeros")
 SEEN = 1e-6

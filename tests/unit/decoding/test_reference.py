@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from coordinator.requests.policy import Greedy, Policy, Threshold
-from coordinator.scheduling.prefix_scheduler import schedule
 from dspark.decoding.acceptance import Case, first_token, judge
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose, Words, record
 from dspark.decoding.reference import Pick, Round, generate, replay
 from dspark.decoding.sampling import LawColumns, draft_distribution
+from dspark.rounds.policy import Greedy, Policy, Threshold
+from dspark.rounds.schedule import schedule
 from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
 
 VOCAB, BLOCK, ENTRIES = 40, 5, 16

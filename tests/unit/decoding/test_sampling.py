@@ -216,6 +216,23 @@ def test_rows_of_a_mixed_cohort_keep_their_own_min_p() -> None:
         assert torch.equal(together[row] > 0, alone > 0)
 
 
+@pytest.mark.parametrize("differs", [{"temperature": 0.4}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
+def test_laws_that_differ_in_one_setting_are_told_apart(differs: dict[str, float]) -> None:
+    laws = [Law(0.7), Law(**{"temperature": 0.7} | differs)]  # type: ignore[arg-type]
+    logits = rows(1, 30, 22).expand(2, -1)
+    together = distribution(logits, LawColumns.of(laws))
+    for row, law in enumerate(laws):
+        alone = distribution(logits[row : row + 1], LawColumns.of([law]))[0]
+        np.testing.assert_allclose(together[row].numpy(), alone.numpy(), rtol=1e-12)
+    assert not torch.equal(together[0], together[1])
+
+
+def test_a_nucleus_ends_with_the_token_that_reaches_its_bound() -> None:
+    """Four equal tokens have exactly a quarter each, so half of the mass is two of them."""
+    probs = distribution(torch.zeros(1, 4), LawColumns.of([Law(1.0, top_p=0.5)]))
+    assert probs.tolist() == [[0.5, 0.5, 0.0, 0.0]]
+
+
 def test_a_nucleus_is_measured_on_the_whole_row_not_on_the_entries_kept() -> None:
     logits = torch.zeros(1, 100)  # 10 entries hold a tenth of the mass, far from the nucleus' bound
     _, probs = draft_distribution(logits, LawColumns.of([Law(1.0, top_p=0.5)]), 10)

@@ -15,7 +15,9 @@ from deploy.reserving import GIB, Node, reserve
 from deploy.shortage import missing
 from deploy.topology import Replica, Role, Topology, desired, resized
 from dspark.errors import ConfigError
+from dspark.model.formats.sharing import without_tables
 
+PAIR = Path(__file__).parents[2] / "data" / "pair"
 ALONE: dict[str, Any] = {"target": "t", "drafter": "d"}
 JOINED: dict[str, Any] = {**ALONE, "address": "head:6379"}
 DEVICE: dict[Role, dict[str, Any]] = {Role.VERIFY: {"device": "auto"}, Role.DRAFT: {"device": "auto"}}
@@ -169,6 +171,9 @@ def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     assert of(Role.DRAFT, drafter=str(golden_drafter), context_tokens=1000) > of(
         Role.DRAFT, drafter=str(golden_drafter)
     )
+    without_tables(PAIR / "drafter", tmp_path / "shared", target=PAIR / "target")
+    whole = of(Role.DRAFT, drafter=str(PAIR / "drafter"))
+    assert of(Role.DRAFT, drafter=str(tmp_path / "shared")) == pytest.approx(whole, rel=1e-2), "tables of the target"
     assert of(Role.VERIFY, target="no/such-model") == 0, "what is elsewhere is not weighed"
     shutil.copytree(golden_target, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")

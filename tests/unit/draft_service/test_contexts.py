@@ -9,8 +9,7 @@ import torch
 
 from draft_service.contexts import ContextStore, Rows
 from dspark.model.checkpoint import load_drafter
-from dspark.model.drafter import BlockDrafter
-from dspark.model.over_pages import BlocksOverPages
+from dspark.model.drafter import BlockDrafter, BlocksOverPages
 from dspark.native import tiles
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason
@@ -39,6 +38,25 @@ def test_the_watermark_counts_rows_without_a_gap_in_whatever_order_they_come(dra
     assert store.ingest([rows(15, 5)]) == [30]  # closes the gap
     assert store.ingest([rows(0, 30)]) == [30]  # again
     assert store.ingest([rows(30, 10)]) == [42]
+
+
+def test_a_gap_of_a_single_row_is_a_gap(drafter: BlockDrafter) -> None:
+    store = store_of(drafter)
+    store.open(Cursor(1, 1, 0, 10), 100, owner=0)
+    assert store.ingest([rows(0, 5)]) == [5]
+    assert store.ingest([rows(6, 4)]) == [5]
+    assert store.ingest([rows(11, 4)]) == [5]
+    assert store.ingest([rows(5, 1)]) == [10]
+    assert store.ingest([rows(10, 1)]) == [15]
+
+
+def test_rows_that_overlap_what_came_early_are_taken_for_what_is_new_in_them(drafter: BlockDrafter) -> None:
+    store = store_of(drafter)
+    store.open(Cursor(1, 1, 0, 10), 100, owner=0)
+    assert store.ingest([rows(20, 10)]) == [0]
+    assert store.ingest([rows(25, 15)]) == [0]
+    assert store.ingest([rows(15, 8)]) == [0]
+    assert store.ingest([rows(0, 15)]) == [40]
 
 
 def test_rows_out_of_order_give_the_context_that_rows_in_order_give(drafter: BlockDrafter) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.race import times_of, winners
+from dspark.model.calibration import BUCKETS, RULES, Calibration, Fit, calibration_to_json
 from dspark.types import NO_Q, Block, Cursor, Law, Rule
 
 ROWS = 30
@@ -76,3 +80,27 @@ def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(engine:
         np.testing.assert_allclose(other.confidence[: same + 1], made[0].confidence[: same + 1], rtol=1e-6)
         differed.add(other.confidence[same + 1 :] != made[0].confidence[same + 1 :])
     assert True in differed, "later confidences do depend on it"
+
+
+def test_every_member_of_a_cohort_is_calibrated_for_its_own_rule_and_bucket(
+    golden_drafter: Path, tmp_path: Path
+) -> None:
+    offsets = {(rule, bucket): 0.5 * place for place, rule in enumerate(RULES) for bucket in BUCKETS}
+    offsets |= {(rule, "sampled"): -1.0 - 0.5 * place for place, rule in enumerate(RULES)}
+    fits = {rule: {b: Fit((1e9,) * 7, (offsets[rule, b],) * 7) for b in BUCKETS} for rule in RULES}
+    shutil.copytree(golden_drafter, tmp_path / "drafter")
+    (tmp_path / "drafter" / "calibration.json").write_text(json.dumps(calibration_to_json(Calibration(None, fits))))
+    engine = DraftEngine.load(DraftConfig(drafter=str(tmp_path / "drafter"), context_tokens=4096))
+    named = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.COUPLED: "coupled"}
+    laws = [Law(temperature, seed=3, rule=rule) for rule in named for temperature in (0.0, 0.9)]
+    items = []
+    for number, law in enumerate(laws):
+        engine.open(Cursor(number, 1, 0, ROWS), 200)
+        engine.ingest(number, 1, 0, [0] * ROWS, torch.randn(ROWS, 64))
+        items.append(DraftItem(CURSOR._replace(sequence=number), 7, ROWS, law))
+    together = engine.draft(items)
+    for item, block in zip(items, together, strict=True):
+        offset = offsets[named[item.law.rule], "greedy" if item.law.greedy else "sampled"]  # type: ignore[index]
+        chance = 1.0 / (1.0 + math.exp(-offset))
+        np.testing.assert_allclose(block.confidence, [chance] * 7, atol=1e-5)
+        np.testing.assert_allclose(engine.draft([item])[0].confidence, [chance] * 7, atol=1e-5)

@@ -77,7 +77,10 @@ def _spoil(name: str, value: float) -> Callable[[dict[str, np.ndarray]], None]:
 CHANGED = {
     "blk.1.ffn_up.weight": ({"change": _without("blk.1.ffn_up.weight")}, "missing: blk.1.ffn_up.weight"),
     "a tensor of nobody": ({"change": _put("blk.0.extra.weight", np.ones(4))}, "unexpected.*blk.0.extra.weight"),
-    "frequencies": ({"change": _put("rope_freqs.weight", np.ones(16))}, "rope_freqs.weight.*Llama 3.1"),
+    "frequencies": (
+        {"change": _put("rope_freqs.weight", np.ones(16))},
+        "rope_freqs.weight: these frequencies are of no rule",
+    ),
     "shape": ({"change": _put("blk.0.attn_v.weight", np.ones((32, 64)))}, "v_proj.weight .32, 64. instead of .64, 64."),
     "NaN": ({"change": _spoil("blk.0.attn_q.weight", np.nan)}, "blk.0.attn_q.weight holds NaN"),
     "infinity": ({"change": _spoil("output_norm.weight", np.inf)}, "output_norm.weight holds NaN or infinite"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from coordinator.http.template import find_template
@@ -63,6 +63,24 @@ def test_rows_of_q_and_k_are_put_back_into_halves(tmp_path: Path) -> None:
     for place in ("q_proj", "k_proj"):
         name = f"model.layers.1.self_attn.{place}.weight"
         assert torch.equal(kept[name].float(), model.state_dict()[name])
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_frequencies_of_llama_3_become_the_rule_that_made_them(factor: float, tmp_path: Path) -> None:
+    rule = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rule |= {"original_max_position_embeddings": 8192, "rope_theta": 100_000.0}
+    model = random_model("llama")
+    scaled = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "rope_parameters": rule})).eval()
+    scaled.load_state_dict(model.state_dict())
+    plain = model.model.rotary_emb.inv_freq
+    divisors = (plain / scaled.model.rotary_emb.inv_freq).numpy()
+    file = write_gguf(
+        tmp_path / "tiny.gguf", model, "llama", change=lambda tensors: tensors.update({"rope_freqs.weight": divisors})
+    )
+    import_gguf(file, tmp_path / "out")
+    ids = torch.randint(0, 200, (1, 100), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(load_target(tmp_path / "out").model(ids).logits, scaled(ids).logits)
 
 
 def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:

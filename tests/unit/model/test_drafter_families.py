@@ -18,7 +18,7 @@ from dspark.model.family import ContextTokens, Drafter, Entries
 from dspark.model.language import LanguageDrafter
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
-ASSISTANT = Path(__file__).parents[3] / "models" / "demo-assistant"
+ASSISTANT = Path(__file__).parents[2] / "data" / "pair" / "assistant"
 CLOSE = {"atol": 3e-5, "rtol": 0.0}
 every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from benchmarks.exact_shapes import PUBLISHED
 from dspark.cli.main import main
-from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.config_file import parse_drafter_config
 from dspark.model.families import build_drafter
-from dspark.model.formats.random_weights import file_size, write_random
-from dspark.model.formats.shape_configs import config_of
-from dspark.model.formats.shapes import NAMES, TARGETS, shape_of, tensors_of
+from tests.released.configs import config_of
+from tests.released.shapes import NAMES, PUBLISHED, TARGETS, shape_of, tensors_of
+from tests.released.weights import file_size, write_random, write_thin
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,24 +47,9 @@ def test_thin_ones_load_with_nothing_missing_and_nothing_left(tmp_path: Path, na
     assert set(drafter.stored_names().values()) == set(shapes)
 
 
-def test_a_disk_without_room_is_said_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    family, target = shape_of("eagle3_qwen3_4b_ttt7", thin=True)
-    with pytest.raises(ConfigError, match="1,000 are free"):
-        write_random(tmp_path, config_of(family, target), tensors_of(family, target))
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="dspark_qwen3_4b_block7"):
-        shape_of("dspark_qwen3_9b_block7")
-
-
-def test_the_command_makes_checks_and_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_checks_and_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, twin, kept = tmp_path / "made", tmp_path / "twin", tmp_path / "kept.json"
-    assert main(["checkpoint", "random", "eagle3_qwen3_4b_ttt7", str(made), "--thin"]) == 0
+    write_thin(made, "eagle3_qwen3_4b_ttt7")
     assert main(["checkpoint", "check", str(made), "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (said["format"], said["family"], said["missing"], said["unexpected"]) == ("deepspec", "eagle3", 0, 0)
@@ -80,5 +61,3 @@ def test_the_command_makes_checks_and_converts(tmp_path: Path, capsys: pytest.Ca
     assert ["draft", "vocabulary", "100"] in shown
     kept.write_text("{}")
     assert main(["checkpoint", "convert", str(made), str(twin), "--keep-tokens", str(kept)]) == 1
-    assert main(["checkpoint", "random", "eagle3_qwen3_4b_ttt7", str(made), "--with-target", str(twin)]) == 1
-    assert "--thin" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dspark.errors import Overloaded
-from dspark.runtime.command_stream import MAX_EVENTS, CommandStream
+from dspark.runtime.session import MAX_EVENTS, CommandStream
 from dspark.runtime.telemetry import Metrics
 
 

@@ -23,8 +23,8 @@ def test_taps_are_the_published_ones(layers: int, taps: tuple[int, ...]) -> None
 def test_a_mask_is_a_token_that_no_text_holds(golden_target: Path, tmp_path: Path) -> None:
     target = load_target(golden_target)
     assert mask_token(target) == target.vocab_size - 1
-    demo = load_target(Path(__file__).parents[3] / "models" / "demo-target")
-    assert mask_token(demo) == 2  # its tokenizer names one
+    tiny = load_target(Path(__file__).parents[2] / "data" / "pair" / "target")
+    assert mask_token(tiny) == 2  # its tokenizer names one
 
 
 @pytest.mark.parametrize("family", ["dspark", "dflash", "eagle3", "mtp", "lm"])

@@ -13,7 +13,7 @@ from dspark.cli.main import main
 from dspark.errors import ConfigError
 from dspark.model.calibration import load_calibration
 from dspark.model.checkpoint import load_target
-from training import evaluate
+from training import evaluate, lockstep
 from training.asked import questions
 from training.calibrate import calibrate
 
@@ -85,6 +85,35 @@ def test_evaluate_writes_what_it_prints(
     assert again["temperatures"]["T=1"]["datasets"]["tiny"]["tau"] == row["tau"]  # the seed is all there is
 
 
+def test_answers_that_are_kept_are_not_drawn_again(
+    golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(keep: Path | None, new_tokens: int = 12) -> str:
+        calibrate(
+            golden_target, golden_drafter, [prompts], new_tokens=new_tokens, temperatures=(1.0,), out=tmp_path / "out",
+            keep=keep, bar=False,
+        )  # fmt: skip
+        return repr(
+            evaluate.evaluate(
+                golden_target, golden_drafter, [prompts], new_tokens=new_tokens, keep=keep, bar=False
+            )["temperatures"]
+        )  # fmt: skip
+
+    drawn = measured(None)
+    assert measured(tmp_path / "kept") == drawn
+    for path in _rounds(tmp_path / "kept"):
+        path.unlink()  # as if the drafter were another one
+    monkeypatch.setattr(lockstep, "generate", lambda *_, **__: pytest.fail("drawn again"))
+    assert measured(tmp_path / "kept") == drawn
+    with pytest.raises(pytest.fail.Exception, match="drawn again"):
+        measured(tmp_path / "kept", new_tokens=11)
+
+
+def _rounds(kept: Path) -> list[Path]:
+    """Files of rounds; the target's answers lie beside them."""
+    return sorted(path for path in kept.iterdir() if not path.name.startswith("answers-"))
+
+
 def test_calibrate_writes_what_drafters_read_and_goes_on_where_it_was(
     golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path
 ) -> None:
@@ -110,7 +139,7 @@ def test_calibrate_writes_what_drafters_read_and_goes_on_where_it_was(
     for fit in report["fits"]:  # type: ignore[attr-defined]
         assert fit["few_rounds"]
         assert fit["auc_each_before"] == pytest.approx(fit["auc_each_after"], nan_ok=True)
-    kept = sorted((tmp_path / "kept").iterdir())
+    kept = _rounds(tmp_path / "kept")
     assert len(kept) == 2 * 4
     times = [path.stat().st_mtime_ns for path in kept]
     assert run()["fits"] == report["fits"] or str(run()["fits"]) == str(report["fits"])  # NaN is not equal to itself
@@ -158,16 +187,16 @@ def test_kept_rounds_are_of_their_prompts_and_older_ones_are_believed(
             golden_target, golden_drafter, [prompts], new_tokens=6, rules=("token",), temperatures=(1.0,),
             out=tmp_path / "drafter", keep=kept, bar=False,
         )  # fmt: skip
-        return [path.stat().st_mtime_ns for path in sorted(kept.iterdir())]
+        return [path.stat().st_mtime_ns for path in _rounds(kept)]
 
     times()
-    for path in sorted(kept.iterdir()):  # as they were written before prompts were named
+    for path in _rounds(kept):  # as they were written before prompts were named
         with safe_open(path, framework="np") as file:
             named = file.metadata()["named"]
         save_file(load_file(path), path, {"named": named})
-    older = [path.stat().st_mtime_ns for path in sorted(kept.iterdir())]
+    older = [path.stat().st_mtime_ns for path in _rounds(kept)]
     assert times() == older
-    for path in list(kept.iterdir()):
+    for path in _rounds(kept):
         path.unlink()
     made = times()
     assert times() == made

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dspark.model.config import HeadType
 from dspark.model.formats.vocabulary import DraftVocabulary
@@ -130,3 +134,38 @@ def _loss(drafter: torch.nn.Module, *, loss_mask: torch.Tensor) -> LeanLoss:
         target_head=drafter.lm_head.weight,
         weights=LossWeights(),
     )
+
+
+class _Largest(TorchDispatchMode):
+    """The most numbers that one result of an operation held while this was in force."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(made, torch.Tensor):
+                self.numbers = max(self.numbers, made.numel())
+        return result
+
+
+def test_no_more_than_a_slice_of_the_vocabulary_is_ever_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.lean_loss.SLICE_ROWS", 5)
+    rows, width, vocabulary = 60, 4, 2000
+    generator = torch.Generator().manual_seed(2)
+    head, ids = torch.randn(vocabulary, width, generator=generator), torch.arange(rows)
+    hidden, wanted = (torch.randn(rows, width, generator=generator).requires_grad_() for _ in range(2))
+
+    def peak(objective: Callable[[], torch.Tensor]) -> int:
+        with _Largest() as largest:
+            torch.autograd.grad(objective(), hidden)
+        return largest.numbers
+
+    def plain() -> torch.Tensor:
+        law = torch.softmax(wanted.detach() @ head.t(), dim=-1)
+        logits = hidden @ head.t()
+        return torch.nn.functional.cross_entropy(logits, ids) + (torch.softmax(logits, dim=-1) - law).abs().sum()
+
+    given = {"lm_head": head, "target_head": head, "target_ids": ids, "scale": torch.ones(rows)}
+    lean = peak(lambda: lean_terms(hidden=hidden, wanted=wanted.detach(), weights=LossWeights(), **given)[0])
+    assert lean <= 5 * vocabulary < 12 * 5 * vocabulary == peak(plain)

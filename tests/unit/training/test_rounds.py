@@ -4,22 +4,39 @@ import itertools
 
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.fresh import fresh_drafter
 from dspark.types import Rule
-from training import lockstep, rounds, target
+from training import lockstep, rounds
 
-RECIPE = target.Recipe(hidden=64, layers=4, heads=1, kv_heads=1, mlp=64, context=64)
 NEVER = -1
+
+
+def target_of(vocabulary: int) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=64,
+            num_hidden_layers=4,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=64,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+        )
+    )
 
 
 @pytest.fixture(scope="module")
 def model() -> Qwen3ForCausalLM:
-    made = target.build(RECIPE, 24).eval()
+    made = target_of(24).eval()
     # Residual branches start as nothing; give them something to say.
     for p in made.parameters():
         torch.nn.init.normal_(p, std=0.2)
@@ -143,7 +160,7 @@ def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausal
 def test_survival_of_two_slots_is_what_the_rule_says(rule: Rule) -> None:
     """By enumeration: Pr[both kept] is the sum over drafts of q1 q2 P_2, with P of the rule; texts weighted by p."""
     vocabulary = 6
-    model = target.build(RECIPE, vocabulary).eval().requires_grad_(False)
+    model = target_of(vocabulary).eval().requires_grad_(False)
     drafter = drafter_of(model, block=2)
     torch.manual_seed(3)
     for p in (*model.parameters(), *drafter.parameters()):

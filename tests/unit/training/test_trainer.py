@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_drafter
+from dspark.model.formats.sharing import without_tables
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 from training.caching import make_cache, plan_for
 from training.checkpoint import read_header
@@ -155,6 +156,16 @@ def test_a_start_that_does_not_fit_is_refused_with_what_differs(
     with pytest.raises(ConfigError, match=f"^start: {said}"):
         train_drafter(replace(again, **change))
     train_drafter(replace(again, block_size=3))  # any length of blocks will do
+
+
+def test_a_start_may_leave_its_tables_to_the_target(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
+    without_tables(first, tmp_path / "shared", target=golden_target)
+    made = [
+        train_drafter(short_run(samples, golden_target, tmp_path / name, steps=1, start=str(folder)))
+        for name, folder in (("whole", first), ("less", tmp_path / "shared"))
+    ]
+    assert (made[0] / "model.safetensors").read_bytes() == (made[1] / "model.safetensors").read_bytes()
 
 
 def test_a_start_for_a_target_of_another_size_is_refused(samples: Path, golden_target: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from dspark.cli.main import main
 from dspark.errors import ConfigError
+from tests.released.weights import write_thin
 from training.samples import Sample, write_samples
 from training.vocabulary import most_written
 
@@ -41,6 +42,6 @@ def test_the_command_writes_what_convert_reads(
     assert main(["train", "vocabulary", str(samples), "--tokens", "3", "--out", str(kept), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["share_of_text"] == 1.0
     thin = tmp_path / "thin"
-    assert main(["checkpoint", "random", "eagle3_qwen3_4b_ttt7", str(thin), "--thin"]) == 0
+    write_thin(thin, "eagle3_qwen3_4b_ttt7")
     assert main(["checkpoint", "convert", str(thin), str(tmp_path / "cut"), "--keep-tokens", str(kept)]) == 0
     assert json.loads((tmp_path / "cut" / "config.json").read_text())["draft_vocab_size"] == 3

@@ -342,3 +342,47 @@ def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(
     Fragile(engine, monkeypatch).bad = {2}
     assert [type(outcome) for outcome in engine.judge_cohort(items).outcomes] == [Verdict, Refusal]
     assert [(each.prefill.sequence, each.done) for each in news(engine)] == [(7, True)]
+
+
+def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=4, prefill_chunk=8))
+    text = [*PROMPT, take_in(engine, 1, PROMPT)]
+    while len(text) < 33:
+        say(engine, {1: text})
+    fragile = Fragile(engine, monkeypatch)
+
+    def found(sequence: int, prompt: list[int]) -> int:
+        assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 90, True, token_ids=prompt) is None
+        spared, _ = engine.spared(sequence, 1, rows=False)
+        engine.release(sequence, 1)
+        return spared
+
+    fragile.bad = {1}
+    with pytest.raises(PassFailed):
+        say(engine, {1: text})
+    engine.release(1, 1)
+    assert found(2, text) == len(PROMPT), "what was kept before is sound"
+    other = PROMPT[::-1]
+    assert engine.open(Cursor(3, 1, 0, len(other)), GREEDY, 90, True, token_ids=other) is None
+    engine.line_up(Prefill(3, 1, other, wants_rows=True))
+    assert engine.prefill_next() is not None
+    fragile.bad = {3}
+    with pytest.raises(PassFailed):
+        engine.prefill_next()
+    engine.release(3, 1)
+    assert found(4, other) == 0
+
+
+def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False))
+    first = take_in(engine, 1, PROMPT)
+    other = [*PROMPT[:10], *PROMPT[:10]]
+    engine.open(Cursor(2, 1, 0, 20), GREEDY, 60, True, token_ids=other)
+    engine.line_up(Prefill(2, 1, other, wants_rows=True))
+    assert isinstance(engine.open(Cursor(2, 0, 0, 20), GREEDY, 60, True, token_ids=other), Refusal), "it was followed"
+    assert engine.open(Cursor(2, 2, 0, 20), GREEDY, 60, True, token_ids=PROMPT) is None
+    engine.line_up(Prefill(2, 2, PROMPT, wants_rows=True))
+    told = [engine.prefill_next(), engine.prefill_next()]
+    assert [(each.prefill.epoch, each.problem is None) for each in told if each is not None] == [(1, False), (2, True)]
+    assert engine.first_token(2) == first
+    assert isinstance(engine.features(Cursor(2, 1, 0, 20), 0), Refusal), "rows are those of an epoch"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.draining import Draining
 from dspark.runtime.telemetry import Metrics
-from dspark.runtime.wire_limits import reading
+from dspark.runtime.wire_limits import Read, reading
+from dspark.runtime.worker import Worker
 from dspark.synthetic.spec import read_spec
 from dspark.types import NO_Q, Cursor, Law, RefusalReason
 from dspark.wire import codec, cohorts
@@ -48,15 +48,9 @@ class Bench:
         self.engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
         self.device = DeviceWorker("verify")
         self.intake = Intake(self.engine, self.device, self.metrics)
-        self.session = VerifySession(
-            engine=self.engine,
-            device=self.device,
-            push=Broken(incarnation=1, projection="p", token=None, queue_rows=10, metrics=self.metrics),
-            metrics=self.metrics,
-            incarnation=1,
-            draining=Draining(),
-            intake=self.intake,
-        )
+        push = Broken(incarnation=1, projection="p", token=None, queue_rows=10, metrics=self.metrics)
+        worker: Worker[Any] = Worker("verify", self.engine, self.device, self.metrics, incarnation=1)
+        self.session = VerifySession(worker, push, self.intake)
 
     async def prefill(self, sequence: int, ids: list[int], sink: Any = None) -> verify_pb2.Prefilled:
         command = verify_pb2.Prefill(
@@ -66,7 +60,7 @@ class Bench:
             reserve_tokens=len(ids) + 40,
             sink=sink,
         )
-        event = await self.session._answer(verify_pb2.VerifyCommand(prefill=command))
+        event = await self.session._answer(Read(verify_pb2.VerifyCommand(prefill=command), None))
         assert event is not None
         return event.prefilled
 
@@ -80,7 +74,7 @@ class Bench:
             source=[1],
             **cohorts.write_q([NO_Q]),
         )
-        event = await self.session._answer(verify_pb2.VerifyCommand(verify=cohort))
+        event = await self.session._answer(Read(verify_pb2.VerifyCommand(verify=cohort), None))
         assert event is not None
         return event.verdicts
 
@@ -126,7 +120,9 @@ async def test_rows_are_looked_up_before_chunks_of_prompts(bench: Bench) -> None
         chunk = bench.device.submit(order.append, "chunk")
         cursor = codec.write_cursor(Cursor(1, 1, 2, 4))
         resend = asyncio.create_task(
-            bench.session._answer(verify_pb2.VerifyCommand(resend=verify_pb2.Resend(cursor=cursor, sink=SINK)))
+            bench.session._answer(
+                Read(verify_pb2.VerifyCommand(resend=verify_pb2.Resend(cursor=cursor, sink=SINK)), None)
+            )
         )
         looked_up = bench.engine.features
 
@@ -170,7 +166,7 @@ async def test_a_release_is_carried_out_although_the_device_has_no_room_for_it_n
         limit, bench.device._limit = bench.device._limit, 0
         ref = types_pb2.SequenceRef(sequence=1, epoch=1)
         command = verify_pb2.VerifyCommand(release=verify_pb2.VerifyRelease(sequences=[ref]))
-        releasing = asyncio.create_task(bench.session._answer(command))
+        releasing = asyncio.create_task(bench.session._answer(Read(command, None)))
         await asyncio.sleep(0)
         bench.device._limit = limit
         event = await releasing
@@ -183,7 +179,7 @@ async def test_a_command_that_is_left_out_for_its_size_is_counted_as_such(bench:
     refs = [types_pb2.SequenceRef(sequence=1 << 60, epoch=1)] * 100_000
     command = verify_pb2.VerifyCommand(tag=3, release=verify_pb2.VerifyRelease(sequences=refs))
     read = reading(verify_pb2.VerifyCommand.FromString, bounds(64))(command.SerializeToString())
-    assert await bench.session._answer_read(read) is None
+    assert await bench.session._answer(read) is None
     assert bench.metrics.value("dropped_total", kind="command", reason="too_large") == 1
 
 
@@ -192,7 +188,7 @@ async def test_a_prompt_that_is_too_long_for_its_context_is_refused_by_name(benc
     read = reading(verify_pb2.VerifyCommand.FromString, bounds(64))(
         verify_pb2.VerifyCommand(tag=3, prefill=prefill).SerializeToString()
     )
-    event = await bench.session._answer_read(read)
+    event = await bench.session._answer(read)
     assert event is not None
     assert (event.tag, event.prefilled.cursor.sequence) == (3, 4)
     assert event.prefilled.refusal.reason == RefusalReason.INVALID

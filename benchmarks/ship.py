@@ -1,0 +1,130 @@
+"""Makes the shipped drafter's folder of a training run: `python -m benchmarks.ship RUN`.
+
+RUN is what `dspark train drafter --out` wrote, finished or still going on (then its last saved state is taken). Its
+drafter loses the tables that are the target's, is calibrated for every acceptance rule on prompts of its own, measured
+on the prompts of every domain, and gets a card with what it was trained on, its curve, and its figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.load.prompts import BUILT_IN, DOMAINS
+from benchmarks.ship_card import card
+from dspark import shipped
+from dspark.errors import ConfigError, DsparkError
+from dspark.model.checkpoint import load_target, save_drafter
+from dspark.model.formats.sharing import without_tables
+from dspark.model.location import locate
+from dspark.model.weights_file import read_file
+from training import checkpoint, metrics, record, settings
+from training.calibrate import calibrate
+from training.evaluate import evaluate, table
+from training.shape import make_drafter
+from training.trainer import CURVES, LOG, MODEL, STATE
+
+OUT = Path(__file__).resolve().parent.parent / "models" / shipped.DRAFTER
+PROMPTS = BUILT_IN.with_name(f"{BUILT_IN.name}-calibrate") / "mixed.jsonl"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ship", description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of a training run")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder to replace (the shipped one)")
+    parser.add_argument("--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer (64)")
+    parser.add_argument("--rows", type=int, default=8, help="prompts of a domain that are measured; 0: all (8)")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="to calibrate on")
+    parser.add_argument("--datasets", type=Path, nargs="+", help="to measure on (a file of every domain)")
+    parser.add_argument("--keep", type=Path, help="folder in which the target's answers stay, for the next drafter")
+    parser.add_argument("--threads", type=int, default=1, help="of the processor (1)")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    began = time.monotonic()
+    try:
+        ship(args)
+    except DsparkError as error:
+        print(f"ship: {error}", file=sys.stderr)
+        return 1
+    print(f"{args.out}: written in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def ship(args: argparse.Namespace) -> None:
+    """Everything is made beside `out` and takes its place when it is complete."""
+    run, out, target = args.run, args.out, locate(args.target)
+    datasets = args.datasets or [BUILT_IN / f"{domain}.jsonl" for domain in DOMAINS]
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        folder, measured = Path(scratch) / out.name, Path(scratch) / "measured"
+        facts = _facts(run)
+        without_tables(_drafter(run, facts, Path(scratch)), folder, target=target, dtype=torch.bfloat16)
+        _say("calibrating")
+        fits = calibrate(
+            target, folder, [args.prompts], temperatures=[1.0], new_tokens=args.tokens, plots=folder, keep=args.keep
+        )
+        _say("measuring")
+        report = evaluate(
+            target, folder, datasets, new_tokens=args.tokens, rows=args.rows, out=measured, keep=args.keep
+        )
+        print(table(report), flush=True)
+        log = record.Log(run / LOG)
+        shutil.copyfile(log.path, folder / "training.csv")
+        record.draw(log, CURVES, folder / "training.png")
+        shutil.copyfile(measured / "acceptance.png", folder / "acceptance.png")
+        told = {"training": facts, "calibration": fits, "evaluation": report, "log": log.read()}
+        (folder / "README.md").write_text(card(told, rows=args.rows, tokens=args.tokens), encoding="utf-8")
+        (folder / "metrics.json").write_text(json.dumps(metrics.plain(_without_paths(report))) + "\n", encoding="utf-8")
+        shutil.rmtree(out, ignore_errors=True)
+        folder.rename(out)
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    """Steps done, the settings, and what the run was made with."""
+    state = run / f"{STATE}.safetensors"
+    if not state.is_file():
+        raise ConfigError(f"{run}: no {state.name}, which `dspark train drafter --out` writes")
+    facts: dict[str, Any] = checkpoint.read_header(state)["facts"]
+    return facts
+
+
+def _drafter(run: Path, facts: dict[str, Any], scratch: Path) -> Path:
+    """The drafter of a finished run, or the one of the last state of a run that goes on."""
+    made = settings.from_json(facts["settings"])
+    if facts["step"] >= made.steps and (run / MODEL).is_dir():
+        return run / MODEL
+    _say(f"the run goes on; this is its state after {facts['step']} steps")
+    drafter = make_drafter(load_target(made.target), replace(made, start=""))
+    trained = {
+        name.removeprefix("model/"): tensor
+        for name, tensor in read_file(run / f"{STATE}.safetensors").items()
+        if name.startswith("model/")
+    }
+    wanted = {name for name, parameter in drafter.named_parameters() if parameter.requires_grad}
+    if trained.keys() != wanted:
+        raise ConfigError(f"{run}: its state holds other weights than its settings ask for")
+    drafter.load_state_dict(trained, strict=False)  # the rest are the target's tables
+    save_drafter(drafter, scratch / "whole", dtype=torch.float32)
+    return scratch / "whole"
+
+
+def _without_paths(report: dict[str, Any]) -> dict[str, Any]:
+    """Of figures that are published: no folder of the machine that they were measured on."""
+    return {name: value for name, value in report.items() if name not in ("target", "drafter", "seconds")}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""How far confidence can be believed: what was accepted over what was promised, by drafter, bucket and slot.
+
+Invariant 2, no peeking: only finished rounds come in. Most slots are never verified, and those that were are the
+promising ones. What is compared is conditional, so that this does no harm: a slot counts iff it was verified and the
+slots before it were accepted (or with the chance that they were, where the verifier tells chances), and what it
+promised is its own confidence. Whether it was verified follows from confidences up to its own, which is what is
+conditioned on; so if confidence is calibrated, accepted and promised have the same mean whatever was verified.
+
+Symbols: n sequences, k slots of the longest block, b slots of a whole block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from dspark.rounds.schedule import Floats, Ints
+
+MEMORY = 1024.0  # blocks after which what was seen of a key weighs a third
+STIFFNESS = 16.0  # slots that a key's mean counts for in a slot's own, and agreement in the mean
+BOUNDS = (0.001, 1.5)
+KEYS = 256  # drafters times buckets that are told apart; of more nothing is learned
+HOPEFUL = 0.8  # acceptance per slot that is expected of a drafter nobody has seen at work
+
+
+class AcceptanceEstimator:
+    """Running sums of one lane."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._sums: dict[Hashable, Floats] = {}  # [2, b]: promised, accepted
+        self._everybody = np.zeros((2, slots))
+        self._confidence = np.zeros((2, slots))  # sums of confidences of drafted slots, and their number
+
+    def observe(
+        self,
+        keys: Sequence[Hashable],  # [n] drafter and bucket
+        confidence: Floats,  # [n, k] as the drafter gave it, NaN beyond each block
+        verified: Ints,  # [n] slots
+        accepted: Ints,  # [n] slots
+        labels: Floats | None = None,  # [n, k, 2] chances to get to a slot, and to keep it too; NaN where not known
+    ) -> None:
+        """One finished round."""
+        width = min(confidence.shape[1], self.slots)
+        sure = confidence[:, :width]
+        slots = np.arange(width)
+        drafted = ~np.isnan(sure)
+        own = np.clip(np.nan_to_num(sure), 0.0, 1.0)
+        reached: Floats = (slots <= accepted[:, None]).astype(np.float64)
+        kept: Floats = (slots < accepted[:, None]).astype(np.float64)
+        if labels is not None:
+            known = ~np.isnan(labels[:, :width, 0])
+            reached = np.where(known, labels[:, :width, 0], reached)
+            kept = np.where(known, labels[:, :width, 1], kept)
+        counts = drafted & (slots < verified[:, None])
+        promised, made = np.where(counts, reached * own, 0.0), np.where(counts, kept, 0.0)
+        for key in dict.fromkeys(keys):
+            rows = np.fromiter((each == key for each in keys), np.bool_, len(keys))
+            sums = self._sums.get(key)
+            if sums is None:
+                if len(self._sums) >= KEYS:
+                    continue
+                sums = self._sums[key] = np.zeros((2, self.slots))
+            _add(sums, promised[rows], made[rows])
+        _add(self._everybody, promised, made)
+        _add(self._confidence, np.where(drafted, own, 0.0), drafted.astype(np.float64))
+
+    def ratios(self, key: Hashable) -> Floats:
+        """[b] what a slot's confidence has to be multiplied by: the slot's own record, shrunk to its key's, which is
+        shrunk to the lane's, which is shrunk to agreement."""
+        lane = self._shrunk(self._everybody.sum(axis=1), 1.0)
+        sums = self._sums.get(key)
+        if sums is None:
+            return np.full(self.slots, lane)
+        whole = self._shrunk(sums.sum(axis=1), lane)
+        found: Floats = np.clip((sums[1] + STIFFNESS * whole) / (sums[0] + STIFFNESS), *BOUNDS)
+        return found
+
+    def trust(self, key: Hashable) -> float:
+        """The same for all slots together: what a promised token of this drafter and bucket is worth."""
+        lane = self._shrunk(self._everybody.sum(axis=1), 1.0)
+        sums = self._sums.get(key)
+        return lane if sums is None else self._shrunk(sums.sum(axis=1), lane)
+
+    def usual(self) -> Floats:
+        """[b] mean confidence of a slot, for slots that a block does not have."""
+        total, count = self._confidence
+        found: Floats = (total + HOPEFUL) / (count + 1.0)
+        return found
+
+    def _shrunk(self, sums: Floats, towards: float) -> float:
+        ratio = (float(sums[1]) + STIFFNESS * towards) / (float(sums[0]) + STIFFNESS)
+        return min(max(ratio, BOUNDS[0]), BOUNDS[1])
+
+
+def _add(sums: Floats, first: Floats, second: Floats) -> None:
+    """Rows of both to the running sums, after what is older has faded."""
+    sums *= np.exp(-len(first) / MEMORY)
+    sums[0, : first.shape[1]] += first.sum(axis=0)
+    sums[1, : first.shape[1]] += second.sum(axis=0)

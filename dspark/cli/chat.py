@@ -1,0 +1,159 @@
+"""`dspark chat`: a conversation in the terminal, through the target's own chat template."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dspark.cli import credentials, health
+from dspark.errors import ConfigError, DsparkError
+
+if TYPE_CHECKING:
+    from dspark.client import Client
+
+ANSWER = 512  # tokens of an answer, most
+PROMPT = "> "
+_OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "policy", "rule")
+
+Message = dict[str, str]
+Render = Callable[[list[Message]], tuple[int, ...]]
+
+
+def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `chat`."""
+    parser = commands.add_parser(
+        "chat",
+        parents=[shared],
+        help="talk with the target",
+        description="Turn by turn, through the target's chat template. Ctrl-C interrupts an answer and keeps what was "
+        "said; Ctrl-D ends. Where the context is full the oldest turns are left out.",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="what the target is told before the first turn")
+    parser.add_argument("--max-tokens", type=int, default=ANSWER, metavar="N", help=f"longest answer ({ANSWER})")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    parser.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
+    parser.add_argument("--seed", type=int, help="key of the draws")
+    parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t, greedy or async")
+    parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
+    parser.add_argument(
+        "--target", metavar="PATH_OR_ID", help="whose template and tokenizer are used (those of the served model)"
+    )
+    parser.add_argument("--wait", type=health.wait_s, metavar="S", help="wait at most so long for the cell to be ready")
+    parser.add_argument(
+        "--endpoint", metavar="HOST:PORT", help="coordinator or front end; default: the cluster of this state folder"
+    )
+    credentials.add_options(parser)
+    parser.set_defaults(run=_chat)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from dspark.cli.generate import open_client
+
+    if args.max_tokens < 1:
+        raise ConfigError(f"--max-tokens: {args.max_tokens} is no answer, at least 1 is wanted")
+    if args.wait is not None:
+        health.wait_for(args)
+    with open_client(args) as client:
+        info = client.model_info()
+        render = renderer(args.target or info.model)
+        if args.max_tokens >= info.context_length:
+            raise ConfigError(f"--max-tokens: {args.max_tokens} leaves no room in a context of {info.context_length}")
+        room = info.context_length - args.max_tokens
+        options = {name: getattr(args, name) for name in _OPTIONS}
+        said: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
+        _tell(f"{info.model.rstrip('/').rpartition('/')[2]} answers; Ctrl-C interrupts it, Ctrl-D ends")
+        for turn in turns():
+            said.append({"role": "user", "content": turn})
+            try:
+                prompt = fitted(said, render, room)
+                said.append({"role": "assistant", "content": _answer(client, prompt, options)})
+            except DsparkError as error:
+                _tell(f"dspark: {error}")
+                said.pop()  # so that it can be said again
+    return 0
+
+
+def renderer(target: str) -> Render:
+    """From a conversation to token ids. ConfigError where the target has no template, or is not on this machine."""
+    from coordinator.http.template import find_template
+    from coordinator.reception.tokenizer import find_tokenizer
+
+    tokenizer, template = None, find_template(target, None)
+    with contextlib.suppress(ConfigError):  # neither a folder nor in the hub's cache
+        tokenizer = find_tokenizer(target, None)
+    if template is None or tokenizer is None:
+        missing = "tokenizer" if tokenizer is None else "chat template"
+        raise ConfigError(
+            f"{target}: no {missing} is found; --target names a folder with it, `dspark generate` takes plain prompts"
+        )
+
+    def render(said: list[Message]) -> tuple[int, ...]:
+        text = template.render(said, {}, add_generation_prompt=True)
+        return tokenizer.encode(text, add_special=False)  # the template writes them itself
+
+    return render
+
+
+def turns() -> Iterator[str]:
+    """What is typed, line by line, until Ctrl-D; empty lines are passed over."""
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401, it gives `input` its line editing
+    while True:
+        try:
+            line = input(PROMPT if sys.stdin.isatty() else "")
+        except EOFError:
+            if sys.stdin.isatty():
+                print()
+            return
+        except KeyboardInterrupt:
+            _tell("\nCtrl-D ends")
+            continue
+        if line.strip():
+            yield line
+
+
+def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
+    """The prompt, within `room` tokens: as long as it is longer, `said` loses its oldest question and answer."""
+    prompt = render(said)
+    while len(prompt) > room:
+        first = 1 if said[0]["role"] == "system" else 0
+        if len(said) - first < 3:
+            break  # a single turn that is too long: the server says so
+        del said[first : first + 2]
+        prompt = render(said)
+    return prompt
+
+
+def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any]) -> str:
+    """Streams one answer and tells its speed; Ctrl-C ends it where it is."""
+    from dspark.client import Finished
+
+    text, tokens, end = "", 0, None
+    try:
+        with client.generate(prompt, **options) as stream:
+            for event in stream:
+                text += event.text
+                tokens += len(event.token_ids)
+                print(event.text, end="", flush=True)
+                if isinstance(event, Finished):
+                    end = event
+    except KeyboardInterrupt:
+        pass
+    finally:
+        print(flush=True)
+    if end is None:
+        _tell(f"[interrupted after {tokens} tokens]")
+    else:
+        rate = 1000 / end.timings.itl_ms if end.timings.itl_ms else 0.0
+        spec, cut = end.speculation, " (the most)" if end.finish_reason == "length" else ""
+        _tell(f"[{tokens} tokens{cut}, {rate:.1f} tokens/s, {spec.mean_acceptance_length:.2f} tokens a round]")
+    return text
+
+
+def _tell(line: str) -> None:
+    """What is not the conversation, so that it can be kept apart."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,91 @@
+"""Which drafter holds the context of a sequence, and which feature rows it still needs. Pure.
+
+A drafter's state is soft (invariant R10): losing it costs drafts, and nothing else. Invariant R11: rows travel without
+a gap, a few with the order and many over the bulk stream; while some are missing the sequence goes without drafts. A
+sequence changes its drafter between rounds, once the new one has its rows; until then the old one drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dspark.rounds.events import Action, CloseAtDrafter, DrafterReady, OpenAtDrafter, SendRows
+from dspark.rounds.state import SequenceState, State
+
+Ask = Callable[[Action], object]
+
+
+def feed_by(sequence: SequenceState, drafter: int, most: int, ask: Ask) -> None:
+    """Prepares another drafter, or none for 0."""
+    if drafter == sequence.drafter:
+        _stop_feeding(sequence, ask)
+    elif drafter == 0:
+        close(sequence, ask)
+    elif drafter != sequence.feeding:
+        _stop_feeding(sequence, ask)
+        sequence.feeding = drafter
+        ask(OpenAtDrafter(drafter, sequence.number, sequence.epoch))
+        if sequence.state is not State.PREFILL:
+            send_rows(sequence, 0, most, ask)
+
+
+def send_rows(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
+    """To whoever is being fed: with the next order, if they are at most `most`, else over the bulk stream."""
+    stop = sequence.committed_len - 1
+    if stop - start > most:
+        ask(SendRows(sequence.feeding, sequence.number, sequence.epoch, start, stop))
+    else:
+        sequence.ready = (sequence.feeding, start)
+
+
+def came(sequence: SequenceState, event: DrafterReady) -> bool:
+    """Rows arrived; False when they are of no use any more. Whoever they came to is taken over between rounds."""
+    wanted = sequence.state is not State.PREFILL and event.drafter == sequence.feeding
+    if not wanted or not 0 <= event.watermark < sequence.committed_len:
+        return False
+    sequence.ready = (event.drafter, event.watermark)
+    return True
+
+
+def take_over(sequence: SequenceState, most: int, ask: Ask) -> None:
+    """Between rounds: a drafter whose rows came drafts from now on, if at most `most` are missing by now."""
+    if sequence.ready is None:
+        return
+    drafter, rows = sequence.ready
+    sequence.ready = None
+    if sequence.committed_len - 1 - rows > most:
+        send_rows(sequence, rows, most, ask)
+        return
+    if sequence.drafter not in (0, drafter):
+        ask(CloseAtDrafter(sequence.drafter, sequence.number, sequence.epoch))
+    sequence.drafter, sequence.rows_sent, sequence.feeding = drafter, rows, 0
+
+
+def resend(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
+    """Its drafter lacks rows from `start` on: no drafts until they were sent."""
+    drafter, sequence.drafter = sequence.drafter, 0
+    _stop_feeding(sequence, ask)
+    sequence.feeding = drafter
+    send_rows(sequence, start, most, ask)
+
+
+def lost(sequence: SequenceState, drafter: int) -> None:
+    """That drafter is gone; there is nobody left to tell."""
+    if sequence.drafter == drafter:
+        sequence.drafter = 0
+    if sequence.feeding == drafter:
+        sequence.feeding, sequence.ready = 0, None
+
+
+def close(sequence: SequenceState, ask: Ask) -> None:
+    """No drafter any more."""
+    if sequence.drafter:
+        ask(CloseAtDrafter(sequence.drafter, sequence.number, sequence.epoch))
+        sequence.drafter = 0
+    _stop_feeding(sequence, ask)
+
+
+def _stop_feeding(sequence: SequenceState, ask: Ask) -> None:
+    if sequence.feeding:
+        ask(CloseAtDrafter(sequence.feeding, sequence.number, sequence.epoch))
+        sequence.feeding, sequence.ready = 0, None

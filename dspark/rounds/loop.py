@@ -1,0 +1,358 @@
+"""The rounds of one verifier: what it is told goes in, what is to be done comes out. Pure: no IO, time is passed in.
+
+A round: an order for a block leaves with the rows of what was committed, the block comes back, its prefix is fixed by
+the terms that were frozen with the order, a pass judges it, the verdict is reported, and the next order leaves. The
+coordinator is not on that way: it plans rounds to come, acknowledges what it has committed, and takes sequences back.
+
+Invariants, beside those of `plan`, `orders`, `passes`, `feeding` and `bounds`:
+R1. Nothing that follows from a block leaves before its prefix is fixed.
+R4. A sequence asks for one block per anchor. An empty one uses the anchor up, whatever made it empty.
+R6. What was drawn is reported, or lost with its session. Everything that is decided settles; DROP is for sequences that
+    ended and clients that left.
+R8. No round begins while more than `window` rounds are reported and not acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dspark.rounds import feeding
+from dspark.rounds.events import (
+    Acknowledged,
+    Action,
+    Admit,
+    BlocksCame,
+    DrafterEvent,
+    DrafterLost,
+    DrafterReady,
+    How,
+    PassEnded,
+    PassFailed,
+    Prefill,
+    Prefilled,
+    PrefillRefused,
+    Release,
+    Released,
+    Report,
+    RoundReport,
+    SessionLost,
+    Tick,
+    Told,
+    Why,
+)
+from dspark.rounds.leaving import Leaving
+from dspark.rounds.orders import Orders, Waits
+from dspark.rounds.passes import KVCache, Passes
+from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.state import Event, SequenceState, State
+
+BETWEEN = (State.IDLE, State.HELD)  # rounds
+REMEMBERED = 1 << 16  # sequences whose last epoch is known after they are gone
+
+
+class RoundLoop:
+    """`feed` it what happened; carry out what it returns, in order."""
+
+    def __init__(self, cache: KVCache, waits: Waits | None = None) -> None:
+        self.plan = Plan()
+        self.counts: Counter[str] = Counter()  # of everything that came and was of no use
+        self._waits = waits or Waits()
+        self._live: dict[int, SequenceState] = {}
+        self._epochs: dict[int, int] = {}  # the highest that was seen of each sequence, the latest ones last
+        self._orders, self._passes = Orders(self._waits), Passes(cache)
+        self._out: list[Action] = []
+        self._patient_until: float | None = None  # when a cohort goes on without those that are not acknowledged
+        self._leaving = Leaving(self._live, cache, self._passes, self._ask)
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            Admit: self._admit,
+            Prefilled: self._prefilled,
+            PrefillRefused: self._prefill_refused,
+            Acknowledged: self._acknowledged,
+            Release: self._release,
+            BlocksCame: self._blocks_came,
+            DrafterLost: self._drafter_lost,
+            DrafterReady: self._drafter_ready,
+            PassEnded: self._pass_ended,
+            PassFailed: self._pass_failed,
+            SessionLost: self._session_lost,
+            Plan: self._planned,
+            Tick: self._tick,
+        }
+
+    def feed(self, told: Told | Plan, now: float) -> list[Action]:
+        """now: seconds, never falling."""
+        return self.feed_all((told,), now)
+
+    def feed_all(self, told: Sequence[Told | Plan], now: float) -> list[Action]:
+        """Everything that came together, so that what it sets free goes on together."""
+        self._out = []
+        for each in told:
+            self._handlers[type(each)](each, now)
+        self._tick(None, now)
+        self._go_on(now)
+        return self._out
+
+    def _ask(self, action: Action) -> None:
+        self._out.append(action)
+
+    def next_at(self) -> float | None:
+        """When a Tick is due, if nothing else comes before."""
+        due = [at for at in (self._orders.next_at(), self._patient_until) if at is not None]
+        return min(due, default=None)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def sequence(self, number: int) -> SequenceState | None:
+        """To look at; it changes here only."""
+        return self._live.get(number)
+
+    # From the coordinator.
+
+    def _admit(self, told: Admit, now: float) -> None:
+        number, epoch = told.sequence, told.epoch
+        if number in self._live or epoch <= self._epochs.get(number, -1):
+            self._ask(Released(number, epoch, 0, told.prompt_len, Why.STALE_EPOCH))
+            return
+        self._epochs.pop(number, None)
+        self._epochs[number] = epoch
+        while len(self._epochs) > max(REMEMBERED, 2 * len(self._live)):
+            self._epochs.pop(next(iter(self._epochs)))
+        sequence = SequenceState(number, epoch, told.prompt_len, told.room, told.stop_ids)
+        self._live[number] = sequence
+        self._ask(Prefill(number, epoch))
+        if told.drafter:
+            feeding.feed_by(sequence, told.drafter, self._waits.inline_rows, self._ask)
+
+    def _planned(self, plan: Plan, now: float) -> None:
+        self.plan = plan
+        for number, own in plan.sequences.items():
+            sequence = self._live.get(number)
+            if sequence is not None and own.drafter is not None and sequence.state is not State.SETTLING:
+                feeding.feed_by(sequence, own.drafter, self._waits.inline_rows, self._ask)
+
+    def _acknowledged(self, told: Acknowledged, now: float) -> None:
+        sequence = self._find(told.sequence, told.epoch, "acknowledgement")
+        if sequence is None:
+            return
+        if told.through_round >= sequence.round:
+            self.counts["acknowledgement of what was not reported"] += 1
+            return
+        sequence.acked = max(sequence.acked, told.through_round + 1)
+
+    def _release(self, told: Release, now: float) -> None:
+        sequence = self._find(told.sequence, told.epoch, "release")
+        if sequence is None:
+            return
+        if told.how is How.DROP:
+            self._leaving.drop(sequence)
+        elif sequence.lists(Event.SETTLE):
+            self._leaving.settle(sequence)
+        else:
+            self.counts["release of who settles already"] += 1
+
+    def _session_lost(self, told: SessionLost, now: float) -> None:
+        for sequence in list(self._live.values()):
+            self._leaving.drop(sequence)
+        self._epochs.clear()  # another coordinator counts anew
+        self.plan = Plan()
+
+    # From the engine.
+
+    def _prefilled(self, told: Prefilled, now: float) -> None:
+        sequence = self._find(told.sequence, told.epoch, "prefill")
+        if sequence is None:
+            return
+        before = sequence.committed_len
+        sequence.apply(Event.PREFILLED)
+        said = RoundReport(told.sequence, told.epoch, 0, before, sequence.commit((told.token,)))
+        self._ask(Report(0, self.plan.number, [said]))
+        if sequence.state is State.SETTLING:
+            self._leaving.settled(sequence)
+        elif sequence.feeding:
+            feeding.send_rows(sequence, 0, self._waits.inline_rows, self._ask)
+
+    def _prefill_refused(self, told: PrefillRefused, now: float) -> None:
+        sequence = self._find(told.sequence, told.epoch, "prefill")
+        if sequence is None:
+            return
+        if sequence.state is State.SETTLING:
+            self._leaving.settled(sequence)
+            return
+        sequence.apply(Event.REFUSED)
+        self._leaving.gone(sequence, Why.NO_PAGES)
+
+    def _pass_ended(self, told: PassEnded, now: float) -> None:
+        rounds, settled = [], []
+        for sequence, drawn in zip(self._passes.ended(told.number), told.drawn, strict=True):
+            if sequence.state is State.GONE:
+                self.counts["verdict of who was dropped"] += 1
+                self._leaving.free(sequence)
+                continue
+            rounds.append(self._judged(sequence, drawn.tokens))
+            if sequence.state is State.SETTLING:
+                settled.append(sequence)
+        if rounds:
+            self._ask(Report(told.number, self.plan.number, rounds))
+        for sequence in settled:
+            self._leaving.settled(sequence)
+
+    def _judged(self, sequence: SequenceState, tokens: tuple[int, ...]) -> RoundReport:
+        number, epoch, round, before = sequence.number, sequence.epoch, sequence.round, sequence.committed_len
+        verified, block, why, drafter = sequence.prefix, sequence.block, sequence.why_empty, sequence.drafter
+        sequence.apply(Event.JUDGED)
+        said = sequence.commit(tokens)
+        return RoundReport(number, epoch, round, before, said, len(tokens) - 1, verified, block, why, drafter)
+
+    def _pass_failed(self, told: PassFailed, now: float) -> None:
+        self.counts["pass that failed"] += 1
+        held = self._passes.rows(told.number)
+        leaving, again = self._passes.failed(told.number)
+        for sequence in held:
+            if sequence.state is State.GONE:
+                self._leaving.free(sequence)
+        self._out.extend(again)
+        for sequence in leaving:
+            if sequence.state is State.RUNNING:
+                sequence.apply(Event.FAILED)
+                sequence.leaving = Why.FAILED
+            self._leaving.settled(sequence)
+
+    # From drafters.
+
+    def _blocks_came(self, told: BlocksCame, now: float) -> None:
+        rows = self._orders.answered(told.order)
+        if rows is None:
+            self.counts["block that came late"] += len(told.confidence)
+            return
+        sound = len(rows) == len(told.confidence) == len(told.watermarks)
+        reasons = told.why_empty or [""] * len(rows)
+        for place, sequence in enumerate(rows):
+            if sequence.state is not State.ORDERED or sequence.order != told.order:
+                self.counts["block of who left"] += 1
+            elif not sound:
+                self.counts["block that fits no order"] += 1
+                self._without_block(sequence, "invalid")
+            elif told.watermarks[place] != sequence.rows_sent:
+                start = min(max(told.watermarks[place], 0), sequence.rows_sent)
+                self._without_block(sequence, "rows missing")
+                feeding.resend(sequence, start, self._waits.inline_rows, self._ask)
+            else:
+                slots = sequence.terms.slots
+                sequence.block, sequence.why_empty = told.confidence[place][:slots], reasons[place]
+                sequence.apply(Event.BLOCK_CAME)
+
+    def _without_block(self, sequence: SequenceState, why: str) -> None:
+        sequence.left_empty(why)
+        sequence.apply(Event.BLOCK_LOST)
+
+    def _drafter_lost(self, told: DrafterLost, now: float) -> None:
+        for number, rows in self._orders.lost(told.drafter):
+            self._lose_blocks(number, rows, "drafter lost")
+        for sequence in self._live.values():
+            feeding.lost(sequence, told.drafter)
+        self._ask(DrafterEvent(told.drafter, told.why))
+
+    def _lose_blocks(self, number: int, rows: Sequence[SequenceState], why: str) -> None:
+        for sequence in rows:
+            if sequence.state is State.ORDERED and sequence.order == number:
+                self._without_block(sequence, why)
+
+    def _drafter_ready(self, told: DrafterReady, now: float) -> None:
+        sequence = self._find(told.sequence, told.epoch, "rows")
+        if sequence is not None and not feeding.came(sequence, told):
+            self.counts["rows of no use"] += 1
+
+    def _tick(self, told: Tick | None, now: float) -> None:
+        for number, drafter, rows in self._orders.late(now):
+            self._lose_blocks(number, rows, "late")
+            self._ask(DrafterEvent(drafter, "late"))
+        for drafter in self._orders.silent(now):
+            self._drafter_lost(DrafterLost(drafter, "silent"), now)
+
+    # Rounds.
+
+    def _go_on(self, now: float) -> None:
+        """Whoever may begin a round does, and cohorts that are complete are judged."""
+        again = True
+        while again:
+            self._leaving.given_back, self._patient_until = False, None
+            self._step(now)
+            for cohort in range(self.plan.cohorts):
+                self._begin(cohort, now)
+            again = self._leaving.given_back  # whoever starved can ask again
+
+    def _step(self, now: float) -> None:
+        plan, asked = self.plan, dict[int, list[tuple[SequenceState, Terms]]]()
+        for sequence in self._live.values():
+            if sequence.state not in BETWEEN or sequence.starved:
+                continue
+            if sequence.full or sequence.ahead > plan.window or plan.paused(sequence.number):
+                if sequence.state is State.IDLE:
+                    sequence.apply(Event.HELD_BACK)
+                    sequence.held_at = now
+                continue
+            if sequence.state is State.HELD:
+                sequence.apply(Event.LET_GO_ON)
+            feeding.take_over(sequence, self._waits.inline_rows, self._ask)
+            terms = plan.terms_of(sequence.number)
+            why = self._why_plain(sequence, terms)
+            if why:
+                sequence.left_empty(why)
+                sequence.apply(Event.LEFT_PLAIN)
+            else:
+                asked.setdefault(sequence.drafter, []).append((sequence, terms))
+        until = now + self._waits.order_s(plan.draft_s)
+        for drafter, rows in asked.items():
+            self._ask(self._orders.send(drafter, rows, until))
+
+    def _why_plain(self, sequence: SequenceState, terms: Terms) -> str:
+        """Why no block is asked for, or nothing."""
+        if sequence.ordered_len == sequence.committed_len:
+            return sequence.why_empty or "anchor used"
+        if terms.kind is PlanKind.OFF or terms.slots < 1:
+            return "off"
+        if sequence.room < 2:
+            return "last token"  # the target's own fills the answer
+        if not sequence.drafter:
+            return "rows missing" if sequence.feeding else "no drafter"
+        if self._orders.owes(sequence.drafter):
+            return "drafter late"
+        if sequence.committed_len - 1 - sequence.rows_sent > self._waits.inline_rows:
+            feeding.resend(sequence, sequence.rows_sent, self._waits.inline_rows, self._ask)
+            return "rows missing"
+        return ""
+
+    def _begin(self, cohort: int, now: float) -> None:
+        """Runs a pass of a cohort that has nobody to wait for: neither a block nor an acknowledgement."""
+        if self._passes.busy(cohort, self.plan.cohorts):
+            return
+        ready, until = [], now
+        for sequence in self._live.values():
+            if self.plan.cohort(sequence.number) != cohort:
+                continue
+            if sequence.state is State.READY:
+                ready.append(sequence)
+            elif sequence.state is State.ORDERED:
+                return
+            elif self._waits_for_acknowledgement(sequence):
+                until = max(until, sequence.held_at + self._waits.deadline_s)
+        if ready and until > now:
+            self._patient_until = min(until, self._patient_until or until)
+        elif ready:
+            run = self._passes.begin(cohort, ready, self._leaving.make_room)
+            if run is not None:
+                self._ask(run)
+
+    def _waits_for_acknowledgement(self, sequence: SequenceState) -> bool:
+        """Held by the window alone: soon one of its cohort again, and waited for as long as for a block."""
+        return sequence.state is State.HELD and not sequence.full and not self.plan.paused(sequence.number)
+
+    def _find(self, number: int, epoch: int, what: str) -> SequenceState | None:
+        sequence = self._live.get(number)
+        if sequence is None or sequence.epoch != epoch:
+            self.counts[f"{what} of who is gone"] += 1
+            return None
+        return sequence

@@ -1,0 +1,106 @@
+"""Orders that are out at drafters: their deadlines, what came back, what is still owed. Pure; time is passed in.
+
+Invariant R5: a deadline is fixed when its order is sent and depends on nothing that comes back, so that being late
+says nothing of a block. A drafter that owes a reply is asked nothing more until it came, so a hung one costs a single
+deadline; one that stays silent is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dspark.rounds.events import OrderRow, SendOrder
+from dspark.rounds.plan import Terms
+from dspark.rounds.state import Event, SequenceState
+
+SLACK = 3.0  # expected drafts after which one is late
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long, and for what, drafters are waited for."""
+
+    deadline_s: float = 0.5  # of an order, or SLACK times what the plan expects, if that is longer
+    patience_s: float = 5.0  # a drafter that owes a reply for longer is given up
+    inline_rows: int = 64  # feature rows that may travel with an order; more go over the bulk stream
+
+    def order_s(self, expected_s: float) -> float:
+        return max(self.deadline_s, SLACK * expected_s)
+
+
+@dataclass(slots=True)
+class _Order:
+    drafter: int
+    rows: Sequence[SequenceState]
+    until: float  # when it is late, or, once it is, when its drafter is given up
+
+
+class Orders:
+    """Of one verifier, to all its drafters."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._open: dict[int, _Order] = {}
+        self._owed: dict[int, _Order] = {}
+        self._last = 0
+
+    def owes(self, drafter: int) -> bool:
+        return any(order.drafter == drafter for order in self._owed.values())
+
+    def send(self, drafter: int, asked: Sequence[tuple[SequenceState, Terms]], until: float) -> SendOrder:
+        """One order for several sequences. Invariant R2: their terms are frozen here."""
+        self._last += 1
+        rows = []
+        for place, (sequence, terms) in enumerate(asked):
+            slots = min(terms.slots, sequence.room - 1)
+            sequence.order, sequence.row = self._last, place
+            sequence.terms = terms if slots == terms.slots else terms._replace(slots=slots)
+            sequence.ordered_len = sequence.committed_len
+            rows.append(
+                OrderRow(
+                    sequence.number,
+                    sequence.epoch,
+                    sequence.round,
+                    sequence.committed_len,
+                    sequence.anchor,
+                    slots,
+                    sequence.rows_sent,
+                )
+            )
+            sequence.rows_sent = sequence.committed_len - 1
+            sequence.apply(Event.ORDER_SENT)
+        self._open[self._last] = _Order(drafter, [sequence for sequence, _ in asked], until)
+        return SendOrder(self._last, drafter, rows)
+
+    def answered(self, number: int) -> Sequence[SequenceState] | None:
+        """The rows of an order that is answered in time; None for one that is not open any more."""
+        order = self._open.pop(number, None)
+        if order is None:
+            self._owed.pop(number, None)
+            return None
+        return order.rows
+
+    def late(self, now: float) -> list[tuple[int, int, Sequence[SequenceState]]]:
+        """(number, drafter, rows) of orders whose deadline has passed; their drafters owe a reply from now on."""
+        late = [(number, order) for number, order in self._open.items() if now >= order.until]
+        for number, order in late:
+            del self._open[number]
+            self._owed[number] = _Order(order.drafter, (), now + self._waits.patience_s)
+        return [(number, order.drafter, order.rows) for number, order in late]
+
+    def silent(self, now: float) -> set[int]:
+        """Drafters to give up."""
+        return {order.drafter for order in self._owed.values() if now >= order.until}
+
+    def lost(self, drafter: int) -> list[tuple[int, Sequence[SequenceState]]]:
+        """(number, rows) of the open orders of a drafter that is gone; it owes nothing any more."""
+        gone = [(number, order.rows) for number, order in self._open.items() if order.drafter == drafter]
+        for number, _ in gone:
+            del self._open[number]
+        self._owed = {number: order for number, order in self._owed.items() if order.drafter != drafter}
+        return gone
+
+    def next_at(self) -> float | None:
+        """When to look again, if nothing happens before."""
+        return min((order.until for order in (*self._open.values(), *self._owed.values())), default=None)

@@ -1,0 +1,115 @@
+"""Packed passes: whose turn it is, how much of each block is in, and what became of it. Pure.
+
+Invariant R3, no peeking: prefixes follow from frozen terms (`plan.prefixes`), and pages are asked for oldest first, so
+a prefix is cut to the pages there are, whatever its own total. Invariant R6: a verdict that was drawn is reported. When
+pages run out the youngest sequence settles; what a failed pass was to draw was not drawn, so its rows go again with the
+same prefixes and fewer beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dspark.rounds.events import PassRow, RunPass
+from dspark.rounds.plan import prefixes
+from dspark.rounds.state import Event, SequenceState, State
+
+
+class KVCache(Protocol):
+    """The verifier's cache, as rounds see it."""
+
+    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
+        """Makes room for an anchor, which stands at committed_len - 1, and as many of `slots` more tokens as there are
+        pages for: how many, or None when there is none for the anchor."""
+        ...
+
+    def free(self, sequence: int, epoch: int) -> None:
+        """Takes everything back. Never called while the sequence is in a pass."""
+        ...
+
+
+class MakesRoom(Protocol):
+    def __call__(self, sequence: SequenceState) -> bool:
+        """Lets the youngest go, for a sequence that found no page: whether to ask again at once."""
+        ...
+
+
+@dataclass(slots=True)
+class _Pass:
+    cohort: int
+    rows: Sequence[SequenceState]
+
+
+class Passes:
+    """Passes that are asked for and not ended: one of each cohort, or, once one failed, its parts."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._running: dict[int, _Pass] = {}
+        self._last = 0
+
+    def busy(self, cohort: int, cohorts: int) -> bool:
+        """Whether a cohort has to wait for a pass to end. With two, one is queued while the other is run."""
+        if cohorts == 1:
+            return bool(self._running)
+        return any(each.cohort == cohort for each in self._running.values())
+
+    def begin(self, cohort: int, ready: Sequence[SequenceState], make_room: MakesRoom) -> RunPass | None:
+        """Fixes the prefixes of these sequences, and what is run; None when nobody found a page."""
+        rows = sorted(ready, key=lambda sequence: sequence.number)
+        wanted = prefixes([each.block for each in rows], [each.terms for each in rows])
+        taken = []
+        for sequence, slots in zip(rows, wanted, strict=True):
+            if self._pages(sequence, slots, make_room):
+                taken.append(sequence)
+        taken = [sequence for sequence in taken if sequence.state is State.READY]  # the youngest may have made room
+        return self._run(cohort, taken) if taken else None
+
+    def _pages(self, sequence: SequenceState, slots: int, make_room: MakesRoom) -> bool:
+        while sequence.state is State.READY:
+            given = self._cache.grow(sequence.number, sequence.epoch, sequence.committed_len, slots)
+            if given is not None:
+                sequence.prefix = given
+                return True
+            if not make_room(sequence):
+                break
+        return False
+
+    def _run(self, cohort: int, rows: Sequence[SequenceState]) -> RunPass:
+        self._last += 1
+        self._running[self._last] = _Pass(cohort, rows)
+        asked = []
+        for each in rows:
+            each.apply(Event.PASS_BEGAN)
+            asked.append(
+                PassRow(each.number, each.epoch, each.round, each.committed_len, each.order, each.row, each.prefix)
+            )
+        return RunPass(self._last, asked)
+
+    def rows(self, number: int) -> Sequence[SequenceState]:
+        """Of a pass that has not ended, in their order."""
+        return self._running[number].rows
+
+    def hold(self, sequence: SequenceState) -> bool:
+        """Whether a pass that has not ended holds it."""
+        return any(sequence in each.rows for each in self._running.values())
+
+    def ended(self, number: int) -> Sequence[SequenceState]:
+        """The rows of a pass, in their order."""
+        return self._running.pop(number).rows
+
+    def failed(self, number: int) -> tuple[list[SequenceState], list[RunPass]]:
+        """(who goes no further, the passes that are tried instead). Whoever was alone in it goes no further, nor does
+        whoever was to leave after it."""
+        failed = self._running.pop(number)
+        if len(failed.rows) == 1:
+            return [each for each in failed.rows if each.state is not State.GONE], []
+        staying = [each for each in failed.rows if each.state is State.RUNNING]
+        for each in staying:
+            each.apply(Event.PASS_FAILED)
+        middle = (len(staying) + 1) // 2 if len(staying) == len(failed.rows) else len(staying)
+        halves = [half for half in (staying[:middle], staying[middle:]) if half]
+        leaving = [each for each in failed.rows if each.state is State.SETTLING]
+        return leaving, [self._run(failed.cohort, half) for half in halves]

@@ -1,0 +1,170 @@
+"""One sequence at the verifier: its states and events as a table, and what is known of it between them.
+
+An event that the table does not list is an error, never a guess. Invariant 1, one cursor: `epoch`, `round` and
+`committed_len` change here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from dspark.rounds.bounds import kept
+from dspark.rounds.events import Why
+from dspark.rounds.plan import PLAIN, Terms
+
+
+class State(enum.Enum):
+    PREFILL = "prefill"  # its prompt is on its way in
+    IDLE = "idle"  # between rounds
+    ORDERED = "ordered"  # a drafter was asked for its block
+    READY = "ready"  # its block is here, or stays empty
+    RUNNING = "running"  # its prefix is fixed and in a pass
+    HELD = "held"  # too far ahead, paused, or its answer is full
+    SETTLING = "settling"  # leaves as soon as what is being drawn has been reported
+    GONE = "gone"
+
+    __hash__ = object.__hash__  # members are singletons; the default hashes names, in Python
+
+
+class Event(enum.Enum):
+    PREFILLED = "prefilled"
+    REFUSED = "refused by the engine"  # its prompt found no pages, or was called back
+    HELD_BACK = "held back"
+    LET_GO_ON = "let go on"  # by an acknowledgement or a plan
+    ORDER_SENT = "ordered"
+    LEFT_PLAIN = "left without a draft"
+    BLOCK_CAME = "given its block"
+    BLOCK_LOST = "left without its block"  # late, lost, or by another incarnation
+    PASS_BEGAN = "put into a pass"
+    STARVED = "out of pages"
+    JUDGED = "judged"
+    PASS_FAILED = "in a pass that failed"  # it goes again with fewer beside it
+    FAILED = "in a pass of its own that failed"
+    SETTLE = "told to settle"
+    SETTLED = "settled"
+    DROPPED = "dropped"
+
+    __hash__ = object.__hash__
+
+
+S, E = State, Event
+NEXT: dict[tuple[State, Event], State] = {
+    (S.PREFILL, E.PREFILLED): S.IDLE,
+    (S.PREFILL, E.REFUSED): S.GONE,
+    (S.PREFILL, E.SETTLE): S.SETTLING,  # the engine says whether its first token is drawn already
+    (S.IDLE, E.HELD_BACK): S.HELD,
+    (S.IDLE, E.LEFT_PLAIN): S.READY,
+    (S.IDLE, E.ORDER_SENT): S.ORDERED,
+    (S.IDLE, E.SETTLE): S.GONE,  # all its reports are out
+    (S.ORDERED, E.BLOCK_CAME): S.READY,
+    (S.ORDERED, E.BLOCK_LOST): S.READY,
+    (S.ORDERED, E.SETTLE): S.GONE,
+    (S.READY, E.PASS_BEGAN): S.RUNNING,
+    (S.READY, E.STARVED): S.IDLE,
+    (S.READY, E.SETTLE): S.GONE,
+    (S.RUNNING, E.JUDGED): S.IDLE,
+    (S.RUNNING, E.PASS_FAILED): S.READY,
+    (S.RUNNING, E.FAILED): S.SETTLING,
+    (S.RUNNING, E.SETTLE): S.SETTLING,
+    (S.HELD, E.LET_GO_ON): S.IDLE,
+    (S.HELD, E.SETTLE): S.GONE,
+    (S.SETTLING, E.PREFILLED): S.SETTLING,
+    (S.SETTLING, E.JUDGED): S.SETTLING,
+    (S.SETTLING, E.SETTLED): S.GONE,  # what was being drawn is reported, or was never drawn
+    **{(state, E.DROPPED): S.GONE for state in S if state is not S.GONE},
+}
+
+
+class UnlistedEvent(RuntimeError):
+    """A bug: an event arrived in a state that does not know it."""
+
+
+class SequenceState:
+    """Where one sequence stands at its verifier."""
+
+    __slots__ = (
+        "_stop_ids",
+        "acked",
+        "anchor",
+        "block",
+        "committed_len",
+        "drafter",
+        "epoch",
+        "feeding",
+        "full",
+        "held_at",
+        "leaving",
+        "number",
+        "order",
+        "ordered_len",
+        "prefix",
+        "ready",
+        "room",
+        "round",
+        "row",
+        "rows_sent",
+        "starved",
+        "state",
+        "terms",
+        "why_empty",
+    )
+
+    def __init__(self, number: int, epoch: int, prompt_len: int, room: int, stop_ids: frozenset[int]) -> None:
+        self.number, self.epoch = number, epoch
+        self.state = State.PREFILL
+        self.round = 0  # rounds reported in this epoch, the prefill included
+        self.acked = 0  # of those, rounds acknowledged
+        self.committed_len = prompt_len  # with the anchor, once there is one
+        self.anchor = -1
+        self.room = room  # tokens the answer may still grow by
+        self.full = False  # a stop token or the length ended it
+        self.held_at = 0.0  # when it was last held
+        self._stop_ids = stop_ids
+        self.drafter = 0  # who holds its context; 0: nobody
+        self.rows_sent = 0  # feature rows that drafter has, without a gap
+        self.feeding = 0  # who is being sent its context
+        self.ready: tuple[int, int] | None = None  # (drafter, rows) that came in full, taken over between rounds
+        self.ordered_len = -1  # `committed_len` of the last round that asked for a block, or might have
+        self.starved = False  # waits for somebody to give back pages
+        self.leaving: Why | None = None  # why it settles, if the coordinator did not ask for it
+        self._next_round()
+
+    def _next_round(self) -> None:
+        self.order, self.row = 0, 0  # the open order and its place in it
+        self.terms: Terms = PLAIN  # frozen when the order is sent
+        self.block: Sequence[float] = ()  # confidences of the drafted slots that may count
+        self.why_empty = ""
+        self.prefix = 0
+
+    def apply(self, event: Event) -> None:
+        """Moves on."""
+        try:
+            self.state = NEXT[self.state, event]
+        except KeyError:
+            raise UnlistedEvent(f"sequence {self.number} is {self.state.value} and was {event.value}") from None
+
+    def lists(self, event: Event) -> bool:
+        """Whether its state knows this event."""
+        return (self.state, event) in NEXT
+
+    @property
+    def ahead(self) -> int:
+        """Rounds reported less rounds acknowledged."""
+        return self.round - self.acked
+
+    def left_empty(self, why: str) -> None:
+        """Its block is empty. An empty block is an ordinary block, and uses up the anchor as any other."""
+        self.why_empty, self.ordered_len = why, self.committed_len
+        self.block, self.order, self.row = (), 0, 0
+
+    def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Moves the cursor over what a round or the prefill drew; what lies behind the end was never said."""
+        count, self.full = kept(tokens, self.room, self._stop_ids)
+        said = tuple(tokens[:count])
+        self.committed_len += count
+        self.room -= count
+        self.anchor = said[-1] if said else self.anchor
+        self.round += 1
+        self._next_round()
+        return said

@@ -1,0 +1,213 @@
+"""A worker process of either pool, from configuration to SERVING and back, and what its services share.
+
+A room brings its engine, its servicers and what has to be closed with them; everything else is the same for both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from dspark.errors import ConfigError
+from dspark.pages import Held
+from dspark.runtime.cost_store import Curve
+from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.draining import Draining, emptied
+from dspark.runtime.identity import model_name, new_incarnation
+from dspark.runtime.listeners import check_listeners
+from dspark.runtime.metrics_server import MetricsServer, serve_metrics
+from dspark.runtime.security import Security
+from dspark.runtime.server import GrpcServer
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Refusal, RefusalReason
+from dspark.wire import codec
+
+
+class Engine(Protocol):
+    """What every engine of a worker has. Methods run on the thread that owns the device."""
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def device(self) -> object: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def held(self) -> Held: ...
+
+    def release(self, sequence: int, epoch: int) -> bool: ...
+
+    def release_owner(self, owner: int) -> int: ...
+
+
+E = TypeVar("E", bound=Engine)
+
+
+@dataclass
+class Worker(Generic[E]):
+    """What the services of one worker share. role: verify or draft."""
+
+    role: str
+    engine: E
+    device: DeviceWorker
+    metrics: Metrics
+    security: Security = field(default_factory=Security)
+    cost: Curve | None = None
+    incarnation: int = field(default_factory=new_incarnation)
+    draining: Draining = field(default_factory=Draining)
+    metrics_port: int = 0  # known once it listens
+
+    def described(self) -> dict[str, Any]:
+        """The fields that the descriptions of both roles have, the load aside."""
+        cost = self.cost
+        return {
+            "incarnation": self.incarnation,
+            "pid": os.getpid(),
+            "fingerprint": self.engine.fingerprint,
+            "page_size": self.engine.config.page_size,
+            "device": str(self.engine.device),
+            "dtype": self.engine.dtype,
+            "cost": codec.write_cost(
+                cost.tokens,
+                cost.contexts,
+                cost.seconds,
+                cost.source,
+                sequence_seconds=cost.sequence_seconds,
+                tokens_per_sequence=cost.tokens_per_sequence,
+                borrowed=cost.borrowed,
+            )
+            if cost
+            else None,
+            "draining": self.draining.is_set(),
+            "metrics_port": self.metrics_port,
+            "warm": self.metrics.value("forward_seconds_count", kind=self.role) > 0,
+        }
+
+    def note_load(self) -> None:
+        """What is held, to the metrics."""
+        held = self.engine.held
+        self.metrics.note_load(held.sequences, held.pages_held, held.pages_total)
+
+    def refused(self, reason: RefusalReason, message: str = "") -> Refusal:
+        """The refusal, counted."""
+        self.metrics.refusals.labels(reason=reason.name.lower()).inc()
+        return Refusal(reason, message)
+
+
+class Servicer(NamedTuple):
+    """As `GrpcServer.add` takes it."""
+
+    register: Callable[[Any, Any], None]
+    servicer: object
+    name: str
+    readers: Mapping[str, Callable[[bytes], Any]]
+
+
+class Services(NamedTuple):
+    """What a room makes of a worker: its servicers, and what ends behind the last call."""
+
+    servicers: Sequence[Servicer]
+    close: Callable[[], Awaitable[None]]
+
+
+@dataclass
+class WorkerProcess(Generic[E]):
+    """A serving worker."""
+
+    endpoint: str
+    worker: Worker[E]
+    _server: GrpcServer = field(repr=False)
+    _services: Services = field(repr=False)
+    _metrics_server: MetricsServer | None = field(repr=False)
+
+    @property
+    def engine(self) -> E:
+        return self.worker.engine
+
+    @property
+    def incarnation(self) -> int:
+        return self.worker.incarnation
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.worker.metrics
+
+    @property
+    def metrics_port(self) -> int | None:
+        """None where `/metrics` is off."""
+        return self.worker.metrics_port or None
+
+    @property
+    def _device(self) -> DeviceWorker:
+        return self.worker.device
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Takes no new sequences, lets running calls end within the grace, frees everything."""
+        await self._server.set_serving(False)
+        self._device.on_health = lambda healthy: None  # it serves no more, however well it is
+        self.worker.draining.begin(grace_s)
+        # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
+        await emptied(self._device, lambda: self.engine.held.sequences, grace_s)
+        await self._server.drain(min(grace_s, 0.2))
+        await self._services.close()
+        self._device.close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+            self._metrics_server = None
+
+
+async def start_worker(
+    role: str,
+    config: Any,
+    *,
+    name: str,
+    model: str,
+    load: Callable[[], tuple[E, Curve | None]],
+    services: Callable[[Worker[E]], Services],
+) -> WorkerProcess[E]:
+    """Serves what `load` gives, which runs on the device's thread: it may take minutes."""
+    security = Security.of(config)
+    check_listeners(security.listeners(role, config))
+    shown = model_name(model or config.engine, config.served_model)
+    metrics = Metrics(cell=config.cell, model_name=lambda: shown)
+    device = DeviceWorker(name)
+    metrics_server = None
+    try:
+        engine, cost = await device.run(load)
+        worker = Worker(role, engine, device, metrics, security, cost)
+        made = services(worker)
+        server = GrpcServer(bind=config.bind, security=security)
+        for each in made.servicers:
+            server.add(*each)
+        port = await server.start()
+        metrics.pages_total.set(engine.held.pages_total)
+        if config.metrics_port is not None:
+            metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
+            worker.metrics_port = metrics_server.port
+        await server.set_serving(True)
+        device.on_health = server.say_serving
+    except BaseException:
+        device.close()
+        raise
+    return WorkerProcess(server.endpoint(port), worker, server, made, metrics_server)
+
+
+def check_worker(role: str, config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Refuses an engine that is none, and numbers out of their bounds, by name."""
+    if config.engine not in ("real", "synthetic"):
+        raise ConfigError(f"{role}.engine: {config.engine!r} is not real or synthetic")
+    if config.engine == "synthetic" and not config.synthetic:
+        raise ConfigError(f"{role}.synthetic: required with the synthetic engine and not given")
+    if config.engine == "real" and config.synthetic:
+        raise ConfigError(f"{role}.synthetic: of use with `engine: synthetic` only")
+    for key, (least, most) in bounds.items():
+        if not least <= getattr(config, key) <= most:
+            raise ConfigError(f"{role}.{key}: {getattr(config, key)} is not in {least}..{most}")

@@ -1,0 +1,33 @@
+"""The pair that comes with the project: a target by name, and its drafter's folder in a checkout or an installation."""
+
+from __future__ import annotations
+
+import os
+import site
+import sysconfig
+from pathlib import Path
+
+from dspark.errors import ConfigError
+
+TARGET = "smollm2"
+DRAFTER = "smollm2-dspark"
+_INSTALLED = Path("share") / "dspark" / DRAFTER  # below what an installation keeps its data files in
+
+
+def places() -> list[Path]:
+    """Where the drafter's folder may be: in a checkout, else beside an installation's data files."""
+    bases = [Path(sysconfig.get_path("data"))]
+    if site.ENABLE_USER_SITE:
+        bases.append(Path(sysconfig.get_path("data", f"{os.name}_user")))
+    return [Path(__file__).resolve().parents[1] / "models" / DRAFTER, *(base / _INSTALLED for base in bases)]
+
+
+def drafter() -> Path:
+    """The folder of the drafter. Raises ConfigError."""
+    for place in places():
+        if (place / "config.json").is_file():
+            return place
+    raise ConfigError(
+        f"the drafter that ships with the project is not there ({', '.join(map(str, places()))}); "
+        "say --target PATH_OR_ID --drafter PATH_OR_ID"
+    )

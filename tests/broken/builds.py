@@ -1,0 +1,91 @@
+"""The builds, one line each. Most are wrong in a way that leaves answers looking right."""
+
+from __future__ import annotations
+
+from tests.broken.planting import Build
+
+BUILDS = (
+    Build(
+        "wrong ids at re-prefill", "1", "kill", "coordinator/lanes/lane.py",
+        "            track.answer.log.ids(),\n",
+        "            track.answer.log.ids()[:1] + (3,) * (cursor.committed_len - 1)"
+        " if cursor.epoch else track.answer.log.ids(),\n",
+    ),
+    Build(
+        "an epoch kept at failover", "1", "kill", "coordinator/lanes/sequence.py",
+        "            self.epoch += 1\n", "            self.epoch += event is not Event.ORPHANED\n",
+    ),
+    Build(
+        "q sent that was not sampled from", "2", "rules", "dspark/decoding/sampling.py",
+        "draw(probs.double(), u).unsqueeze(-1)", "draw(probs.double().sqrt(), u).unsqueeze(-1)",
+    ),
+    Build(
+        "the bonus token drawn from p, not from what is left of it", "2", "rules", "dspark/decoding/ratio.py",
+        "law = residual(last, slots.dense(rejected, last))", "law = last",
+    ),
+    Build(
+        "the same coins in every epoch", "2", "kill", "dspark/decoding/ratio.py",
+        "int(case.law.rule), case.cursor.epoch, ", "int(case.law.rule), 0, ",
+    ),
+    Build(
+        "a preempted answer begins from its prompt", "10", "preempt", "coordinator/answers/commit_log.py",
+        "        return tuple(self._ids)\n",
+        "        return tuple(self._ids[: self.prompt_len] + self._ids[: len(self._ids) - self.prompt_len])\n",
+    ),
+    Build(
+        "a draft kept unseen", "11", "lying drafter", "dspark/decoding/acceptance.py",
+        "            if token != top[row + accepted]:\n", "            if accepted and token != top[row + accepted]:\n",
+    ),
+    Build(
+        "rows shifted by a position", "12", "drafters gone", "verify_service/feature_push.py",
+        "start_position=run.start + first,", "start_position=run.start + first + (first == 0 and run.start > 0),",
+    ),
+    Build(
+        "a resend that skips a page", "12", "drafters gone", "verify_service/engine.py",
+        "            self._holdings.rows(state, start, stop)\n",
+        "            self._holdings.rows(state, min(start + self.config.page_size, stop), stop)\n",
+    ),
+    Build(
+        "a verdict applied twice", "15", "rules", "coordinator/lanes/settling.py",
+        "            (*turn.block.token_ids[: verdict.accepted], verdict.next_token),\n",
+        "            (*turn.block.token_ids[: verdict.accepted], verdict.next_token) * 2,\n",
+    ),
+    Build(
+        "a repeated batch shown twice", "15", "batches", "coordinator/frontend/link.py",
+        "        if not self._in_order.takes(batch.number):\n",
+        "        if self._in_order.takes(batch.number) is None:\n",
+    ),
+    Build(
+        "a release that is forgotten", "17", "leave", "coordinator/lanes/lane.py",
+        "            self.verifier.release(track.sequence.cursor)\n", "            pass\n",
+    ),
+    Build(
+        "another prefix's page", "20", "prefixes", "verify_service/prefix_cache.py",
+        "blake2b(name + ids[first : first + size].tobytes()", "blake2b(ids[first : first + size].tobytes()",
+    ),
+    Build(
+        "a page kept whose last slot is empty", "20", "prefixes", "verify_service/holdings.py",
+        "state.token_ids[: state.cached], state.salt", "state.token_ids[: state.cached + 1], state.salt",
+    ),
+    Build(
+        "a journal that loses a commit", "21", "journal", "coordinator/cells/journal.py",
+        "        commits, self._commits = self._commits, []\n",
+        "        commits, self._commits = self._commits[1:], []\n",
+    ),
+    Build(
+        "an epoch kept at a resume", "21", "journal", "coordinator/cells/local_cell.py",
+        "epoch=said.epoch + 1 if said is not None else 0", "epoch=said.epoch if said is not None else 0",
+    ),
+    Build(
+        "a seed that changes at failover", "21", "journal", "coordinator/cells/resumption.py",
+        "seed=entry.seed))", "seed=request.law.seed))",
+    ),
+    Build(
+        "a first token shown before the log has it", "21", "first token", "coordinator/lanes/settling.py",
+        "        self._show(track, piece, at)\n        self._write()\n", "        self._show(track, piece, at)\n",
+    ),
+    Build(
+        "another tenant's page", "27", "tenants", "verify_service/prefix_cache.py",
+        "hashlib.blake2b(salt.encode(), digest_size=16)", "hashlib.blake2b(b\"\", digest_size=16)",
+    ),
+)  # fmt: skip

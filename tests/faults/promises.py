@@ -1,0 +1,285 @@
+"""Short stories, one a promise: each hurts a cell of the real tiny pair in simulated time and tells what was not kept.
+
+Rows run them many times and larger; `tests/broken` runs each against a build that breaks its promise. A story is drawn
+from a seed and made of requests under all laws: greedy, `coupled`, and the ratio rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from dspark.client.request import Sampling, write_request
+from dspark.wire.v1 import generate_pb2_grpc
+from faults import pair
+from faults.plan import Action, Plan, once
+from faults.simulated import Answer, SimulatedCell, simulate
+
+TOKENS = 28
+POLICIES = ("fixed:4", "greedy", "fixed:2", "async")
+PATIENT = {"max_handovers": 1000, "flap_limit": 0}
+
+
+def judged(cell: SimulatedCell, answers: Sequence[Answer]) -> list[str]:
+    """What is wrong with answers that should all have ended in good order, with what lies behind them, and with what
+    is still held now."""
+    tape = cell.tape
+    assert tape is not None
+    found = [f"failed: {answer.error}" for answer in answers if answer.error is not None]
+    found += filter(None, (tape.problem(answer.prompt, answer.ids) for answer in answers))
+    found += tape.problems
+    found += filter(None, [tape.rows_problem([answer.prompt + answer.ids for answer in answers])])
+    return found
+
+
+async def freed(cell: SimulatedCell) -> list[str]:
+    try:
+        await cell.until(lambda: not cell.left_over(), within_s=20.0)
+    except AssertionError:
+        return [f"held for nobody: {cell.left_over()}"]
+    return []
+
+
+def asking(cell: SimulatedCell, draw: random.Random, count: int = 8, **more: Any) -> list[asyncio.Task[Answer]]:
+    """So many requests, by turns under each law."""
+    first = draw.randrange(32)
+    return [
+        asyncio.create_task(
+            cell.ask(
+                pair.prompt(first + number, draw.choice([9, 17, 30])),
+                **{"max_tokens": TOKENS, "policy": POLICIES[number // 4 % 4], **pair.LAWS[number % 4], **more},
+            )
+        )
+        for number in range(count)
+    ]
+
+
+async def _kill(cell: SimulatedCell, draw: random.Random) -> list[str]:
+    asked = asking(cell, draw)
+    await cell.after(draw.uniform(0.02, 0.12))
+    cell.kill(lost := cell.holder())
+    await cell.after(draw.choice([0.0, 0.2]))
+    await cell.restart(lost)
+    answers = await asyncio.gather(*asked)
+    await cell.connected(4)
+    return judged(cell, answers) + await freed(cell)
+
+
+async def _preempt(cell: SimulatedCell, draw: random.Random) -> list[str]:
+    asked = asking(cell, draw)
+    for _ in range(5):
+        await cell.after(draw.uniform(0.01, 0.05))
+        for lane in cell.processes["coordinator/0"].membership.lanes:
+            lane._make_room()  # what an OUT_OF_PAGES does, at any step
+    return judged(cell, await asyncio.gather(*asked)) + await freed(cell)
+
+
+async def _drafters_gone(cell: SimulatedCell, draw: random.Random) -> list[str]:
+    """Two drafters die, one after the other, and come back: rows are sent again, and drafts come back."""
+    asked = asking(cell, draw, max_tokens=60, policy="fixed:4")
+    await cell.after(0.06)
+    cell.kill("draft/0")
+    await cell.after(draw.uniform(0.01, 0.04))
+    cell.kill("draft/1")
+    await cell.after(0.02)
+    before = cell.metric("spec_decode_num_drafts_total")
+    prefills = cell.metric("prefills_total")
+    await cell.restart("draft/0")
+    answers = await asyncio.gather(*asked)
+    found = judged(cell, answers)
+    if cell.metric("prefills_total") > prefills:
+        found.append("a lost drafter cost a prefill")
+    if cell.metric("spec_decode_num_drafts_total") <= before:
+        found.append("drafts do not come back")
+    return found + await freed(cell)
+
+
+async def _leave(cell: SimulatedCell, draw: random.Random) -> list[str]:
+    asked = asking(cell, draw, max_tokens=200)
+    for task in asked:
+        await cell.after(draw.uniform(0.0, 0.02))
+        task.cancel()
+    await asyncio.wait(asked)
+    return await freed(cell)
+
+
+async def _prefixes(cell: SimulatedCell, draw: random.Random) -> list[str]:
+    """Talks of several turns that end at the edge of a page, and prompts that share pages behind different ones."""
+    page, answers = 16, []
+    first = draw.randrange(32)
+    for number, count in enumerate((page - 1, page, page + 1)):
+        asked = pair.prompt(first + number, 2 * page)
+        answers.append(await cell.ask(asked, max_tokens=count))
+        answers.append(await cell.ask([*asked, *answers[-1].ids, 9, 5, 9], max_tokens=8))
+    a, b, x, y = (pair.prompt(first + 7 + number, page) for number in range(4))
+    for asked in ([*b, *y, 5], [*a, *x, 5], [*b, *x, 5]):
+        answers.append(await cell.ask(asked, max_tokens=8))
+    found = judged(cell, answers)
+    if not cell.metric("prefix_cache_hits_total", "verify/0"):
+        found.append("no page was found again")
+    return found + await freed(cell)
+
+
+async def _rules(cell: SimulatedCell, draw: random.Random) -> list[str]:
+    first = draw.randrange(32)
+    laws = [law for law in pair.LAWS if law.get("rule") in ("token", "block")]
+    asked = [
+        cell.ask(pair.prompt(first + number, 20), max_tokens=48, policy="fixed:5", **laws[number % 2])
+        for number in range(8)
+    ]
+    return judged(cell, await asyncio.gather(*asked))
+
+
+async def _tenants(cell: SimulatedCell, draw: random.Random) -> list[str]:
+    """The second tenant says what the first one said, and so does the first one again."""
+    asked = pair.prompt(draw.randrange(32), 40)
+    said = [await cell.ask(asked, max_tokens=8, token=token(tenant)) for tenant in ("ann", "bob", "ann")]
+    cached = [answer.end.usage.cached_tokens if answer.end is not None else -1 for answer in said]
+    if cached[1]:
+        return [f"{cached[1]} tokens of another tenant's prompt were found"]
+    return [] if cached[2] else [f"one's own prompt was not found: {cached}"]
+
+
+def token(tenant: str) -> str:
+    return f"token-of-tenant-{tenant}"
+
+
+class Journal:
+    """The coordinator dies and starts again from what its journal held at that moment."""
+
+    def __init__(self, folder: Path, *, at_first: bool = False) -> None:
+        self._folder, self._at_first = folder, at_first
+        self._lives = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"coordinator": {"journal": str(self._journal), **PATIENT}}
+
+    @property
+    def _journal(self) -> Path:
+        return self._folder / f"life-{self._lives}"
+
+    async def kill(self, cell: SimulatedCell) -> None:
+        before = self._journal
+        self._lives += 1
+        shutil.copytree(before, self._journal)  # what was with the operating system
+        cell.kill("coordinator/0")
+        cell.give("coordinator", journal=str(self._journal))
+        await cell.after(0.05)
+        await cell.restart("coordinator/0")
+
+    async def story(self, cell: SimulatedCell, draw: random.Random) -> list[str]:
+        """Ratio rules and `coupled` without a seed of the client's: nothing can be computed again."""
+        first, answers = draw.randrange(32), list[Answer]()
+        asked = []
+        for number in range(1 if self._at_first else 6):
+            answers.append(Answer())
+            law = pair.LAWS[3 - number % 3]
+            work = cell.ask(
+                pair.prompt(first + number, 20), into=answers[-1], max_tokens=TOKENS, policy="fixed:3",
+                resume_s=60.0, request_id=f"mine-{number}", **law,
+            )  # fmt: skip
+            asked.append(asyncio.create_task(work))
+        if self._at_first:
+            await cell.until(lambda: bool(answers[0].ids), each_s=0.0001)
+        else:
+            await cell.after(draw.uniform(0.04, 0.12))
+        shown = [list(answer.ids) for answer in answers]
+        await self.kill(cell)
+        await asyncio.gather(*asked)
+        found = judged(cell, answers)
+        for answer, before in zip(answers, shown, strict=True):
+            if answer.ids[: len(before)] != before:
+                found.append("what was shown has changed")
+        for number, answer in enumerate(answers):  # who asks for all of it again is told the same
+            law = pair.LAWS[3 - number % 3]
+            options = Sampling(max_tokens=TOKENS, policy="fixed:3", request_id=f"mine-{number}", ignore_eos=True, **law)
+            if await _told_again(cell, answer.prompt, options) != answer.ids:
+                found.append("told again it is another answer")
+        return found + await freed(cell)
+
+
+async def _told_again(cell: SimulatedCell, prompt: list[int], options: Sampling) -> list[int]:
+    request = write_request(prompt, options)
+    request.resume.offsets.append(0)
+    stub = generate_pb2_grpc.GenerationStub(grpc.aio.insecure_channel(cell.endpoint))
+    try:
+        return [token async for event in stub.Generate(request, timeout=60.0) for token in event.chunk.token_ids]
+    except grpc.aio.AioRpcError:
+        return []
+
+
+async def _batches(cell: SimulatedCell, draw: random.Random) -> list[str]:
+    """Through a front end of its own, one batch of commits comes twice."""
+    answer = await cell.ask(pair.prompt(draw.randrange(32), 12), max_tokens=30, at="frontend/0", timeout=20.0)
+    return judged(cell, [answer])
+
+
+def lied_to(seed: int, lie: str = "random ids") -> list[str]:
+    """Drafted ids are changed on their way; under rules that no draft can hurt nothing else changes."""
+    from faults.rows.r11_lying_drafter import LIES, lying
+
+    async def story(cell: SimulatedCell) -> list[str]:
+        first = random.Random(seed).randrange(32)
+        laws = (pair.GREEDY, pair.COUPLED)
+        asked = [cell.ask(pair.prompt(first + n, 20), max_tokens=40, policy="fixed:4", **laws[n % 2]) for n in range(6)]
+        return judged(cell, await asyncio.gather(*asked))
+
+    return simulate(story, plan=lying(LIES[lie]), seed=seed)
+
+
+Story = Callable[[SimulatedCell, random.Random], Awaitable[list[str]]]
+
+
+def _told(story: Story, name: str, **settings: Any) -> Callable[[int], list[str]]:
+    def run(seed: int) -> list[str]:
+        draw = random.Random(f"{name}/{seed}")
+        return simulate(lambda cell: story(cell, draw), seed=seed, **settings)
+
+    return run
+
+
+def _journal(at_first: bool) -> Callable[[int], list[str]]:
+    def run(seed: int) -> list[str]:
+        with tempfile.TemporaryDirectory(prefix="dspark-journal-") as folder:
+            journal = Journal(Path(folder), at_first=at_first)
+            return _told(journal.story, "journal", **journal.settings)(seed)
+
+    return run
+
+
+def _of_tenants(seed: int) -> list[str]:
+    with tempfile.TemporaryDirectory(prefix="dspark-tenants-") as folder:
+        worker, clients = Path(folder) / "worker", Path(folder) / "clients"
+        worker.write_text("worker-token-of-this-cell")
+        clients.write_text("".join(f"{tenant} {token(tenant)}\n" for tenant in ("ann", "bob")))
+        keys = {"token_file": str(worker)}
+        return _told(
+            _tenants, "tenants", coordinator={"client_token_file": str(clients), **keys}, verify=keys, draft=keys
+        )(seed)
+
+
+def _twice(seed: int) -> list[str]:
+    return _told(_batches, "batches", frontends=1, plan=Plan(once("CellBatch", Action.TWICE, at=3 + seed % 3)))(seed)
+
+
+PROMISES: dict[str, Callable[[int], list[str]]] = {
+    "kill": _told(_kill, "kill", verifiers=2, drafters=2, coordinator=PATIENT),
+    "preempt": _told(_preempt, "preempt", coordinator=PATIENT),
+    "drafters gone": _told(_drafters_gone, "gone", drafters=2, seconds={"judge_cohort": 0.05}),
+    "leave": _told(_leave, "leave"),
+    "prefixes": _told(_prefixes, "prefixes"),
+    "rules": _told(_rules, "rules"),
+    "tenants": _of_tenants,
+    "journal": _journal(at_first=False),
+    "first token": _journal(at_first=True),
+    "batches": _twice,
+    "lying drafter": lied_to,
+}

@@ -1,0 +1,81 @@
+"""Row 5: SIGSTOP. A hung verifier is let go and its sequences go on elsewhere; a hung drafter costs its drafts.
+
+`verifier_s` is the silence of the streams around a stop, until their first token from elsewhere. Then the process goes
+on (its late words must change nothing) and is taken in again. In the end every processor is kept busy for a while, and
+nobody may be let go for being slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+
+from benchmarks.row import Row, note
+from faults.processes import FaultCell
+from faults.rows.program import arguments, quantile
+from faults.streams import PATIENT, Stream, asking, judged, until, wave, whole
+from faults.synthetic_cell import counter
+
+STREAMS, TOKENS = 6, 300
+BAR_S = 3.5  # with a prefill
+STOPPED_S = 6.0
+STOPS, LONG_STOPS = 4, 20
+BUSY_S, LONG_BUSY_S = 6.0, 3600.0
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    stops, busy_s = (LONG_STOPS, LONG_BUSY_S) if args.long else (STOPS, BUSY_S)
+    silences: dict[str, list[float]] = {"verify": [], "draft": []}
+    with FaultCell(verifiers=2, drafters=2, coordinator=PATIENT) as cell:
+        streams = asyncio.run(_stop(cell, stops, silences))
+        before = counter(cell, "dspark_worker_losses_total")
+        streams += asyncio.run(_busy(cell, busy_s))
+        false = counter(cell, "dspark_worker_losses_total") - before
+    verifier_s = quantile(silences["verify"], 0.99)
+    value = {"stops": stops, **judged(streams), "busy_s": busy_s, "let_go_under_load": false}
+    value |= {"verifier_p99_s": round(verifier_s, 2), "drafter_p99_s": round(quantile(silences["draft"], 0.99), 2)}
+    holds = value["right"] == len(streams) and verifier_s <= BAR_S and not false
+    bar = f"the target's ids, or by its law; silence p99 <= {BAR_S:g} s; 0 let go under full load"
+    return Row("5", "hung peers are let go, busy ones are not", value, bar, holds).show(as_json=args.json)
+
+
+async def _stop(cell: FaultCell, stops: int, silences: dict[str, list[float]]) -> list[Stream]:
+    draw = random.Random(5)
+    async with asking(cell, wave(STREAMS, TOKENS)) as streams:
+        for number in range(stops):
+            role = ("verify", "draft")[number % 2]
+            await asyncio.sleep(draw.uniform(0.5, 1.5))
+            name, at = f"{role}/{draw.randrange(2)}", time.monotonic()
+            cell.freeze(name)
+            await asyncio.sleep(STOPPED_S)
+            cell.thaw(name)
+            await until(lambda: whole(cell))
+            silences[role] += [one.silence(at) for one in streams if one.lives(at)]
+            note(f"{number + 1} stops")
+    return streams
+
+
+async def _busy(cell: FaultCell, seconds: float) -> list[Stream]:
+    """Every processor has more to do than it can."""
+    burners = await asyncio.to_thread(_burners)
+    try:
+        async with asking(cell, wave(STREAMS, TOKENS)) as streams:
+            await asyncio.sleep(seconds)
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    return streams
+
+
+def _burners() -> list[subprocess.Popen[bytes]]:
+    return [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

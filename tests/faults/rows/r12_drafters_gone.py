@@ -1,0 +1,92 @@
+"""Row 12: every drafter dies in the middle of long answers: plain decoding at once, drafts again when they are back.
+
+Simulated time, real engines. `share_of_plain` is the speed while they are dead, as a share of that of the same streams
+under the policy `off`; `back_s` the time from the drafters' return to the first round with a draft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from benchmarks.row import Row, note
+from faults import pair
+from faults.promises import PROMISES, judged
+from faults.rows.program import arguments
+from faults.simulated import Answer, SimulatedCell, simulate
+
+STREAMS, TOKENS, DEAD_S = 4, 200, 2.0
+STEPS = {"judge_cohort": 0.02, "timed_draft": 0.003}  # seconds
+SHARE, BACK_S = 0.95, 5.0
+
+
+def ask(cell: SimulatedCell, answers: list[Answer], policy: str) -> list[asyncio.Task[Answer]]:
+    return [
+        asyncio.create_task(
+            cell.ask(pair.prompt(n, 20), into=one, max_tokens=TOKENS, policy=policy, **pair.LAWS[n % 4])
+        )
+        for n, one in enumerate(answers)
+    ]
+
+
+def said(answers: list[Answer]) -> int:
+    return sum(len(answer.ids) for answer in answers)
+
+
+async def plain(cell: SimulatedCell) -> float:
+    """Tokens a second."""
+    answers = [Answer() for _ in range(STREAMS)]
+    tasks = ask(cell, answers, "off")
+    await cell.after(0.5)
+    before = said(answers)
+    await cell.after(DEAD_S)
+    rate = (said(answers) - before) / DEAD_S
+    for task in tasks:
+        task.cancel()
+    return rate
+
+
+async def story(cell: SimulatedCell) -> dict[str, Any]:
+    answers = [Answer() for _ in range(STREAMS)]
+    tasks = ask(cell, answers, "fixed:3")
+    await cell.after(0.3)
+    cell.kill("draft/0")
+    cell.kill("draft/1")
+    await cell.after(0.1)
+    before = said(answers)
+    await cell.after(DEAD_S)
+    rate = (said(answers) - before) / DEAD_S
+    prefills, drafts, at = cell.metric("prefills_total"), cell.metric("spec_decode_num_drafts_total"), cell.now
+    await asyncio.gather(cell.restart("draft/0"), cell.restart("draft/1"))
+    back: float | None = None
+    while not all(task.done() for task in tasks) and back is None:
+        await cell.after(0.01)
+        if cell.metric("spec_decode_num_drafts_total") > drafts:
+            back = cell.now - at
+    await asyncio.gather(*tasks)
+    return {
+        "problems": judged(cell, answers)[:3],
+        "rate": rate,
+        "back_s": None if back is None else round(back, 2),
+        "prefills_again": cell.metric("prefills_total") - prefills,
+    }
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    plain_rate = simulate(plain, drafters=2, seconds=STEPS)
+    value = simulate(story, drafters=2, seconds=STEPS)
+    value["share_of_plain"] = round(value.pop("rate") / plain_rate, 3)
+    for seed in range(20 if args.long else 3):
+        value["problems"] += PROMISES["drafters gone"](seed)
+        note(f"seed {seed}")
+    value["engine"] = "pair"
+    holds = not value["problems"] and value["share_of_plain"] >= SHARE and not value["prefills_again"]
+    holds = holds and value["back_s"] is not None and value["back_s"] <= BACK_S
+    bar = f"the target's ids or the recorded choices', >= {SHARE:.0%} of plain speed, drafts again <= {BACK_S:g} s"
+    return Row("12", "without drafters it is plain decoding", value, bar, holds).show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

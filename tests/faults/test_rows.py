@@ -1,0 +1,48 @@
+"""The table of rows names programs that are there, each beside its document."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from faults import __main__ as runner
+from faults.pair import ROOT
+from faults.rows.table import LONG, QUICK, Entry
+
+ROWS = Path(__file__).parent / "rows"
+
+
+def test_every_program_is_in_the_table_and_the_other_way_round() -> None:
+    programs = {path.stem for path in ROWS.glob("r[0-9]*.py")}
+    assert {entry.words.split()[0] for entry in (*QUICK, *LONG)} == programs
+    for entry in (*QUICK, *LONG):
+        assert importlib.util.find_spec(entry.command[0]) is not None
+
+
+def test_every_row_of_the_table_stands_in_the_document() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
+    assert {entry.row for entry in (*QUICK, *LONG)} == told
+
+
+def test_rows_are_saved_and_take_the_place_of_older_ones(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    first, second = (json.dumps({"row": "1", "name": name, "value": 1, "bar": "", "holds": True}) for name in "ab")
+    one, two = Entry("1", "one", 1.0), Entry("1", "two --long", 1.0)
+    runner.save(path, [runner.Ended(one, [first], 0, 1.0), runner.Ended(two, [first], 0, 1.0)], ["--long"])
+    runner.save(path, [runner.Ended(two, [second], 0, 1.0)], [])
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["name"], row["program"]) for row in rows] == [("a", "one"), ("b", "two --long")]
+    assert all({"command", "commit", "machine", "date"} <= row.keys() for row in rows)
+
+
+def test_a_program_that_gives_no_row_is_told_as_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    (ended,) = runner.run([Entry("99", "no_such_row", 60.0)], jobs=1, until=None)
+    row = json.loads(capsys.readouterr().out)
+    assert ended.status != 0
+    assert (row["row"], row["holds"]) == ("99", False)
+    assert "missing" in row["value"]["error"]

@@ -1,0 +1,293 @@
+"""Bugs of what becomes of verdicts: settling, sequences that begin again, answers, and rows that drafters are fed."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import harmless, in_file
+
+C = "tests/unit/coordinator/"
+LANE = (f"{C}test_lane.py",)
+LOST = (f"{C}test_preemption.py", f"{C}test_draining.py", f"{C}test_sequence.py")
+RESUME = (f"{C}test_resumption.py",)
+ANSWER = (f"{C}test_answer.py", f"{C}test_sequence.py")
+FAMILY = "tests/unit/draft_service/test_family_contexts.py"
+ROWS = ("tests/unit/draft_service/test_contexts.py",)
+
+ANSWERS = [
+    *in_file(
+        "coordinator/lanes/settling.py",
+        (
+            "the first token is shown before the journal has it",
+            "        self._show(track, piece, at)\n        self._write()\n",
+            "        self._show(track, piece, at)\n",
+            RESUME,
+        ),
+        (
+            "tokens of a round are shown before the journal has them",
+            "        self._write()  # before this turn",
+            "        # before this turn",
+            RESUME,
+        ),
+        (
+            "a verdict of another moment is settled",
+            "verdict.cursor != turn.cursor:",
+            "verdict.cursor.committed_len != turn.cursor.committed_len:",
+            LANE,
+        ),
+        (
+            "drafted tokens that were rejected are committed",
+            "(*turn.block.token_ids[: verdict.accepted], verdict.next_token)",
+            "(*turn.block.token_ids[: verdict.judged], verdict.next_token)",
+            LANE,
+        ),
+        (
+            "a verdict that fits no prefix is settled",
+            "elif not verdict.accepted <= verdict.judged <= turn.prefix or",
+            "elif",
+            LANE,
+        ),
+        (
+            "a token outside the vocabulary is committed",
+            " or verdict.next_token >= self._vocab_size:",
+            ":",
+            LANE,
+        ),
+        (
+            "a verdict without its log-probabilities is settled",
+            "elif track.request.law.logprobs is not None and len(verdict.logprobs) != verdict.accepted + 1:",
+            "elif False:",
+            (f"{C}test_choices.py",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/rounds.py",
+        (
+            "a sequence that left and came back is still in its round",
+            "return sequence.state is state and sequence.epoch == self.cursor.epoch",
+            "return sequence.state is state",
+            (f"{C}test_draining.py",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/sequence.py",
+        (
+            "an epoch is kept when a verifier is lost",
+            "(Event.ORPHANED, Event.MOVED, Event.PREEMPTED):",
+            "(Event.MOVED, Event.PREEMPTED):",
+            LOST,
+        ),
+        (
+            "an epoch is kept when a verifier leaves",
+            "(Event.ORPHANED, Event.MOVED, Event.PREEMPTED):",
+            "(Event.ORPHANED, Event.PREEMPTED):",
+            LOST,
+        ),
+        (
+            "an epoch is kept when pages are given up",
+            "(Event.ORPHANED, Event.MOVED, Event.PREEMPTED):",
+            "(Event.ORPHANED, Event.MOVED):",
+            LOST,
+        ),
+        (
+            "rounds go on counting in a new epoch",
+            "            self.epoch += 1\n            self.round = 0\n",
+            "            self.epoch += 1\n",
+            LOST,
+        ),
+        (
+            "a resumed sequence begins at epoch 0",
+            "self.epoch = self.born = epoch",
+            "self.epoch = self.born = 0 * epoch",
+            RESUME,
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/lane.py",
+        (
+            "a hand-over takes the prompt alone",
+            "track.answer.log.ids(),",
+            "track.request.prompt,",
+            LANE,
+        ),
+        (
+            "a prefill of an earlier epoch is joined",
+            "if sequence.cursor != cursor or sequence.state is not State.PREFILLING:",
+            "if sequence.state is not State.PREFILLING:",
+            (*LANE, f"{C}test_chaos.py"),
+        ),
+        (
+            "cache salts are not passed on",
+            "            track.request.cache_salt,\n",
+            '            "",\n',
+            LANE,
+        ),
+        (
+            "an anchor outside the vocabulary is committed",
+            "if prefilled.anchor >= self.verifier.facts.vocab_size:",
+            "if prefilled.anchor < 0:",
+            LANE,
+        ),
+    ),
+    *in_file(
+        "coordinator/answers/answer.py",
+        (
+            "a resumed answer has all of its room again",
+            "self.room = max_tokens - log.answered",
+            "self.room = max_tokens",
+            (*ANSWER, *RESUME),
+        ),
+        (
+            "log-probabilities behind a stop are told",
+            "tuple(logprobs[: len(kept)]) if logprobs else ()",
+            "tuple(logprobs)",
+            ANSWER,
+        ),
+        (
+            "a part of a piece has the log-probabilities of its beginning",
+            "logprobs=self.logprobs[start:stop],",
+            "logprobs=self.logprobs[: len(self.tokens[start:stop])],",
+            (f"{C}test_held_text.py",),
+        ),
+        (
+            "a piece that is shown is not committed",
+            "        self.log.append(kept)\n",
+            "        self.log.append(kept[:1])\n",
+            ANSWER,
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/bounds.py",
+        (
+            "a stop token is not committed",
+            "return index + 1, True",
+            "return index, True",
+            ANSWER,
+        ),
+        (
+            "the length ends an answer one token late",
+            "return min(len(tokens), room), len(tokens) >= room",
+            "return min(len(tokens), room + 1), len(tokens) >= room",
+            ANSWER,
+        ),
+    ),
+    *in_file(
+        "draft_service/ledger.py",
+        (
+            "a gap of one row counts as filled",
+            "            if low <= joined[-1][1]:\n",
+            "            if low <= joined[-1][1] + 1:\n",
+            ROWS,
+        ),
+        (
+            "rows that overlap what is there are dropped",
+            "any(low <= start and stop <= high for",
+            "any(low <= start < high for",
+            ROWS,
+        ),
+        (
+            "rows of an epoch that was followed are taken",
+            "if chunk.epoch < context.epoch:",
+            "if chunk.epoch < 0:",
+            ROWS,
+        ),
+        (
+            "rows of another epoch are kept",
+            "        if chunk.epoch > context.epoch:\n            context.start_over(chunk.epoch)\n",
+            "        context.epoch = chunk.epoch\n",
+            ROWS,
+        ),
+        (
+            "a context that is opened again under a higher epoch keeps its rows",
+            "                if cursor.epoch != context.epoch:\n                    context.start_over(cursor.epoch)\n",
+            "                context.epoch = cursor.epoch\n",
+            ROWS,
+        ),
+    ),
+    *in_file(
+        "draft_service/contexts.py",
+        (
+            "rows stand a position late",
+            "positions.extend(range(chunk.start, stop))",
+            "positions.extend(range(chunk.start + 1, stop + 1))",
+            (f"{FAMILY}::test_blocks_are_the_model_s_however_rows_came",),
+        ),
+        (
+            "a watermark claims rows that were not taken in",
+            "context.add(chunk.start, chunk.start + len(chunk.rows))",
+            "context.add(chunk.start, chunk.start + len(chunk.rows) + 1)",
+            ROWS,
+        ),
+    ),
+    *in_file(
+        "draft_service/engine.py",
+        (
+            "blocks are drafted although rows are missing",
+            "if watermark < item.features_through:",
+            "if watermark < 0:",
+            ("tests/unit/draft_service/test_draft_engine.py",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/feeding.py",
+        (
+            "a drafter that rested is sent one row too few",
+            "Feed.RESTING, track.sequence.cursor.committed_len - 1",
+            "Feed.RESTING, track.sequence.cursor.committed_len",
+            LANE,
+        ),
+        (
+            "a drafter that comes back is not sent the prompt's first row",
+            'self._resend(track, 0, "attached")',
+            'self._resend(track, 1, "attached")',
+            LANE,
+        ),
+        (
+            "rows that are missing are asked for one row late",
+            'self._resend(track, track.watermark, "features_missing")',
+            'self._resend(track, track.watermark + 1, "features_missing")',
+            LANE,
+        ),
+    ),
+    *in_file(
+        "coordinator/requests/tenancy.py",
+        (
+            "a tenant may spell another's salt",
+            'return f"{tenant}/{name}" if tenant or "/" in name else name',
+            'return f"{tenant}/{name}" if tenant else name',
+            (f"{C}test_tenancy.py",),
+        ),
+        (
+            "tenants share kept prefixes",
+            "cache_salt=inside(tenant, request.cache_salt)",
+            "cache_salt=request.cache_salt",
+            (f"{C}test_tenancy.py",),
+        ),
+    ),
+    harmless(
+        "a block reaches past the answer's end",
+        "coordinator/lanes/rounds.py",
+        "turn.prefix = min(prefix, turn.track.answer.room - 1)",
+        "turn.prefix = prefix",
+        "drafters are asked for no more slots, and what a verdict holds behind the end is cut where it is committed",
+    ),
+    harmless(
+        "an answer's room shrinks by what was cut off",
+        "coordinator/answers/answer.py",
+        "self.room -= len(kept)",
+        "self.room -= len(tokens)",
+        "an answer that was cut has ended",
+    ),
+    harmless(
+        "rows of another epoch count for a block",
+        "draft_service/engine.py",
+        "self.watermark(item.cursor.sequence, item.cursor.epoch)\n\n        def because",
+        "self.watermark(item.cursor.sequence)\n\n        def because",
+        "a sequence that is here under another epoch gets no block before its rows are looked at",
+    ),
+    harmless(
+        "a stop token at the last place is a length",
+        "dspark/rounds/bounds.py",
+        "for index, token in enumerate(tokens[:room]):",
+        "for index, token in enumerate(tokens[: room - 1]):",
+        "as many tokens are kept, and the last of them says by itself why the answer ends",
+    ),
+]

@@ -1,0 +1,84 @@
+"""Broken builds of what is served, each of which `dspark conformance` has to find.
+
+Every one breaks what only a served engine has: its way to load, its pages, its prompts in chunks, its kept rows.
+"""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import harmless, in_file
+
+A = "tests/unit/cli/test_conformance.py::test_a_few_cases_pass"
+CASES, PAIRED = (f"{A}[dspark_vanilla-7]",), (f"{A}[eagle3-3]",)
+
+CONFORMANCE = [
+    *in_file(
+        "dspark/model/drafter.py",
+        (
+            "conformance: hidden states negated in the drafter that is served on CPUs",
+            "proposal(run(*inputs, context, tables)[:, -slots:])",
+            "proposal(-run(*inputs, context, tables)[:, -slots:])",
+            CASES,
+        ),
+    ),
+    *in_file(
+        "draft_service/contexts.py",
+        (
+            "conformance: a drafter's page table reversed",
+            "row[: len(held)] = held",
+            "row[: len(held)] = held[::-1]",
+            CASES,
+        ),
+    ),
+    *in_file(
+        "verify_service/rounds.py",
+        (
+            "conformance: prompt ids plus one in the served prefill",
+            "ids = prefill.token_ids[start : start + most]",
+            "ids = [each + 1 for each in prefill.token_ids[start : start + most]]",
+            CASES,
+        ),
+    ),
+    *in_file(
+        "verify_service/page_pool.py",
+        (
+            "conformance: slots of a verifier's scattered pages read backwards",
+            "return table.slots[start:stop]",
+            "return table.slots[start:stop][::-1]",
+            CASES,
+        ),
+    ),
+    *in_file(
+        "dspark/pages.py",
+        (
+            "conformance: slots of a drafter's scattered pages read backwards",
+            "            before += length\n        return found",
+            "            before += length\n        return found[::-1]",
+            PAIRED,
+        ),
+    ),
+    *in_file(
+        "verify_service/feature_store.py",
+        (
+            "conformance: owed rows negated when paid",
+            "= self.project(taps, len(due))",
+            "= -self.project(taps, len(due))",
+            CASES,
+        ),
+    ),
+    *in_file(
+        "draft_service/loading.py",
+        (
+            "conformance: calibration never loaded",
+            "calibration = load_calibration(folder, block_size=drafter.config.block_size)",
+            "calibration = IDENTITY",
+            CASES,
+        ),
+    ),
+    harmless(
+        "conformance: a verifier's page table reversed",
+        "verify_service/paged_plan.py",
+        "made.blocks[n, : len(pages)] = pages",
+        "made.blocks[n, : len(pages)] = pages[::-1]",
+        "the self-test at load finds it, and the verifier serves without the kernel that reads pages in place",
+    ),
+]

@@ -1,0 +1,344 @@
+"""Bugs of sampling: truncation and its ties, keyed noise, penalties, log-probabilities, calibration of confidence."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import harmless, in_file
+
+D, M = "tests/unit/decoding/", "tests/unit/model/"
+SAMPLING = (f"{D}test_sampling.py",)
+RACE = (f"{D}test_race.py",)
+SHAPING = (f"{D}test_shaping.py",)
+CALIBRATION = (f"{M}test_calibration.py",)
+TOLD = (f"{D}test_logprobs.py",)
+
+LAWS = [
+    *in_file(
+        "dspark/decoding/sampling.py",
+        (
+            "one tie too many is left in a nucleus",
+            "inside &= ~equal | (equal.cumsum(dim=-1) <= room)",
+            "inside &= ~equal | (equal.cumsum(dim=-1) <= room + 1)",
+            SAMPLING,
+        ),
+        (
+            "ties of the last one kept are all kept",
+            "over = vocab - torch.searchsorted(ascending, least) - kept",
+            "over = 0 * kept",
+            SAMPLING,
+        ),
+        (
+            "ties of the last one kept are all cut",
+            "inside = probs >= least",
+            "inside = (probs > least) | (kept == 1) & (probs >= least)",
+            SAMPLING,
+        ),
+        (
+            "ties go to higher ids",
+            "(equal.cumsum(dim=-1) <= room)",
+            "(equal.flip(-1).cumsum(dim=-1).flip(-1) <= room)",
+            SAMPLING,
+        ),
+        (
+            "a nucleus stops before it reaches its bound",
+            "nucleus = torch.searchsorted(mass, bound) + 1",
+            "nucleus = torch.searchsorted(mass, bound).clamp_(min=1)",
+            SAMPLING,
+        ),
+        (
+            "a nucleus goes one on where it reaches its bound",
+            "nucleus = torch.searchsorted(mass, bound) + 1",
+            "nucleus = torch.searchsorted(mass, bound, right=True) + 1",
+            SAMPLING,
+        ),
+        (
+            "a nucleus is that of the whole row, not of the top k",
+            "bound = laws.top_p * mass.gather(-1, kept - 1)",
+            "bound = laws.top_p * mass[:, -1:]",
+            SAMPLING,
+        ),
+        (
+            "min-p cuts those that reach it",
+            "vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:]))",
+            "vocab - torch.searchsorted(ascending, laws.min_p * ascending[:, -1:], right=True).clamp_(max=vocab - 1))",
+            SAMPLING,
+        ),
+        (
+            "min-p is a probability of its own",
+            "laws.min_p * ascending[:, -1:]",
+            "laws.min_p.expand(len(probs), 1)",
+            SAMPLING,
+        ),
+        (
+            "what is cut is not made up for",
+            "    probs = torch.where(inside, probs, 0.0)\n    return probs / probs.sum(dim=-1, keepdim=True)",
+            "    return torch.where(inside, probs, 0.0)",
+            SAMPLING,
+        ),
+        (
+            "a draw on a boundary takes the token before it",
+            "u.unsqueeze(-1) * mass[:, -1:], right=True)",
+            "u.unsqueeze(-1) * mass[:, -1:], right=False)",
+            SAMPLING,
+        ),
+        (
+            "a draw forgets that a mass need not be one",
+            "torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True)",
+            "torch.searchsorted(mass, u.unsqueeze(-1), right=True)",
+            SAMPLING,
+        ),
+        (
+            "an impossible draw moves to what is impossible too",
+            "after = torch.where(possible & (columns >= ids), columns, probs.shape[-1])",
+            "after = torch.where(columns > ids, columns, probs.shape[-1])",
+            SAMPLING,
+        ),
+        (
+            "greedy rows of a mixed cohort are sampled",
+            "probs = torch.where(laws.greedy, _one_hot(best(logits), logits.shape[-1]), probs)",
+            "pass",
+            SAMPLING,
+        ),
+        (
+            "columns of one law stand for all of a cohort",
+            "shapes[:1] if len(set(shapes)) == 1 else shapes",
+            "shapes[:1] if len(set(shapes)) <= 2 else shapes",
+            SAMPLING,
+        ),
+        (
+            "min-p does not tell laws of a cohort apart",
+            "shapes[:1] if len(set(shapes)) == 1 else shapes",
+            "shapes[:1] if len({each[:3] for each in shapes}) == 1 else shapes",
+            SAMPLING,
+        ),
+        (
+            "draft and law cut another top k",
+            "(laws.top_k > 0) & (rank >= laws.top_k)",
+            "(laws.top_k > 0) & (rank > laws.top_k)",
+            SAMPLING,
+        ),
+        (
+            "choices of a request share their draft's coins",
+            "(law.seed, law.choice, int(law.rule), cursor.epoch, cursor.anchor_position)",
+            "(law.seed, 0, int(law.rule), cursor.epoch, cursor.anchor_position)",
+            SAMPLING,
+        ),
+        (
+            "epochs share their draft's coins",
+            "(law.seed, law.choice, int(law.rule), cursor.epoch, cursor.anchor_position)",
+            "(law.seed, law.choice, int(law.rule), 0, cursor.anchor_position)",
+            SAMPLING,
+        ),
+        (
+            "anchors share their draft's coins",
+            "(law.seed, law.choice, int(law.rule), cursor.epoch, cursor.anchor_position)",
+            "(law.seed, law.choice, int(law.rule), cursor.epoch, 0 * cursor.anchor_position)",
+            SAMPLING,
+        ),
+        (
+            "of equal maxima the last is the largest",
+            "return torch.as_tensor(rows.detach().numpy().argmax(axis=-1))",
+            "return rows.shape[-1] - 1 - torch.as_tensor(rows.detach().numpy()[..., ::-1].argmax(axis=-1))",
+            SAMPLING,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/drafting.py",
+        (
+            "slots of a draft share a coin",
+            "return draw_sparse(ids, probs, self._coins[:, slot])",
+            "return draw_sparse(ids, probs, self._coins[:, 0])",
+            ("tests/unit/draft_service/test_walk.py", *RACE),
+        ),
+        (
+            "slots of a raced draft share their noise",
+            "times_of(self._laws, [first + slot for first in self._first], ids)",
+            "times_of(self._laws, [first for first in self._first], ids)",
+            RACE,
+        ),
+        (
+            "ratio rows of a mixed cohort take each other's coins",
+            "draw_sparse(ids[self._ratio], probs[self._ratio], self._coins[:, slot])",
+            "draw_sparse(ids[self._ratio], probs[self._ratio], self._coins[:, slot].flip(0))",
+            RACE,
+        ),
+        (
+            "raced rows of a mixed cohort are drawn by others' noise",
+            "positions = [first + slot for first in self._first for slot in range(slots)]",
+            "positions = [self._first[0] + slot for first in self._first for slot in range(slots)]",
+            RACE,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/race.py",
+        (
+            "noise forgets the seed's upper half",
+            "(seeds & np.uint64(LOW), seeds >> np.uint64(32)))",
+            "(seeds & np.uint64(LOW), seeds & np.uint64(0)))",
+            RACE,
+        ),
+        (
+            "a few tokens have the times of their neighbours",
+            "lane = (tokens % np.uint64(_LANES)).astype(np.int64)",
+            "lane = ((tokens + np.uint64(1)) % np.uint64(_LANES)).astype(np.int64)",
+            RACE,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/shaping.py",
+        (
+            "the prompt's last token counts as said",
+            "np.arange(len(tokens)) >= self.law.prompt_len",
+            "np.arange(len(tokens)) >= self.law.prompt_len - 1",
+            SHAPING,
+        ),
+        (
+            "the answer's first token does not count as said",
+            "np.arange(len(tokens)) >= self.law.prompt_len",
+            "np.arange(len(tokens)) > self.law.prompt_len",
+            SHAPING,
+        ),
+        (
+            "an answer may end one token early",
+            "early = np.arange(rows) + answered < law.min_tokens",
+            "early = np.arange(rows) + answered < law.min_tokens - 1",
+            SHAPING,
+        ),
+        (
+            "an answer may end one token late only",
+            "early = np.arange(rows) + answered < law.min_tokens",
+            "early = np.arange(rows) + answered <= law.min_tokens",
+            SHAPING,
+        ),
+        (
+            "presence counts how often",
+            "np.float32(law.presence_penalty) * (count > 0)",
+            "np.float32(law.presence_penalty) * count",
+            SHAPING,
+        ),
+        (
+            "a repetition penalty rewards what is unlikely",
+            "torch.where(values > 0, values / factor, values * factor)",
+            "values / factor",
+            SHAPING,
+        ),
+        (
+            "a bias is added behind the penalties",
+            "+ bias\n    values = torch.where(values > 0, values / factor, values * factor) - minus",
+            "\n    values = torch.where(values > 0, values / factor, values * factor) - minus + bias",
+            SHAPING,
+        ),
+        (
+            "a shorter sequence goes on counting",
+            "        if len(tokens) < self.length:\n            self._start_over()\n",
+            "",
+            SHAPING,
+        ),
+        (
+            "a token twice in a piece counts once",
+            "np.bincount(place, answered).astype(np.int64)",
+            "(np.bincount(place, answered) > 0).astype(np.int64)",
+            SHAPING,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/logprobs.py",
+        (
+            "log-probabilities are those of the token behind",
+            "logs.gather(-1, torch.tensor(token_ids, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()",
+            "logs.gather(-1, torch.tensor([*token_ids[1:], 0], device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()",
+            TOLD,
+        ),
+        (
+            "pieces of a long prompt are scored by the first one's rows",
+            "_ranked(logits[first : first + ROWS], next_ids[first : first + ROWS], top)",
+            "_ranked(logits[: len(next_ids[first : first + ROWS])], next_ids[first : first + ROWS], top)",
+            TOLD,
+        ),
+        (
+            "a rank counts itself",
+            "(1 + (logs > chosen).sum(-1))",
+            "(1 + (logs >= chosen).sum(-1))",
+            TOLD,
+        ),
+    ),
+    *in_file(
+        "dspark/model/calibration.py",
+        (
+            "temperatures multiply",
+            "wide / np.asarray(self.temperatures[:slots])",
+            "wide * np.asarray(self.temperatures[:slots])",
+            CALIBRATION,
+        ),
+        (
+            "a short block is calibrated as the end of a long one",
+            "wide / np.asarray(self.temperatures[:slots])",
+            "wide / np.asarray(self.temperatures[-slots:])",
+            CALIBRATION,
+        ),
+        (
+            "offsets are left out",
+            "return scaled + np.asarray(self.offsets[:slots]) if self.offsets else scaled",
+            "return scaled",
+            CALIBRATION,
+        ),
+        (
+            "offsets of a short block are those of the end of a long one",
+            "np.asarray(self.offsets[:slots])",
+            "np.asarray(self.offsets[-slots:])",
+            CALIBRATION,
+        ),
+        (
+            "every rule has the first one's fit",
+            "for name in (rule, *RULES):",
+            "for name in RULES:",
+            CALIBRATION,
+        ),
+        (
+            "sampled requests have the greedy fit",
+            "return self.rules[name].get(bucket)",
+            'return self.rules[name].get("greedy")',
+            CALIBRATION,
+        ),
+        (
+            "a temperature of 0 is taken",
+            "not math.isfinite(number) or number <= above:",
+            "not math.isfinite(number) or number < above:",
+            CALIBRATION,
+        ),
+    ),
+    *in_file(
+        "draft_service/walk.py",
+        (
+            "greedy and sampled requests change their calibrations",
+            '("greedy" if law.greedy else "sampled", NAMES[law.rule])',
+            '("sampled" if law.greedy else "greedy", NAMES[law.rule])',
+            ("tests/unit/draft_service/test_walk.py",),
+        ),
+        (
+            "every rule is calibrated as the block rule",
+            '("greedy" if law.greedy else "sampled", NAMES[law.rule])',
+            '("greedy" if law.greedy else "sampled", "block")',
+            ("tests/unit/draft_service/test_walk.py",),
+        ),
+        (
+            "a mixed cohort is calibrated as its first member",
+            "if len(set(fits)) == 1:",
+            "if len(set(fits)) >= 1:",
+            ("tests/unit/draft_service/test_walk.py",),
+        ),
+    ),
+    harmless(
+        "a logit of 0 is multiplied by its penalty where it is divided",
+        "dspark/decoding/shaping.py",
+        "torch.where(values > 0, values / factor, values * factor)",
+        "torch.where(values >= 0, values / factor, values * factor)",
+        "0 divided and 0 multiplied are both 0",
+    ),
+    harmless(
+        "a nucleus may be larger than the top k",
+        "dspark/decoding/sampling.py",
+        "torch.where(laws.top_p < 1.0, torch.minimum(nucleus, kept), kept)",
+        "torch.where(laws.top_p < 1.0, nucleus, kept)",
+        "a share of what the top k have together is reached by them",
+    ),
+]

@@ -1,0 +1,163 @@
+"""Bugs of what is loaded and trusted: weights, indices, links, settings, fingerprints, and q as it was sent."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import in_file
+
+M = "tests/unit/model/"
+CHECKPOINT = (f"{M}test_checkpoint.py",)
+HOSTILE = (f"{M}test_hostile_checkpoints.py",)
+TARGET = (f"{M}test_target.py",)
+CODEC = ("tests/unit/wire/test_codec.py",)
+COHORTS = ("tests/unit/wire/test_cohorts.py",)
+ACCEPTANCE = ("tests/unit/decoding/test_acceptance.py",)
+
+LOADING = [
+    *in_file(
+        "dspark/model/weights_file.py",
+        (
+            "weights that are missing are let pass",
+            '"missing": sorted(expected.keys() - entries.keys()),',
+            '"missing": [],',
+            CHECKPOINT,
+        ),
+        (
+            "weights that nobody asked for are let pass",
+            '"unexpected": sorted(entries.keys() - expected.keys()),',
+            '"unexpected": [],',
+            CHECKPOINT,
+        ),
+        (
+            "weights of another shape are let pass",
+            '"wrong shape": misshapen,',
+            '"wrong shape": [],',
+            CHECKPOINT,
+        ),
+        (
+            "integers are taken for weights",
+            '"wrong dtype": mistyped,',
+            '"wrong dtype": [],',
+            CHECKPOINT,
+        ),
+        (
+            "weights that are not numbers are loaded",
+            "    if not (torch.isfinite(low) and torch.isfinite(high)):",
+            "    if False:",
+            CHECKPOINT,
+        ),
+        (
+            "an infinite weight below is loaded",
+            "    if not (torch.isfinite(low) and torch.isfinite(high)):",
+            "    if not torch.isfinite(high):",
+            CHECKPOINT,
+        ),
+        (
+            "of two shards with the same name the last counts",
+            "            if name in entries:\n",
+            "            if name in entries and not name:\n",
+            CHECKPOINT,
+        ),
+        (
+            "an index may say what it likes",
+            "return name in entries and said.get(name) == entries[name].file.name",
+            "return name in entries",
+            HOSTILE,
+        ),
+        (
+            "a link may leave the folder",
+            "if not any(real.is_relative_to(store) for store in stores):",
+            "if not stores:",
+            HOSTILE,
+        ),
+        (
+            "a shard's name may leave the folder",
+            "if name != Path(name).name or name in",
+            "if name in",
+            CHECKPOINT,
+        ),
+    ),
+    *in_file(
+        "dspark/model/checkpoint.py",
+        (
+            "what the library filled in at random is served",
+            '    if wrong:\n        listed = "; ".join',
+            '    if wrong and not info:\n        listed = "; ".join',
+            (*TARGET, *HOSTILE),
+        ),
+        (
+            "code beside a target is run",
+            "trust_remote_code=False,",
+            "trust_remote_code=True,",
+            HOSTILE,
+        ),
+        (
+            "a fingerprint does not look at weights",
+            "files = [folder / CONFIG_NAME, *weight_files(folder)]",
+            "files = [folder / CONFIG_NAME]",
+            CHECKPOINT,
+        ),
+        (
+            "a fingerprint does not look at settings",
+            "files = [folder / CONFIG_NAME, *weight_files(folder)]",
+            "files = weight_files(folder)",
+            CHECKPOINT,
+        ),
+        (
+            "stop tokens are those of the model, not of its generation",
+            '(getattr(model, "generation_config", None), model.config.get_text_config())',
+            '(model.config.get_text_config(), getattr(model, "generation_config", None))',
+            TARGET,
+        ),
+        (
+            "of several stop tokens the first counts",
+            "return tuple(int(i) for i in stop) if isinstance(stop, list | tuple)",
+            "return (int(stop[0]),) if isinstance(stop, list | tuple)",
+            TARGET,
+        ),
+        (
+            "a projection of other taps is the same",
+            'str(Tie(made.family, ",".join(map(str, taps)),',
+            "str(Tie(made.family, str(len(taps)),",
+            CHECKPOINT,
+        ),
+        (
+            "a projection of other numbers is the same",
+            "hashlib.sha256(raw.data).digest() + str",
+            "str(tensor.shape).encode() + str",
+            CHECKPOINT,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/sparse_q.py",
+        (
+            "q that does not sum to 1 is weighed",
+            "    if worst > SUM_TOLERANCE:\n",
+            "    if worst > 1 / SUM_TOLERANCE:\n",
+            ACCEPTANCE,
+        ),
+        (
+            "a negative q is weighed",
+            "    if probs.min() < 0:\n",
+            "    if probs.min() < -1:\n",
+            ACCEPTANCE,
+        ),
+        (
+            "an id may stand twice in q",
+            "    if (ranked[:, 1:] == ranked[:, :-1]).any():\n",
+            "    if not len(ranked):\n",
+            ACCEPTANCE,
+        ),
+        (
+            "a drafted token need not be in its q",
+            "    if not ((ids == np.asarray(draft_ids, np.int64)[:, None]) & (probs > 0)).any(axis=1).all():\n",
+            "    if not len(draft_ids):\n",
+            ACCEPTANCE,
+        ),
+        (
+            "a drafted token may have no mass in its q",
+            "[:, None]) & (probs > 0))",
+            "[:, None]) & (probs >= 0))",
+            ACCEPTANCE,
+        ),
+    ),
+]

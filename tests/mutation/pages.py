@@ -1,0 +1,297 @@
+"""Bugs of the verifier's memory: pages and who holds them, rows that are taken back, prefixes that are kept."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import harmless, in_file
+
+V = "tests/unit/verify_service/"
+POOL = (f"{V}test_page_pool.py",)
+HOLD = (f"{V}test_holdings.py",)
+CHECKS = (f"{V}test_check_item.py",)
+S = f"{V}test_scarce_memory.py"
+SCARCE = (S,)
+ENGINE = (f"{V}test_verify_engine.py",)
+STORE = (f"{V}test_feature_store.py",)
+
+PAGES = [
+    *in_file(
+        "verify_service/page_pool.py",
+        (
+            "pages that ascend are taken for a row",
+            "table.in_row &= not table.pages or page == table.pages[-1] + 1",
+            "table.in_row &= not table.pages or page > table.pages[-1]",
+            POOL,
+        ),
+        (
+            "a page that two hold is free when one lets go",
+            "empty = bool(self._holders[page] == 0)",
+            "empty = bool(self._holders[page] <= 1)",
+            POOL,
+        ),
+        (
+            "what was wished for is taken though somebody holds it",
+            "(first <= page < last and self._holders[page] == 0)",
+            "(first <= page < last)",
+            POOL,
+        ),
+        (
+            "slots of a table that grows are forgotten",
+            "grown[: before * self.page_size] = table.slots[: before * self.page_size]",
+            "grown[: before * self.page_size] = 0",
+            POOL,
+        ),
+        (
+            "a page is given twice to who finds none in a row",
+            "            free[taken] = False\n",
+            "",
+            POOL,
+        ),
+        (
+            "who shares pages does not hold them",
+            "        for page in shared:\n            self.retain(page)\n",
+            "",
+            HOLD,
+        ),
+    ),
+    *in_file(
+        "dspark/pages.py",
+        (
+            "a part that begins inside a run begins where the run does",
+            "found.extend(range(first + low, first + high))",
+            "found.extend(range(first, first + high - low))",
+            ("tests/unit/test_pages.py", "tests/unit/draft_service/test_contexts.py"),
+        ),
+        (
+            "a run counts as long as its pages are many",
+            "            before += length\n",
+            "            before += run.count\n",
+            ("tests/unit/test_pages.py", "tests/unit/draft_service/test_contexts.py"),
+        ),
+    ),
+    *in_file(
+        "verify_service/prefix_cache.py",
+        (
+            "a salt keeps nobody apart",
+            "hashlib.blake2b(salt.encode(), digest_size=16)",
+            "hashlib.blake2b(digest_size=16)",
+            POOL,
+        ),
+        (
+            "a page is found by its own tokens behind any others",
+            "hashlib.blake2b(name + ids[first",
+            "hashlib.blake2b(ids[first",
+            POOL,
+        ),
+        (
+            "a page without rows serves who needs them",
+            "if kept is None or (needs_rows and not kept.rows):",
+            "if kept is None:",
+            POOL,
+        ),
+        (
+            "a page kept without rows says that it has them",
+            "self._kept[name] = _Kept(page, rows)",
+            "self._kept[name] = _Kept(page, True)",
+            POOL,
+        ),
+        (
+            "a page that is not full is kept",
+            "range(0, len(ids) - size + 1, size)",
+            "range(0, len(ids), size)",
+            POOL,
+        ),
+        (
+            "tokens are named by their last byte",
+            'np.asarray(token_ids, "<u4")',
+            'np.asarray(np.asarray(token_ids) % 256, "u1")',
+            HOLD,
+        ),
+    ),
+    *in_file(
+        "verify_service/holdings.py",
+        (
+            "a page is kept whose last slot was never written",
+            "self.prefixes.enter(state.token_ids[: state.cached],",
+            "self.prefixes.enter(state.token_ids,",
+            HOLD,
+        ),
+        (
+            "feature rows stay behind when a prefix is copied",
+            "self.store.put(target, self.store.get(source))",
+            "self.store.get(source)",
+            SCARCE,
+        ),
+        (
+            "a copy of a prefix takes the slots of its own pages",
+            "self._copy(source, target)",
+            "self._copy(target, target)",
+            HOLD,
+        ),
+        (
+            "a prefix that finds too few pages is verified whole",
+            "return min(room - least, more)",
+            "return more",
+            SCARCE,
+        ),
+        (
+            "pages of a sequence that goes are kept without its salt",
+            "self.prefixes.enter(state.token_ids[: state.cached], state.salt,",
+            'self.prefixes.enter(state.token_ids[: state.cached], "",',
+            HOLD,
+        ),
+    ),
+    *in_file(
+        "verify_service/packed_step.py",
+        (
+            "rejected rows are not taken back",
+            "state.cached += len(kept)",
+            "state.cached += 1 + len(item.draft_ids)",
+            ENGINE,
+        ),
+        (
+            "feature rows of a round are those one token on",
+            "_committed(state, start, kept, case.first_row, item.wants_rows)",
+            "_committed(state, start, kept, case.first_row + 1, item.wants_rows)",
+            ENGINE,
+        ),
+        (
+            "rows that were sent are not kept",
+            "store.put(self._holdings.where([_run(each) for each, _ in kept]), torch.cat([own for _, own in kept]))",
+            "pass",
+            ENGINE,
+        ),
+        (
+            "a prompt in a round draws its anchor from the round's logits",
+            "last = row  # where",
+            "last = 0  # where",
+            SCARCE,
+        ),
+        (
+            "pages of a pass that failed are found by others: of rounds",
+            "for item in items]:\n                state.salt = None",
+            "for item in items]:\n                pass",
+            (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
+        ),
+        (
+            "pages of a pass that failed are found by others: of prompts",
+            "chunk.state.salt = None",
+            "pass",
+            (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
+        ),
+        (
+            "a chunk of a prompt begins where the last one did",
+            "segments.append(Segment(state.sequence, state.cached, chunk.token_ids, slots, state.given))",
+            "segments.append(Segment(state.sequence, state.spared, chunk.token_ids, slots, state.given))",
+            SCARCE,
+        ),
+    ),
+    *in_file(
+        "verify_service/feature_store.py",
+        (
+            "what is owed overwrites what was written since",
+            "            self._place[_numbers(slots)] = -1\n        self._rows",
+            "            pass\n        self._rows",
+            STORE,
+        ),
+        (
+            "rows that are owed in part are read as they are",
+            "(self._place[_numbers(slots)] >= 0).any()",
+            "(self._place[_numbers(slots)] >= 0).all()",
+            STORE,
+        ),
+        (
+            "a slot that is owed twice gets the older row",
+            "due = np.flatnonzero(self._place[slots] == np.arange(self._owed))",
+            "due = np.flatnonzero(self._place[slots] >= 0)[::-1]",
+            STORE,
+        ),
+    ),
+    *in_file(
+        "verify_service/engine.py",
+        (
+            "a resend ends with the row of the anchor, which nobody has made",
+            "stop = max(cursor.committed_len - 1, 0)",
+            "stop = max(cursor.committed_len, 0)",
+            ENGINE,
+        ),
+        (
+            "a resend holds another epoch's rows",
+            "if state is None or state.epoch != cursor.epoch:",
+            "if state is None:",
+            (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
+        ),
+        (
+            "an epoch that is followed may open again",
+            "if state is not None and cursor.epoch <= state.epoch:",
+            "if state is not None and cursor.epoch == state.epoch:",
+            (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
+        ),
+    ),
+    *in_file(
+        "verify_service/rounds.py",
+        (
+            "a prompt of an older epoch goes on in a newer one",
+            "state is None or state.epoch != prefill.epoch or",
+            "state is None or",
+            (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
+        ),
+        (
+            "a prefix is refused for its length",
+            "            if slots is None:\n",
+            "            if slots is None or slots < len(item.draft_ids):\n",
+            (f"{S}::test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length",),
+        ),
+    ),
+    *in_file(
+        "verify_service/sequences.py",
+        (
+            "a verdict is taken by committed length alone",
+            "cursor.round == last.cursor.round and cursor.committed_len == last.cursor.committed_len",
+            "cursor.committed_len == last.cursor.committed_len",
+            CHECKS,
+        ),
+        (
+            "a verdict is taken by its round alone",
+            "cursor.round == last.cursor.round and cursor.committed_len == last.cursor.committed_len",
+            "cursor.round == last.cursor.round",
+            CHECKS,
+        ),
+        (
+            "a round that is over may run again",
+            "if last is not None and cursor.round <= last.cursor.round:",
+            "if last is not None and cursor.round < 0:",
+            CHECKS,
+        ),
+        (
+            "an anchor of somebody else's is verified after",
+            "if item.anchor != state.token_ids[-1]:",
+            "if item.anchor < 0:",
+            CHECKS,
+        ),
+        (
+            "an epoch ahead is this one",
+            "cursor.epoch != state.epoch or not state.anchored",
+            "cursor.epoch < state.epoch or not state.anchored",
+            CHECKS,
+        ),
+        (
+            "a cursor that stands elsewhere is believed",
+            '    if cursor.committed_len != state.committed_len:\n        return stale(state, f"committed_len',
+            '    if cursor.committed_len < 0:\n        return stale(state, f"committed_len',
+            CHECKS,
+        ),
+        (
+            "tokens of an answer count as its prompt where it goes on elsewhere",
+            "return min(self.law.prompt_len, self.prompt_len) or self.prompt_len",
+            "return self.prompt_len",
+            CHECKS,
+        ),
+    ),
+    harmless(
+        "a prefix with a gap is found",
+        "verify_service/prefix_cache.py",
+        "                break\n            found.append",
+        "                continue\n            found.append",
+        "there are none: who holds a page holds all before it, ends give way first, and rows come for a whole chain",
+    ),
+]

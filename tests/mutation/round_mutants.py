@@ -1,0 +1,310 @@
+"""Bugs to put into the rounds between a verifier and its drafters, at least one for each of their invariants, and into
+their planner."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant, in_file
+
+R = "tests/unit/rounds/"
+KEPT, L = f"{R}test_round_invariants.py::test_", f"{R}test_round_loop.py::test_"
+P = "tests/unit/planning/test_planner.py::test_"
+X = "tests/unit/decoding/test_exact_rounds.py::test_"
+R1 = (f"{KEPT}r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed",)
+R2 = (f"{KEPT}r2_a_newer_plan_meets_the_next_order_only", f"{KEPT}r2_a_weight_is_frozen_too")
+R3 = (
+    f"{KEPT}r3_what_comes_after_a_slot_never_decides_whether_it_is_verified",
+    f"{KEPT}r3_a_prefix_is_the_longest_of_which_every_slot_reaches_the_price",
+    f"{KEPT}r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones",
+    f"{KEPT}r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others",
+)
+R4 = (f"{KEPT}r4_an_anchor_is_ordered_once",)
+R5 = (f"{KEPT}r5_a_deadline_is_fixed_with_its_order", f"{KEPT}r5_a_deadline_is_never_shorter_than_its_floor")
+R6 = (
+    f"{KEPT}r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released",
+    f"{KEPT}r6_the_youngest_reports_everything_before_it_makes_room",
+)
+R7 = (f"{KEPT}r7_reports_are_applied_exactly_in_order",)
+R8 = (f"{KEPT}r8_no_round_begins_more_than_the_window_ahead", f"{KEPT}r8_a_narrower_window_holds_at_the_next_round")
+R9 = (
+    f"{KEPT}r9_an_epoch_is_written_before_it_is_used_and_never_given_twice",
+    f"{KEPT}r9_an_epoch_that_was_seen_is_not_admitted_again",
+)
+R10 = (
+    f"{KEPT}r10_what_the_coordinator_thinks_of_a_drafter_never_stops_orders_to_it",
+    f"{KEPT}r10_a_lost_drafter_changes_nothing_of_what_is_reported",
+)
+R11 = (f"{KEPT}r11_rows_go_without_a_gap_and_a_gap_empties_the_block",)
+LAW = (f"{X}what_is_reported_follows_the_target_s_law_exactly",)
+PEEKING = (f"{X}a_plan_that_knows_the_block_it_comes_before_does_not_meet_it",)
+TAKEN = (f"{X}whoever_is_taken_away_for_what_its_pass_says_has_it_reported",)
+
+TURNS = (f"{L}two_cohorts_take_turns_by_the_number_of_a_sequence",)
+
+MUTANTS: list[Mutant] = [
+    *in_file(
+        "dspark/rounds/loop.py",
+        (
+            "R1: a block is told of when it comes",
+            "sequence.apply(Event.BLOCK_CAME)",
+            "sequence.apply(Event.BLOCK_CAME), self._ask(DrafterEvent(0, str(len(sequence.block))))",
+            R1,
+        ),
+        (
+            "R1: a block is counted by its length before it is cut",
+            "sequence.apply(Event.BLOCK_CAME)",
+            "sequence.apply(Event.BLOCK_CAME), self.counts.update(drafted=len(sequence.block))",
+            R1,
+        ),
+        (
+            "R2: a plan meets orders that are out",
+            "        self.plan = plan\n        for number",
+            "        self.plan = plan\n        for each in self._live.values():\n"
+            "            each.terms = plan.terms_of(each.number)\n        for number",
+            R2,
+        ),
+        (
+            "R2: a plan that knows a block meets it",
+            "        self.plan = plan\n        for number",
+            "        self.plan = plan\n        for each in self._live.values():\n"
+            "            each.terms = plan.terms_of(each.number)\n        for number",
+            PEEKING,
+        ),
+        (
+            "R4: an anchor without a page is ordered again",
+            "if sequence.ordered_len == sequence.committed_len:",
+            "if sequence.ordered_len == sequence.committed_len < 0:",
+            R4,
+        ),
+        (
+            "R5: a deadline has no floor",
+            "until = now + self._waits.order_s(plan.draft_s)",
+            "until = now + 3.0 * plan.draft_s",
+            R5,
+        ),
+        (
+            "R6: whoever settles is released before its report",
+            "                settled.append(sequence)",
+            "                self._leaving.settled(sequence)",
+            R6,
+        ),
+        ("R8: one round too many", "sequence.ahead > plan.window or", "sequence.ahead > plan.window + 1 or", R8),
+        ("R8: one round too few", "sequence.ahead > plan.window or", "sequence.ahead >= max(plan.window, 1) or", R8),
+        (
+            "R8: acknowledgements of what was not reported count",
+            "if told.through_round >= sequence.round:",
+            "if told.through_round >= sequence.round + 1000:",
+            R8,
+        ),
+        ("R9: an epoch is admitted twice", "epoch <= self._epochs.get(", "epoch < self._epochs.get(", R9),
+        (
+            "R11: a gap in a drafter's rows goes unnoticed",
+            "elif told.watermarks[place] != sequence.rows_sent:",
+            "elif told.watermarks[place] > sequence.rows_sent:",
+            R11,
+        ),
+        (
+            "a drafter that owes a reply is asked again",
+            "if self._orders.owes(sequence.drafter):",
+            "if self._orders.owes(-1):",
+            (f"{L}a_late_block_is_an_empty_one_and_its_drafter_is_asked_nothing_until_it_came",),
+        ),
+        (
+            "a cohort runs before all its blocks are there",
+            "elif sequence.state is State.ORDERED:\n                return",
+            "elif sequence.state is State.ORDERED:\n                pass",
+            (f"{L}a_cohort_waits_for_all_of_its_blocks",),
+        ),
+        (
+            "a block is longer than its order",
+            "told.confidence[place][:slots]",
+            "told.confidence[place]",
+            (f"{L}a_block_is_clamped_to_the_slots_of_its_order",),
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/plan.py",
+        (
+            "R2: caps are not looked at",
+            "min(each.cap for each in terms)",
+            "NO_CAP",
+            R2,
+        ),
+        (
+            "R3: a pass is cut down to a tier below its total",
+            "min(each.cap for each in terms)",
+            "int(chosen.sum()) // 2 * 2",
+            LAW,
+        ),
+        (
+            "R3: the price is compared with a slot's own confidence",
+            "worth >= price)",
+            "confidence >= price)",
+            R3,
+        ),
+        (
+            "R3: slots behind one that fails are verified",
+            "np.logical_and.accumulate(passes, axis=1).sum(axis=1)",
+            "np.logical_or.accumulate(passes[:, ::-1], axis=1).sum(axis=1)",
+            R3,
+        ),
+        (
+            "R3: a cap leaves later slots first",
+            "np.lexsort((rows, slots, -worth[rows, slots]))",
+            "np.lexsort((rows, -slots, -worth[rows, slots]))",
+            R3,
+        ),
+        (
+            "cohorts are one",
+            "return sequence & (self.cohorts - 1)",
+            "return 0",
+            TURNS,
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/orders.py",
+        ("R2: weights are not frozen", "= terms if slots ==", "= terms._replace(weight=1.0) if slots ==", R2),
+        (
+            "R5: a deadline moves when another block comes",
+            "        order = self._open.pop(number, None)\n",
+            "        order = self._open.pop(number, None)\n        for each in self._open.values():\n"
+            "            each.until += 1.0\n",
+            R5,
+        ),
+        (
+            "R11: a row is left out",
+            "sequence.rows_sent = sequence.committed_len - 1",
+            "sequence.rows_sent = sequence.committed_len",
+            R11,
+        ),
+        (
+            "a block may fill the answer",
+            "slots = min(terms.slots, sequence.room - 1)",
+            "slots = terms.slots",
+            (f"{L}a_block_is_clamped_to_the_slots_of_its_order",),
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/passes.py",
+        (
+            "R3: a prefix that finds too few pages is left out",
+            "if given is not None:",
+            "if given is not None and given == slots:",
+            (f"{L}a_prefix_is_cut_to_the_pages_there_are",),
+        ),
+        (
+            "R3: the youngest is asked first",
+            "sorted(ready, key=lambda sequence: sequence.number)",
+            "sorted(ready, key=lambda sequence: -sequence.number)",
+            R3,
+        ),
+        (
+            "R6: a pass that failed loses the other half",
+            "for half in (staying[:middle], staying[middle:]) if half]",
+            "for half in (staying[:middle],) if half]",
+            (f"{L}a_pass_that_failed_goes_again_in_halves_with_the_same_prefixes",),
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/state.py",
+        (
+            "R6: in a pass settling is dropping",
+            "(S.RUNNING, E.SETTLE): S.SETTLING",
+            "(S.RUNNING, E.SETTLE): S.GONE",
+            R6,
+        ),
+        (
+            "R6: a verdict is thrown away for what it says",
+            "(S.RUNNING, E.SETTLE): S.SETTLING",
+            "(S.RUNNING, E.SETTLE): S.GONE",
+            TAKEN,
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/leaving.py",
+        ("R6: the youngest is dropped", "self.settle(youngest)", "self.drop(youngest)", R6),
+        (
+            "pages are taken from a sequence in a pass",
+            "if not self._passes.hold(sequence):",
+            "if sequence not in (None,):",
+            (f"{L}dropped_it_is_gone_at_once_and_its_pages_when_its_pass_is_over",),
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/feeding.py",
+        (
+            "R10: naming another drafter stops the present one",
+            "        sequence.feeding = drafter\n        ask(Open",
+            "        sequence.feeding, sequence.drafter = drafter, 0\n        ask(Open",
+            R10,
+        ),
+        (
+            "R11: a new drafter is taken for one that has all rows",
+            "sequence.drafter, sequence.rows_sent, sequence.feeding = drafter, rows, 0",
+            "sequence.drafter, sequence.rows_sent, sequence.feeding = drafter, sequence.committed_len - 1, 0",
+            (f"{KEPT}r11_few_missing_rows_go_with_the_next_order",),
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/bounds.py",
+        ("R7: a report is applied twice", "if (epoch, round) < (self.epoch, self.round):", "if False:", R7),
+        ("R7: a gap is jumped over", "if (epoch, round) != (self.epoch, self.round):", "if False:", R7),
+        ("R9: epochs are not written down", "        self._write(epoch)\n", "", R9),
+        (
+            "what was accepted behind a stop token is said",
+            "return index + 1, True",
+            "return min(len(tokens), room), True",
+            (f"{L}a_stop_token_or_the_length_holds_it",),
+        ),
+    ),
+    *in_file(
+        "coordinator/planning/planner.py",
+        (
+            "drafting nothing is no candidate",
+            "best = max((plain, *drafted)",
+            "best = max((*drafted,)",
+            (f"{P}where_drafting_does_not_pay_nearly_nothing_is_drafted",),
+        ),
+        (
+            "what a drafter is worth is left out of the weight",
+            "weights = [float(w) * trust[key]",
+            "weights = [float(w)",
+            (f"{P}a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with",),
+        ),
+        (
+            "empty blocks count as usual ones",
+            "np.flatnonzero(~np.isnan(done.confidence).all(axis=1))",
+            "np.arange(count)",
+            (f"{P}empty_blocks_in_a_drafted_round_say_nothing",),
+        ),
+        (
+            "nothing is ever tried",
+            "drawn < self._share(whole)",
+            "drawn < 0.0 * self._share(whole)",
+            (f"{P}plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear",),
+        ),
+        (
+            "passes with prompts are learned from",
+            "if not done.prefill_tokens and width == 0 and alone:",
+            "if width == 0 and alone:",
+            (f"{P}passes_with_prompts_say_nothing_of_rounds",),
+        ),
+    ),
+    *in_file(
+        "coordinator/planning/acceptance.py",
+        (
+            "slots that were never reached count as refused",
+            "reached: Floats = (slots <= accepted[:, None]).astype(np.float64)",
+            "reached: Floats = np.ones(own.shape)",
+            (f"{P}verifying_the_promising_slots_alone_does_not_bend_the_estimate",),
+        ),
+    ),
+    *in_file(
+        "coordinator/planning/cost.py",
+        (
+            "two cohorts hide everything",
+            "np.maximum(np.maximum(2.0 * step, 2.0 * draft), alone)",
+            "2.0 * step",
+            (f"{P}what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other",),
+        ),
+    ),
+]

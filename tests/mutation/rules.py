@@ -1,0 +1,383 @@
+"""Bugs of the rules, the race, the scheduler, the shaping and the drafters.
+
+Most of them happened to somebody: shared or position-keyed noise, thresholds and residuals of the block rule, q that is
+not what was sampled, searches that peek, penalties that ignore drafted tokens.
+"""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import in_file
+
+D, ROUNDS = "tests/unit/decoding/", "tests/unit/rounds/"
+LAW = f"{D}test_exact_law.py::test_output_distribution_equals_target"
+TOKEN = (f"{LAW}[greedy-token-logits]", f"{LAW}[fixed-token-zeros]", f"{LAW}[threshold-token-ties]")
+BLOCK = (f"{LAW}[greedy-block-logits]", f"{LAW}[async-block-zeros]", f"{LAW}[threshold-block-ties]")
+COINS_TOKEN = (f"{D}test_forced_coins.py::test_the_rule_induces_its_law_on_every_table",)
+COINS_BLOCK = (f"{D}test_forced_coins.py::test_the_block_rule_decides_as_the_paper_says_on_every_table",)
+REAL = (f"{D}test_real_draws.py",)
+RACE = (
+    f"{D}test_race.py::test_the_first_one_home_follows_the_distribution",
+    f"{D}test_race.py::test_a_time_is_the_logarithm_of_64_bits_of_its_block",
+)
+ONCE = (f"{D}test_reference.py::test_no_draw_of_a_ratio_rule_is_ever_used_twice",)
+PLACE = (f"{D}test_reference.py::test_coupled_noise_is_named_by_seed_choice_and_position_alone",)
+PACKED = (f"{D}test_acceptance.py::test_a_packed_pass_judges_every_sequence_as_if_it_were_alone",)
+NUMBERS = (f"{D}test_acceptance.py::test_the_very_numbers_that_were_sent_are_weighed",)
+FIRST = (f"{D}test_acceptance.py::test_a_coupled_first_token_is_the_one_a_round_would_have_added",)
+LIES = (f"{D}test_acceptance.py::test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept",)
+DRAWN = (f"{D}test_sampling.py::test_a_draft_is_drawn_from_the_very_numbers_that_are_sent",)
+S = f"{ROUNDS}test_schedule.py::test"
+SCHEDULER = (
+    f"{S}_early_stop_does_not_look_past_the_first_slot_in_the_paper_s_counterexample",
+    f"{S}_no_improvement_is_no_reason_to_verify",
+    f"{S}_async_gives_its_budget_to_the_slots_that_rank_first",
+    f"{S}_survival_is_a_running_product_that_is_zero_beyond_each_block",
+    f"{S}_ties_go_to_earlier_slots_and_then_to_the_lower_row",
+    "tests/paper/test_appendix_a.py::test_early_stop_is_lossless_and_the_search_is_not",
+    "tests/paper/test_algorithm_1.py::test_the_scheduler_is_algorithm_1",
+)
+WALK = ("tests/unit/draft_service/test_walk.py",)
+C = "tests/unit/draft_service/test_family_contexts.py"
+CONTEXTS = (f"{C}::test_blocks_are_the_model_s_however_rows_came",)
+F = "tests/unit/model/test_formats.py"
+SHAPES = (
+    f"{D}test_shaping.py::test_several_rounds_follow_the_penalised_law_exactly",
+    f"{D}test_shaping.py::test_what_transformers_means_by_repetition_least_length_and_bias",
+)
+
+RULES = [
+    *in_file(
+        "dspark/decoding/ratio.py",
+        ("the correction is drawn from p", "rest = (p - q).clamp_(min=0.0)", "rest = p.clone()", TOKEN),
+        ("the correction is drawn from q", "rest = (p - q).clamp_(min=0.0)", "rest = (q - p).clamp_(min=0.0)", BLOCK),
+        ("the residual is not clipped", "(p - q).clamp_(min=0.0)", "(p - q).abs_()", TOKEN),
+        ("draft and acceptance share noise", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,", (*REAL, *ONCE)),
+        ("acceptance and emission share noise", "coins(Purpose.EMIT,", "coins(Purpose.ACCEPT,", (*ONCE, *PACKED)),
+        (
+            "all emissions of an anchor share a draw's name",
+            "np.array(accepted) + 1",
+            "np.array(accepted) * 0 + 1",
+            PACKED,
+        ),
+        (
+            "a token that its q cannot produce counts",
+            "(k for k in range(length) if not possible[start + k])",
+            "(k for k in range(0) if not possible[start + k])",
+            LIES,
+        ),
+        ("q is that of the slot before", 'np.frombuffer(case.q.probs, "<f4")', "_late(case)", PACKED),
+        ("q is read as the verifier rounds it", 'np.frombuffer(case.q.probs, "<f4")', "_rough(case)", NUMBERS),
+    ),
+    *in_file(
+        "dspark/decoding/token_rule.py",
+        (
+            "coins that equal the ratio accept",
+            "(accept_u < accept_probability",
+            "(accept_u <= accept_probability",
+            COINS_TOKEN,
+        ),
+        (
+            "the ratio is upside down",
+            "np.divide(p, q, out=kept, where=q > p)",
+            "np.divide(q, p, out=kept, where=p > q)",
+            TOKEN,
+        ),
+        ("the ratio is relaxed by 1 %", "np.divide(p, q, out", "np.divide(np.minimum(1.01 * p, q), q, out", TOKEN),
+        ("q is clamped in the ratio", "np.divide(p, q, out", "np.divide(p, np.maximum(q, 0.02), out", TOKEN),
+        (
+            "a kept token after a rejected one counts",
+            "slot < end and kept[slot]",
+            "slot < end and any(kept[slot:end])",
+            COINS_TOKEN,
+        ),
+        (
+            "the bonus is drawn like a correction",
+            "rejected.append(slot if slot < end else None)",
+            "rejected.append(min(slot, end - 1) if end > start else None)",
+            COINS_TOKEN,
+        ),
+        (
+            "the added token comes from the row before",
+            "emit(target_probs[kept]",
+            "emit(target_probs[[max(kept[0] - 1, 0)]]",
+            COINS_TOKEN,
+        ),
+        (
+            "the packed pass adds from the row before",
+            "list(zip(cases, kept, strict=True))",
+            "[(c, max(k - 1, 0)) for c, k in zip(cases, kept)]",
+            PACKED,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/block_rule.py",
+        (
+            "coins that equal the chance accept",
+            "(accept_u < made.candidate)",
+            "(accept_u <= made.candidate)",
+            COINS_BLOCK,
+        ),
+        (
+            "the threshold forgets what was lost",
+            "np.divide(rest, rest + lost,",
+            "np.divide(rest, rest + 0 * lost,",
+            BLOCK,
+        ),
+        ("the threshold is the chance to be alive", "candidate[inner] =", "_ =", BLOCK),
+        (
+            "the residual forgets the chance to be alive",
+            "return last * torch.from_numpy(alive)",
+            "return last * torch.ones_like(torch.from_numpy(alive))",
+            BLOCK,
+        ),
+        (
+            "the packed pass forgets the chance to be alive",
+            "emit(scaled(last, alive), slots, rejected, coins",
+            "emit(last, slots, rejected, coins",
+            PACKED,
+        ),
+        (
+            "the first candidate that fails ends the block",
+            "for k in range(counting, 0, -1) if heads[start + k - 1]), 0)",
+            "for k in range(counting + 1) if k == counting or not heads[start + k]), 0)",
+            COINS_BLOCK,
+        ),
+        (
+            "the chance to be alive is not capped",
+            "alive = min(1.0, alive * ratio[slot])",
+            "alive = alive * ratio[slot]",
+            BLOCK,
+        ),
+        (
+            "the chance to be alive forgets earlier slots",
+            "alive = min(1.0, alive * ratio[slot])",
+            "alive = min(1.0, ratio[slot])",
+            BLOCK,
+        ),
+        ("the last slot sent is weighed like an inner one", "& ~last)", ")[:-1]", BLOCK),
+    ),
+    *in_file(
+        "dspark/decoding/slots.py",
+        (
+            "q is not divided by its sum",
+            "probs=weights / np.bincount(slot, weights, minlength=total)[slot]",
+            "probs=weights",
+            COINS_TOKEN,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/case.py",
+        (
+            "rows of a neighbour are read",
+            "[case.first_row + slot for case, slot in spots]",
+            "[max(case.first_row - 1, 0) + slot for case, slot in spots]",
+            PACKED,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/philox.py",
+        (
+            "a handed-over sequence draws again",
+            'epochs = _word("epoch", epoch, 32)',
+            'epochs = _word("epoch", 0, 32)',
+            ONCE,
+        ),
+        ("rules share their streams", ' | _word("rule", rule, 8) << 24', "", (f"{D}test_philox.py",)),
+        ("slots share their draws", '_word("slots", slots, 16) |', '_word("slots", slots, 16) * 0 |', ONCE),
+        ("choices share their draws", '_word("choice", choice, 32))', '_word("choice", 0, 32))', ONCE),
+    ),
+    *in_file(
+        "dspark/decoding/sampling.py",
+        (
+            "drafts of a ratio rule are keyed by position",
+            "uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position, np.arange(1, slots + 1))",
+            "uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position + np.arange(1, slots + 1, dtype='u8'), 0)",
+            (*REAL, *ONCE),
+        ),
+        (
+            "the temperature is ignored",
+            "copy=True).div_(laws.temperature)",
+            "copy=True)",
+            (f"{D}test_sampling.py",),
+        ),
+        (
+            "the draft is drawn at another temperature",
+            "draw(probs.double(), u)",
+            "draw(probs.double() ** 1.1, u)",
+            DRAWN,
+        ),
+        (
+            "q is not renormalised after the cut",
+            "probs = probs / probs.sum(dim=-1, keepdim=True)\n    if laws.any_top_p:",
+            "pass\n    if laws.any_top_p:",
+            (f"{D}test_sampling.py",),
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/race.py",
+        (
+            "slow tokens win the race",
+            "pace = probs.double() / e",
+            "pace = probs.double() * e",
+            RACE,
+        ),
+        (
+            "noise forgets the choice",
+            "(law.seed, law.choice, position)",
+            "(law.seed, 0, position)",
+            (f"{D}test_race.py",),
+        ),
+        (
+            "noise forgets the position",
+            "(law.seed, law.choice, position)",
+            "(law.seed, law.choice, 9)",
+            PLACE,
+        ),
+        (
+            "four neighbours share their noise",
+            "wide[lane] + wide[(lane + 1) % _LANES]",
+            "wide[0] + wide[1]",
+            RACE,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/coupled_rule.py",
+        (
+            "the verifier races one position early",
+            "case.cursor.anchor_position + 1 + slot",
+            "case.cursor.anchor_position + slot",
+            FIRST,
+        ),
+        ("drafts that differ are kept", "and token == case.draft_ids[slot]", "", PACKED),
+        (
+            "noise follows the round",
+            "case.cursor.anchor_position + 1 + slot",
+            "case.cursor.anchor_position + 1 + slot + case.cursor.round",
+            PACKED,
+        ),
+        (
+            "a prefill races at its last token",
+            "[cursor.anchor_position + 1]",
+            "[cursor.anchor_position]",
+            FIRST,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/drafting.py",
+        (
+            "the drafter races at other positions",
+            "[cursors[row].anchor_position + 1 for row in raced]",
+            "[cursors[row].anchor_position for row in raced]",
+            (f"{D}test_race.py",),
+        ),
+    ),
+    *in_file(
+        "draft_service/contexts.py",
+        (
+            "a row is paired with its own token",
+            "self._known_ids(context, context.made + lag, stop + lag)",
+            "self._known_ids(context, context.made, stop)",
+            CONTEXTS,
+        ),
+        (
+            "a language model's tokens stand one position late",
+            "made.unsqueeze(1) + torch.arange(",
+            "made.unsqueeze(1) + 1 + torch.arange(",
+            CONTEXTS,
+        ),
+        (
+            "another epoch's entries are kept",
+            "self.made, self.shaper = 0, None",
+            "self.shaper = None",
+            (f"{C}::test_a_higher_epoch_starts_the_context_over",),
+        ),
+    ),
+    *in_file(
+        "dspark/model/formats/vocabulary.py",
+        (
+            "draft ids are taken for target ids",
+            "whole.index_copy(-1, self.target_ids, logits)",
+            "whole.index_copy(-1, torch.arange(len(self.target_ids)), logits)",
+            (f"{F}::test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_others",),
+        ),
+    ),
+    *in_file(
+        "dspark/model/formats/speculators.py",
+        (
+            "taps are not shifted",
+            "[each - 1 for each in value]",
+            "[each for each in value]",
+            (f"{F}::test_a_file_of_the_other_library_reads_as_the_released_one",),
+        ),
+        (
+            "the anchor's slot drafts where it must not",
+            "size if anchor else size - 1",
+            "size",
+            (f"{F}::test_without_sampling_from_the_anchor_its_slot_is_passed_over",),
+        ),
+    ),
+    *in_file(
+        "draft_service/walk.py",
+        (
+            "q is rounded after sampling",
+            "torch.stack(probs, dim=1).cpu()",
+            "torch.stack(probs, dim=1).bfloat16().float().cpu()",
+            WALK,
+        ),
+        (
+            "a confidence knows its own token",
+            "calibration, torch.stack(previous[:-1], dim=1), laws)",
+            "calibration, torch.stack(previous[1:], dim=1), laws)",
+            WALK,
+        ),
+    ),
+    *in_file(
+        "dspark/rounds/schedule.py",
+        (
+            "the scheduler searches all lengths",
+            "if worse[first]:\n            return start + first",
+            "if worse[first]:\n            return start + int(rate.argmax())",
+            SCHEDULER,
+        ),
+        ("an equal rate is an improvement", "worse = rate[1:] <= rate[:-1]", "worse = rate[1:] < rate[:-1]", SCHEDULER),
+        (
+            "a budget is spent without regard to rank",
+            "place = max(len(flat) - count, 0)",
+            "place = min(count, len(flat) - 1)",
+            SCHEDULER,
+        ),
+        ("survival is not a running product", "np.cumprod(own, axis=0, out=own)", "pass", SCHEDULER),
+        (
+            "ties go to later slots",
+            "np.flatnonzero(by_slot == least)[:",
+            "np.flatnonzero(by_slot == least)[::-1][:",
+            SCHEDULER,
+        ),
+    ),
+    *in_file(
+        "dspark/decoding/shaping.py",
+        (
+            "penalties ignore drafted tokens",
+            "for k, column in enumerate(drafts, start=1):",
+            "for k, column in enumerate(drafts[:0], start=1):",
+            SHAPES,
+        ),
+        (
+            "penalties know the token they judge",
+            "for k, column in enumerate(drafts, start=1):",
+            "for k, column in enumerate(drafts, start=0):",
+            SHAPES,
+        ),
+    ),
+]
+# What two of them put in the place of q: the numbers one slot late, and the numbers in half precision.
+SPOILED_Q = """
+
+def _late(case):
+    rows = np.frombuffer(case.q.probs, "<f4").reshape(-1, max(case.q.entries, 1))
+    return np.roll(rows, 1, axis=0).ravel()
+
+
+def _rough(case):
+    return np.frombuffer(case.q.probs, "<f4").astype(np.float16).astype(np.float32)
+"""

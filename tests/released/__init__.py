@@ -1,0 +1,1 @@
+"""Random checkpoints in the exact shapes of released drafters, and thin ones of them."""

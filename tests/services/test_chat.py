@@ -1,0 +1,168 @@
+"""`dspark chat` as a person has it: typed into a terminal, read off it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from coordinator.http.template import find_template
+from dspark.cli import chat
+from dspark.client import Client
+from dspark.errors import ConfigError
+from tests.services.http_cell import TARGET, HttpCell
+
+LONGEST_S = 200.0
+SYSTEM, FIRST, SECOND = "import functools", "def wrapper(self", "class Action"
+# Ctrl-C is a signal for whoever has the terminal: a new session takes it, then becomes the command. A background shell
+# has its children ignore that signal.
+TAKES_TERMINAL = (
+    "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+class Terminal:
+    """A process whose terminal is ours: what is typed goes in, what it shows comes out."""
+
+    def __init__(self, *words: str) -> None:
+        self._screen, inside = pty.openpty()
+        command = [sys.executable, "-c", TAKES_TERMINAL, sys.executable, "-m", "dspark.cli.main", "chat", *words]
+        self._process = subprocess.Popen(
+            command, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "dumb"},
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(inside)
+        self.shown = ""
+
+    def until(self, text: str) -> str:
+        """Reads until `text` is shown; returns everything up to it that was not returned before."""
+        self._read(lambda: text in self.shown, f"{text!r}")
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def until_something(self) -> None:
+        """Reads until anything but blanks is shown, and hardly more."""
+        self._read(lambda: bool(self.shown.strip()), "anything")
+
+    def _read(self, enough: Callable[[], bool], wanted: str) -> None:
+        deadline = time.monotonic() + LONGEST_S
+        while not enough():
+            assert time.monotonic() < deadline, f"{wanted} never came: {self.shown!r}"
+            if select.select([self._screen], [], [], 1.0)[0]:
+                try:
+                    self.shown += os.read(self._screen, 8).decode(errors="replace").replace("\r", "")
+                except OSError:  # it has ended
+                    pytest.fail(f"it ended before {wanted}: {self.shown!r}")
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._process.kill()
+        self.code = self._process.wait(LONGEST_S)
+        os.close(self._screen)  # before its end that would end it
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[HttpCell]:
+    with HttpCell() as cell:
+        yield cell
+
+
+def _words(cell: HttpCell, *more: str) -> list[str]:
+    return ["--endpoint", cell.coordinator.endpoint, "--target", str(TARGET), "--temperature", "0", *more]
+
+
+def _expected(cell: HttpCell, said: list[tuple[str, str]], tokens: int) -> str:
+    template = find_template(str(TARGET), None)
+    assert template is not None
+    prompt = template.render([{"role": r, "content": c} for r, c in said], {}, add_generation_prompt=True)
+    with Client(cell.coordinator.endpoint) as client:
+        return client.complete(prompt, max_tokens=tokens, temperature=0.0).text
+
+
+def test_turns_build_on_what_was_said_before(cell: HttpCell) -> None:
+    said = [("system", SYSTEM), ("user", FIRST)]
+    said.append(("assistant", _expected(cell, said, 12)))
+    said.append(("user", SECOND))
+    with Terminal(*_words(cell, "--system", SYSTEM, "--max-tokens", "12")) as terminal:
+        terminal.until("Ctrl-D ends\n> ")
+        terminal.type(f"\n{FIRST}\n")  # an empty line is no turn
+        terminal.until(f"{FIRST}\n")
+        assert terminal.until("\n[12 tokens (the most), ") == said[2][1]
+        assert "tokens/s" in terminal.until(" tokens a round]\n> ")
+        terminal.type(f"{SECOND}\n")
+        terminal.until(f"{SECOND}\n")
+        assert terminal.until("\n[12 tokens (the most), ") == _expected(cell, said, 12)
+        terminal.until(" tokens a round]\n> ")
+        terminal.type("\x04")
+        terminal.until("\n")
+    assert terminal.code == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_answer_and_keeps_the_conversation(cell: HttpCell) -> None:
+    with Terminal(*_words(cell, "--max-tokens", "3500")) as terminal:
+        terminal.until("Ctrl-D ends\n> ")
+        terminal.type("\x03")  # no answer is running
+        terminal.until("Ctrl-D ends\n")
+        terminal.type(f"{FIRST}\n")
+        terminal.until(f"{FIRST}\n")
+        # What is not read stays in the terminal's own buffer, which holds less than the answer: it cannot end before.
+        terminal.until_something()
+        terminal.type("\x03")
+        terminal.until("[interrupted after ")
+        terminal.until("tokens]\n> ")
+        terminal.type(f"{SECOND}\n")
+        terminal.until(f"{SECOND}\n")
+        terminal.until_something()
+        terminal.type("\x03")
+        terminal.until("tokens]\n> ")
+        terminal.type("\x04")
+        terminal.until("\n")
+    assert terminal.code == 0
+
+
+def test_a_pipe_is_a_conversation_too_and_errors_leave_it_open(cell: HttpCell, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dspark.cli.main", "chat", *_words(cell, "--max-tokens", "4000")]
+    asked = "word " * 2000 + "\n" + FIRST + "\n"
+    done = subprocess.run([*command, "--top-p", "7"], input=asked, capture_output=True, text=True, timeout=LONGEST_S)
+    assert done.returncode == 0
+    assert done.stderr.count("dspark: ") == 2, "every turn is refused, none ends the conversation"
+    bare = [sys.executable, "-m", "dspark.cli.main", "chat", "--endpoint", cell.coordinator.endpoint]
+    done = subprocess.run([*bare, "--target", str(tmp_path)], capture_output=True, text=True, timeout=LONGEST_S)
+    assert done.returncode == 1
+    assert f"{tmp_path}: no tokenizer is found; --target names a folder" in done.stderr
+
+
+def test_the_oldest_turns_make_room() -> None:
+    def render(said: list[chat.Message]) -> tuple[int, ...]:
+        return tuple(range(sum(len(message["content"]) for message in said)))
+
+    said = [{"role": role, "content": "four"} for role in ("system", "user", "assistant", "user", "assistant", "user")]
+    assert len(chat.fitted(said, render, 24)) == 24
+    assert len(chat.fitted(said, render, 17)) == 16
+    assert [message["role"] for message in said] == ["system", "user", "assistant", "user"]
+    assert len(chat.fitted(said, render, 1)) == 8, "one turn is never dropped"
+
+
+def test_a_target_that_is_not_here_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere/at-all: no tokenizer is found; --target"):
+        chat.renderer("nowhere/at-all")

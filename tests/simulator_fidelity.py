@@ -1,0 +1,132 @@
+"""The simulator against real services around synthetic workers: `python -m tests.simulator_fidelity`, on idle cores.
+
+One constant is fitted: the factor on the simulator's hops, so that it meets one measured point. The other points are
+then predicted. Points: policies, loads, an open loop, two verifiers that share a drafter, a coordinator and the cores
+of this machine. All points are measured in turns, so that what else the machine does falls on each of them; a point is
+the median over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from benchmarks.pair import leave_in_order
+from benchmarks.real_cell import FILES, Point, cell, measure, slower
+from benchmarks.row import Row, note
+from coordinator.simulation.run import simulate
+from coordinator.simulation.scenario import Scenario
+from coordinator.simulation.world import Hops
+from dspark.synthetic.spec import load_spec
+
+BAR = 0.05
+TURNS = 5
+
+
+def main() -> int:
+    """Prints the row; 1 when the bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON row per line")
+    parser.add_argument("--quick", action="store_true", help=f"shorter windows, and one turn instead of {TURNS}")
+    parser.add_argument("--pace", type=float, default=1.0, metavar="F", help="slower devices, for a busy machine (1)")
+    args = parser.parse_args()
+    leave_in_order()
+    # A line per request is a service's log; the simulated coordinator writes none.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    return asyncio.run(_predictions(args.quick, args.pace)).show(as_json=args.json)
+
+
+def _points(file: Path, quick: bool, pace: float) -> tuple[Scenario, list[Scenario]]:
+    """(the point that is fitted, those that are predicted)."""
+    base = Scenario(
+        load_spec(file),
+        concurrency=16,
+        cores=len(os.sched_getaffinity(0)),
+        answer_tokens=(64, 192),
+        warmup_s=(2.0 if quick else 4.0) * pace**0.5,
+        window_s=(5.0 if quick else 16.0) * pace**0.5,
+    )
+    return base, [
+        dataclasses.replace(base, concurrency=1),
+        dataclasses.replace(base, concurrency=4, policy="off"),
+        dataclasses.replace(base, concurrency=32, policy="fixed:5"),
+        dataclasses.replace(base, concurrency=24, verifiers=2),
+        dataclasses.replace(base, concurrency=0, rate=4.0 / pace),
+    ]
+
+
+async def _predictions(quick: bool, pace: float) -> Row:
+    with tempfile.TemporaryDirectory(prefix="dspark-pace-") as folder:
+        file = slower(FILES / "paper.yaml", pace, Path(folder))
+        fitted, predicted = _points(file, quick, pace)
+        return await _compared(file, fitted, predicted, quick, pace)
+
+
+async def _compared(file: Path, fitted: Scenario, predicted: list[Scenario], quick: bool, pace: float) -> Row:
+    everything = [fitted, *predicted]
+    found: list[list[Point]] = [[] for _ in everything]
+    with ExitStack() as stack:
+        cells = {
+            verifiers: stack.enter_context(cell(file, verifiers=verifiers))
+            for verifiers in sorted({scenario.verifiers for scenario in everything})
+        }
+        for _ in range(1 if quick else TURNS):
+            for scenario, points in zip(everything, found, strict=True):
+                points.append(await measure(cells[scenario.verifiers].endpoint, scenario))
+    measured = [statistics.median(point.tok_s for point in points) for points in found]
+    for scenario, points in zip(everything, found, strict=True):
+        note(f"measured {_name(scenario)}: {[round(point.tok_s) for point in points]} tok/s, tau {_tau(points):.2f}")
+    hops, factor = await asyncio.to_thread(_fit, fitted, measured[0])
+    note(f"fitted: hops x {factor:.2f}: {hops}")
+    value: dict[str, Any] = {"pace": pace, "hops_factor": round(factor, 3), "points": {}}
+    value["fitted_at"] = {_name(fitted): round(measured[0], 1)}
+    worst = 0.0
+    for index, scenario in enumerate(predicted, 1):
+        said = await asyncio.to_thread(simulate, dataclasses.replace(scenario, hops=hops))
+        off = said["tok_s"] / measured[index] - 1.0
+        worst = max(worst, abs(off))
+        value["points"][_name(scenario)] = {
+            "measured": round(measured[index], 1),
+            "of_turns": [round(point.tok_s, 1) for point in found[index]],
+            "simulated": said["tok_s"],
+            "off": round(off, 4),
+        }
+        note(f"{_name(scenario)}: simulated {said['tok_s']:.0f}, measured {measured[index]:.0f}, {off:+.1%}")
+    value["worst"] = round(worst, 4)
+    return Row(
+        "simulator", "simulator against real services on synthetic workers, tok/s", value, "within 5 %", worst <= BAR
+    )
+
+
+def _fit(scenario: Scenario, tok_s: float) -> tuple[Hops, float]:
+    """The factor on the hops at which the simulator meets one measured rate; it falls as hops grow."""
+    low, high = 0.05, 20.0
+    for _ in range(7):
+        middle = (low * high) ** 0.5
+        said = simulate(dataclasses.replace(scenario, hops=Hops().scaled(middle)))
+        low, high = (middle, high) if said["tok_s"] > tok_s else (low, middle)
+    factor = (low * high) ** 0.5
+    return Hops().scaled(factor), factor
+
+
+def _tau(found: list[Point]) -> float:
+    return statistics.median(point.tau for point in found)
+
+
+def _name(scenario: Scenario) -> str:
+    load = f"{scenario.concurrency} streams" if scenario.concurrency else f"{scenario.rate:g} requests/s"
+    return f"{scenario.policy}, {load}, {scenario.verifiers} verifiers, {scenario.drafters} drafter"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The shipped drafter's folder is made of a training run by one command, whether the run has ended or not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks import ship
+from dspark.model.calibration import load_calibration
+from dspark.model.checkpoint import load_drafter
+from training.samples import Sample, write_samples
+from training.settings import Settings
+from training.trainer import train_drafter
+
+
+def test_a_run_becomes_the_folder_that_ships(
+    golden_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randint(2, 128, (40,), generator=generator) for _ in range(10)]
+    write_samples(tmp_path / "samples", [Sample(ids, torch.ones(40, dtype=torch.bool)) for ids in made])
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps(list(range(2, 100))))
+    settings = Settings(
+        target=str(golden_target), samples=str(tmp_path / "samples"), out=str(tmp_path / "run"), family="dspark",
+        layers=1, block_size=3, markov_rank=4, keep_tokens=str(kept), steps=2, batch=4, anchors=4, held_out=2,
+        log_every=1, evaluate_every=1, device="cpu",
+    )  # fmt: skip
+    train_drafter(settings)
+    asked = tmp_path / "made-up.jsonl"
+    rows = [{"turns": [[3 + n, 7, 9 + n, 11]], "domain": "made up"} for n in range(4)]
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [str(tmp_path / "run"), "--target", str(golden_target), "--tokens", "10", "--rows", "0"]
+    words += ["--prompts", str(asked), "--datasets", str(asked), "--keep", str(tmp_path / "answers")]
+    out = tmp_path / "models" / "shipped"
+    out.mkdir(parents=True)
+    (out / "of-another-version").touch()
+    assert ship.main([*words, "--out", str(out)]) == 0
+    assert {path.name for path in out.parent.iterdir()} == {"shipped"}
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        "config.json", "model.safetensors", "calibration.json", "metrics.json", "README.md", "training.csv",
+        "training.png", "acceptance.png", "reliability-greedy.png", "reliability-token-sampled.png",
+        "reliability-block-sampled.png", "reliability-coupled-sampled.png",
+    }  # fmt: skip
+    assert not {"embed_tokens.weight", "lm_head.weight"} & load_file(out / "model.safetensors").keys()
+    assert load_file(out / "model.safetensors")["fc.weight"].dtype is torch.bfloat16
+    assert load_drafter(out, target=golden_target).config.head_size == 98
+    assert set(load_calibration(out, block_size=3).rules) == {"token", "block", "coupled"}
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "An early version: at most 32 blocks" in card
+    for row in ("| made up | 0 | ", "| mean | 1 | ", "| all | greedy | ", "| coupled | sampled | "):
+        assert row in card
+    assert str(tmp_path) not in card + (out / "metrics.json").read_text(encoding="utf-8")
+    shutil.rmtree(tmp_path / "run" / "drafter")  # as before its last step
+    assert ship.main([*words, "--out", str(tmp_path / "again")]) == 0
+    assert "its state after 2 steps" in capsys.readouterr().err
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "again"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_folder_that_is_no_run_is_refused_and_what_ships_stays(
+    tmp_path: Path, golden_target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "weights").touch()
+    words = [str(tmp_path / "nothing"), "--target", str(golden_target), "--out", str(tmp_path / "out")]
+    assert ship.main(words) == 1
+    assert "nothing: no state.safetensors" in capsys.readouterr().err
+    assert (tmp_path / "out" / "weights").exists()

@@ -1,0 +1,65 @@
+"""Policies in turns: who stays, what a ratio is, and that a run goes on where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.turns import ADAPTIVE, BASELINES, Book, Tournament, draw
+from dspark.errors import InvalidRequest
+
+SPEED = {"off": 50.0, "fixed:5": 100.0, "fixed:6": 96.0, "greedy": 104.0, "async": 60.0}
+
+
+class Bench:
+    """Known rates; every turn the machine is a little slower, for everybody."""
+
+    def __init__(self, fails_after: int = 10**9) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self._fails_after = fails_after
+
+    async def rate(self, policy: str, load: int) -> float:
+        if len(self.asked) >= self._fails_after:
+            raise RuntimeError("the machine went away")
+        self.asked.append((policy, load))
+        return SPEED.get(policy, 40.0) * 0.98 ** len(self.asked)
+
+
+def _run(bench: Bench, book: Book, turns: int = 3) -> dict[str, dict[str, object]]:
+    return asyncio.run(Tournament("part", bench.rate, book, turns).run([8]))
+
+
+def test_the_far_behind_leave_after_a_turn_and_adaptive_ones_stay() -> None:
+    bench = Bench()
+    point = _run(bench, Book(None, {}))["8"]
+    times = [policy for policy, _ in bench.asked]
+    assert len(times) == len(BASELINES) + len(ADAPTIVE) + 2 * (2 + len(ADAPTIVE))
+    assert times.count("off") == 1
+    assert times.count("fixed:6") == times.count("async") == 3
+    assert (point["best"], point["rival"]) == ("greedy", "fixed:5")
+    first, second = times[: len(BASELINES) + 2], times[len(BASELINES) + 2 :][:4]
+    assert first == [*BASELINES, *ADAPTIVE]
+    assert second == ["async", "greedy", "fixed:6", "fixed:5"]  # backwards
+
+
+def test_a_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
+    file, settings = tmp_path / "book.jsonl", {"quick": True, "answers": (24, 72), "work": {1: 6}}
+    with pytest.raises(RuntimeError):
+        _run(Bench(fails_after=11), Book(file, settings))
+    assert len(file.read_text().splitlines()) == 12  # and the settings
+    rest = Bench()
+    point = _run(rest, Book(file, settings))["8"]
+    assert len(rest.asked) == 18 - 11
+    assert json.dumps(point) == json.dumps(_run(Bench(fails_after=0), Book(file, settings))["8"])
+    with pytest.raises(InvalidRequest, match="save"):
+        Book(file, {"quick": False})
+
+
+def test_every_part_gets_its_panel(tmp_path: Path) -> None:
+    points = _run(Bench(), Book(None, {}))
+    draw({"one": points, "other": points}, tmp_path / "plot.svg")
+    text = (tmp_path / "plot.svg").read_text()
+    assert text.count('<g id="axes_') == 2

@@ -1,0 +1,218 @@
+"""What a `RoundLoop` reports follows the target's law exactly, whatever is planned and however far it runs ahead.
+
+No sampling: `round_walk` drives the real loop through every block, every coin and every report, two sequences at a
+time, so that the joint law has to be the product. Loops that are broken on purpose have to be found out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from enumeration import KINDS, BlockRounds, Floats, Machine, Rounds, TokenRounds, Tokens, World, build, exact, sent
+from round_walk import Confidences, Endless, Setting, Walk
+
+from dspark.decoding.race import winners
+from dspark.rounds import passes, state
+from dspark.rounds.loop import RoundLoop
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes
+
+BOUND = 1e-9
+LEAK = 1e-3
+RULES = {"token": TokenRounds, "block": BlockRounds}
+TERMS = {
+    "off": Terms(PlanKind.OFF),
+    "fixed": Terms(PlanKind.FIXED, 2),
+    "threshold": Terms(PlanKind.THRESHOLD, 2, 0.5),
+    "price": Terms(PlanKind.PRICE, 2, 0.45),
+    "capped": Terms(PlanKind.PRICE, 2, 0.2, cap=2),
+}
+
+
+def worlds(kind: str, seed: int) -> list[World]:
+    """Two sequences of two tokens; confidences depend on what was drafted before, and on nothing true."""
+    made = []
+    for place, horizon in enumerate((4, 3)):
+        rng = np.random.default_rng((seed, place))
+
+        def rows(contexts: int, slots: int, rng: np.random.Generator = rng) -> tuple[Floats, Floats, Floats]:
+            return *KINDS[kind](rng, contexts, slots, 2), rng.choice([0.3, 0.6, 0.95], slots)
+
+        made.append(build(2, 2, horizon, rows))
+    return made
+
+
+def plans(terms: Terms, window: int) -> Setting:
+    """The price follows the confidences of the last reported round; other terms stay."""
+    first = Plan(0, terms, window=window)
+
+    def then(confidences: Confidences) -> Plan:
+        if terms.kind is not PlanKind.PRICE:
+            return first
+        kind = round(100 * sum(map(sum, confidences))) % 4
+        if kind == 3:
+            return Plan(3, Terms(PlanKind.OFF), window=window)
+        return Plan(kind, terms._replace(price=(0.2, 0.5, 0.92)[kind]), window=window)
+
+    return Setting(first, then)
+
+
+def walked(made: Sequence[World], rule: str, setting: Setting) -> tuple[float, set[int]]:
+    """Total variation to the target's own joint law, and the prefixes that were chosen."""
+    laws: list[Rounds] = [RULES[rule](world, Machine(lambda *_: 0)) for world in made]
+    walk = Walk(laws, setting, lambda: RoundLoop(Endless()))
+    found = walk.run()
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)
+    first, second = (exact(world) for world in made)
+    product = {(a, b): pa * pb for (a, pa), (b, pb) in itertools.product(first.items(), second.items())}
+    return 0.5 * sum(abs(found.get(k, 0.0) - product.get(k, 0.0)) for k in found.keys() | product), walk.prefixes
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("terms", TERMS)
+def test_what_is_reported_follows_the_target_s_law_exactly(terms: str, rule: str, window: int) -> None:
+    seen: set[int] = set()
+    for kind, seed in (("logits", 1), ("logits", 2), ("zeros", 1), ("ties", 2)):
+        off, chosen = walked(worlds(kind, seed), rule, plans(TERMS[terms], window))
+        assert off <= BOUND
+        seen |= chosen
+    assert seen == ({0} if terms == "off" else {0, 1, 2}), "every length occurs"
+
+
+def test_a_plan_that_knows_the_block_it_comes_before_does_not_meet_it() -> None:
+    assert walked(worlds("logits", 1), "token", _peeking())[0] <= BOUND
+
+
+def _peeking() -> Setting:
+    """A coordinator that would verify nothing where the second slot is sure."""
+    first = Plan(0, Terms(PlanKind.PRICE, 2, 0.0))
+    never = Plan(1, Terms(PlanKind.PRICE, 2, 2.0))
+
+    def meanwhile(confidences: Confidences) -> Plan:
+        return never if any(len(each) > 1 and each[1] > 0.5 for each in confidences) else first
+
+    return Setting(first, lambda _: first, meanwhile)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_whoever_is_taken_away_for_what_its_pass_says_has_it_reported(rule: str) -> None:
+    first = plans(TERMS["fixed"], 2)
+    for least in (1, 2):
+        setting = Setting(first.first, first.then, settles=lambda count, least=least: count >= least)
+        assert walked(worlds("logits", 2), rule, setting)[0] <= BOUND
+
+
+# Loops that are broken on purpose.
+
+
+def test_a_pass_cut_down_to_a_tier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def to_a_tier_below(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
+        total = sum(prefixes(blocks, terms))
+        return prefixes(blocks, [each._replace(cap=total - total % 2) for each in terms])
+
+    def to_a_tier_above(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
+        total = sum(prefixes(blocks, terms))
+        return prefixes(blocks, [each._replace(price=0.0, cap=total + total % 2) for each in terms])
+
+    found = {}
+    for name, broken in (("down", to_a_tier_below), ("up", to_a_tier_above)):
+        monkeypatch.setattr(passes, "prefixes", broken)
+        setting = plans(TERMS["price"], 0)
+        found[name] = max(walked(worlds("logits", seed), "token", setting)[0] for seed in range(3))
+    assert found["down"] > LEAK
+    assert found["up"] <= BOUND, "filled up by rank it is harmless"
+
+
+def test_a_verdict_that_is_thrown_away_for_what_it_says_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(state.NEXT, (state.State.RUNNING, state.Event.SETTLE), state.State.GONE)
+    first = plans(TERMS["fixed"], 2)
+    setting = Setting(first.first, first.then, settles=lambda count: count >= 2)
+    assert walked(worlds("logits", 2), "token", setting)[0] > LEAK
+
+
+def test_a_prefix_by_something_younger_than_its_order_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[RoundLoop] = []
+    feed_all = RoundLoop.feed_all
+
+    def remembered(loop: RoundLoop, told, now: float):  # type: ignore[no-untyped-def]
+        loops.append(loop)
+        return feed_all(loop, told, now)
+
+    def by_the_newest_plan(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
+        return prefixes(blocks, [loops[-1].plan.terms for _ in terms])
+
+    monkeypatch.setattr(RoundLoop, "feed_all", remembered)
+    monkeypatch.setattr(passes, "prefixes", by_the_newest_plan)
+    assert walked(worlds("logits", 1), "token", _peeking())[0] > LEAK
+
+
+# The coupled rule, which has no coins.
+
+
+class CoupledRounds(Rounds):
+    """One noise for every position: one block, and one outcome."""
+
+    def __init__(self, world: World, noise: Sequence[int], own: list[list[int]], drafted: list[list[int]]) -> None:
+        super().__init__(world, Machine(lambda *_: 0))
+        self._noise, self._own, self._drafts = noise, own, drafted
+
+    def blocks(self, committed: Tokens):  # type: ignore[no-untyped-def]
+        block: Tokens = ()
+        slots = []
+        for k in range(self.world.block):
+            slots.append(self.world.draft[committed, block])
+            block = (*block, self._drafts[slots[-1]][self._noise[len(committed) + k]])
+        yield block, 1.0, tuple(self.world.confidence[slot] for slot in slots)
+
+    def outcomes(self, committed: Tokens, prefix: Tokens):  # type: ignore[no-untyped-def]
+        said: Tokens = ()
+        for k in range(len(prefix) + 1):
+            said = (*said, self._own[self.world.target[committed + said]][self._noise[len(committed) + k]])
+            if k == len(prefix) or said[-1] != prefix[k]:
+                break
+        yield said[: self.world.horizon - len(committed)], 1.0
+
+
+SHARES = 4
+
+
+def _quarters(seed: int) -> World:
+    """Target probabilities in quarters, so that four values of the noise tell all laws apart."""
+    rng = np.random.default_rng((seed, 9))
+
+    def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
+        head, near = rng.integers(0, SHARES + 1, contexts) / SHARES, rng.uniform(0.01, 0.99, slots)
+        q = sent(np.stack([near, 1.0 - near], axis=1))
+        return np.stack([head, 1.0 - head], axis=1), q, rng.choice([0.3, 0.6, 0.95], slots)
+
+    return build(2, 2, 3, rows)
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("terms", ["fixed", "threshold", "price"])
+def test_the_coupled_rule_says_the_target_s_tokens_whatever_is_planned(terms: str, window: int) -> None:
+    import torch
+
+    world = _quarters(3)
+    middles = (torch.arange(SHARES, dtype=torch.float64) + 0.5) / SHARES
+    noise = torch.stack([middles, 1.0 - middles], dim=-1)
+    own, drafted = (
+        [winners(row.expand(SHARES, -1), noise)[0].tolist() for row in torch.from_numpy(rows)]
+        for rows in (world.p, world.q)
+    )
+    law: dict[Tokens, float] = {}
+    for drawn in itertools.product(range(SHARES), repeat=world.horizon):
+        place = (*drawn, *([1] * world.block))
+        one = CoupledRounds(world, place, own, drafted)
+        setting = plans(TERMS[terms], window)
+        (said,) = (said for (said,) in Walk([one], setting, lambda: RoundLoop(Endless())).run())
+        law[said] = law.get(said, 0.0) + float(SHARES) ** -world.horizon
+    truth = exact(world)
+    assert 0.5 * sum(abs(law.get(word, 0.0) - truth[word]) for word in truth) <= BOUND
+
+
+def test_no_cap_is_no_limit() -> None:
+    assert sum(prefixes([[1.0] * 8] * 64, [Terms(PlanKind.FIXED, 8)] * 64)) == 512 < NO_CAP

@@ -1,0 +1,157 @@
+"""A drafter whose file leaves its vocabulary tables to the target: the same drafter wherever one is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draft_service.config import DraftConfig
+from draft_service.loading import load_parts
+from dspark.cli import conformance
+from dspark.cli.main import main
+from dspark.errors import CheckpointError
+from dspark.model.anchored import entries_at
+from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
+from dspark.model.family import Drafter
+from dspark.model.formats.convert import to_speculators
+from dspark.model.formats.sharing import without_tables
+from tests.unit.model.golden import DATA
+from training.calibrate import calibrate
+from training.evaluate import evaluate
+
+PAIR = DATA / "pair"
+TARGET, WHOLE, WEIGHTS = PAIR / "target", PAIR / "drafter", "model.safetensors"
+TABLES = {"embed_tokens.weight", "lm_head.weight"}
+KEPT = [0, 2, 5, 9, 17, 33, 64, 65, 300, 511]
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    without_tables(WHOLE, tmp_path / "shared", target=TARGET)
+    return tmp_path / "shared"
+
+
+def _drafts(drafter: Drafter, slots: int = 4) -> torch.Tensor:
+    """[2, slots, V + 1] logits and confidence of greedy blocks behind fixed context."""
+    rows = torch.randn(40, drafter.feature_size, generator=torch.Generator().manual_seed(3))
+    ids, anchors = torch.arange(40) * 7 % drafter.config.vocab_size, torch.tensor([20, 39])
+    entries, last = entries_at(drafter, features=rows, token_ids=ids, anchors=anchors)
+    proposal = drafter.propose(
+        anchor_ids=ids[anchors], anchor_positions=anchors, context=entries, last_rows=last, slots=slots
+    )
+    before, said = [ids[anchors]], []
+    for _ in range(slots):
+        said.append(proposal.step(before[-1]))
+        before.append(said[-1].argmax(dim=-1))
+    confidence = proposal.confidence_logits(torch.stack(before[:-1], dim=1))
+    assert confidence is not None
+    return torch.cat((torch.stack(said, dim=1), confidence[..., None]), dim=-1)
+
+
+@torch.no_grad()
+def test_the_same_drafts_bit_for_bit_from_a_file_without_the_tables(shared: Path) -> None:
+    assert not TABLES & load_file(shared / WEIGHTS).keys()
+    assert (shared / "calibration.json").read_bytes() == (WHOLE / "calibration.json").read_bytes()
+    before = {path: path.read_bytes() for folder in (shared, TARGET) for path in folder.iterdir()}
+    ours, theirs = load_drafter(shared, target=TARGET), load_drafter(WHOLE)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert torch.equal(_drafts(ours), _drafts(theirs))
+    assert {path: path.read_bytes() for folder in (shared, TARGET) for path in folder.iterdir()} == before
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spelling", ["deepspec", "speculators"])
+def test_a_cut_head_takes_the_rows_of_its_tokens(spelling: str, tmp_path: Path) -> None:
+    to_speculators(WHOLE, tmp_path / "cut", keep_tokens=KEPT)
+    folder = tmp_path / "cut"
+    if spelling == "deepspec":
+        raw = json.loads((WHOLE / "config.json").read_text()) | {"draft_vocab_size": len(KEPT)}
+        (folder / "config.json").write_text(json.dumps(raw))
+    without_tables(folder, tmp_path / "shared", target=TARGET)
+    assert not TABLES & load_file(tmp_path / "shared" / WEIGHTS).keys()
+    ours, theirs = load_drafter(tmp_path / "shared", target=TARGET), load_drafter(folder)
+    assert ours.lm_head.weight.shape == (len(KEPT), 96)
+    assert torch.equal(_drafts(ours), _drafts(theirs))
+
+
+def test_what_ties_it_to_a_verifier_is_its_projection_and_what_names_it_holds_the_target(
+    shared: Path, tmp_path: Path
+) -> None:
+    whole = load_drafter(WHOLE).fingerprint
+    assert load_drafter(shared, target=TARGET).fingerprint == whole == load_projection(shared).fingerprint
+    other = _other_target(tmp_path / "other", 1.5)
+    names = {fingerprint(shared, target=target) for target in (TARGET, other)}
+    assert len(names | {fingerprint(shared)}) == 3
+    assert fingerprint(WHOLE, target=other) == fingerprint(WHOLE)
+
+
+def test_the_draft_service_serves_it_with_its_target_and_asks_for_one(shared: Path) -> None:
+    parts = load_parts(DraftConfig(drafter=str(shared), target=str(TARGET), device="cpu"))
+    assert parts.fingerprint == fingerprint(shared, target=TARGET)
+    assert torch.equal(parts.drafter.lm_head.weight, load_drafter(WHOLE).lm_head.weight)
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight and lm_head\.weight are left out.*--target"):
+        load_parts(DraftConfig(drafter=str(shared), device="cpu"))
+
+
+def test_calibration_and_evaluation_are_those_of_the_whole_file(shared: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "asked.jsonl"
+    prompts.write_text("".join((PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(True)[:4]))
+    fits, taus = [], []
+    for folder in (shared, WHOLE):
+        made = calibrate(
+            TARGET, folder, [prompts], rules=["token"], new_tokens=8, out=tmp_path / "fits" / folder.name, bar=False
+        )
+        fits.append(made["fits"])
+        taus.append(evaluate(TARGET, folder, [prompts], temperatures=[0.0], new_tokens=8, bar=False)["temperatures"])
+    assert repr(fits[0]) == repr(fits[1])
+    assert repr(taus[0]) == repr(taus[1])
+
+
+def test_conformance_finds_the_target_of_a_file_without_tables(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "target_qwen3", tmp_path / "cases" / "target_qwen3")
+    folder = Path(shutil.copytree(DATA / "dspark_vanilla", tmp_path / "cases" / "dspark_vanilla"))
+    tensors = load_file(folder / WEIGHTS)
+    save_file({name: tensor for name, tensor in tensors.items() if name not in TABLES}, folder / WEIGHTS)
+    (folder / conformance.DECODE_FILE).unlink()  # its cases name the weights file they were recorded with
+    assert conformance.run(tmp_path / "cases") == 0
+    shutil.rmtree(tmp_path / "cases" / "target_qwen3")
+    assert conformance.run(tmp_path / "cases") == 1
+
+
+def test_a_target_of_another_shape_is_refused_by_name(shared: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight .*\[512, 96\] is wanted, .*target_qwen3 has"):
+        load_drafter(shared, target=DATA / "target_qwen3")
+    with pytest.raises(CheckpointError, match="nowhere"):
+        load_drafter(shared, target="nowhere/at/all")
+
+
+def test_tables_that_are_not_the_target_s_stay(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = _other_target(tmp_path / "other", 1.5)
+    words = ["checkpoint", "share", str(WHOLE), str(tmp_path / "out"), "--target"]
+    assert main([*words, str(other)]) == 1
+    assert "embed_tokens.weight is not the one of" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*words, str(TARGET)]) == 0
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (shared / WEIGHTS).read_bytes()
+    assert main([*words, str(TARGET), "--dtype", "bfloat16"]) == 0
+    rounded, exact = load_file(tmp_path / "out" / WEIGHTS), load_file(shared / WEIGHTS)
+    assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    with pytest.raises(CheckpointError, match="holds no table"):
+        without_tables(shared, tmp_path / "again", target=TARGET)
+
+
+def _other_target(folder: Path, scale: float) -> Path:
+    """The target with another embedding."""
+    shutil.copytree(TARGET, folder)
+    tensors = load_file(folder / WEIGHTS)
+    name = next(name for name in tensors if name.endswith("embed_tokens.weight"))
+    save_file(tensors | {name: tensors[name] * scale}, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder

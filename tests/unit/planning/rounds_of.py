@@ -1,0 +1,149 @@
+"""Rounds of a lane in numbers: calibrated blocks of several kinds of text, a cost model, and what plans make of them.
+
+Blocks cost what the model says, tokens are expected ones (the sums of survivals), so that two ways to plan the same
+rounds compare without noise; acceptance itself, which the planner learns from, is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.planner import Finished, Lane, Planner
+from coordinator.scheduling.cost_curve import CostCurve
+from dspark.rounds.plan import PlanKind, prefixes
+from dspark.rounds.policy import Greedy
+from dspark.rounds.schedule import Floats, schedule
+
+SLOTS = 7
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+CONTEXT = 128.0
+MIXED = (0.89, 0.86, 0.75)  # chance that a slot is kept once those before it are, by kind of text
+HARD = (0.35, 0.3, 0.2)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of passes, drafts and what lies between."""
+
+    verify_s: Callable[[float], float]  # by tokens
+    draft_s: Callable[[float, int], float]  # by sequences and slots
+    hop_s: float
+
+    def curve(self) -> CostCurve:
+        """As the verifier would announce it."""
+        return CostCurve(SIZES, [int(CONTEXT)], [self.verify_s(size) for size in SIZES])
+
+    def round_s(self, tokens: float, sequences: int, slots: int, cohorts: int = 1) -> float:
+        if slots == 0:
+            return self.verify_s(tokens)
+        step, draft = self.verify_s(tokens / cohorts), self.draft_s(sequences / cohorts, slots)
+        alone = step + draft + self.hop_s
+        return alone if cohorts == 1 else max(2.0 * step, 2.0 * draft, alone)
+
+
+COSTS = {
+    "gpu": Costs(lambda t: 20e-3 + 0.1e-3 * t, lambda n, k: 1.5e-3 + 0.2e-3 * k + 20e-6 * n, 2e-3),
+    "small gpu": Costs(lambda t: 5e-3 + 0.05e-3 * t, lambda n, k: 0.7e-3 + 0.1e-3 * k + 8e-6 * n, 1.5e-3),
+    "cpu": Costs(lambda t: 2e-3 + 1.5e-3 * t, lambda n, k: 1e-3 + 0.2e-3 * k * n, 1e-3),
+}
+
+
+def blocks(rng: np.random.Generator, texts: Floats) -> Floats:
+    """[n, SLOTS] calibrated confidences of texts of these mean chances [n], one anchor each."""
+    return np.clip(rng.beta(texts[:, None], 1.0 - texts[:, None], (len(texts), SLOTS)), 0.0, 1.0)
+
+
+def draw_texts(rng: np.random.Generator, kinds: tuple[float, ...], count: int) -> Floats:
+    return rng.choice(kinds, count)
+
+
+def planned(
+    costs: Costs,
+    kinds: tuple[float, ...],
+    streams: int,
+    rounds: int,
+    *,
+    seed: int = 0,
+    cohorts: int = 1,
+    announced: Costs | None = None,
+    bent: Callable[[Floats], Floats] = lambda confidence: confidence,
+    lag: int = 1,
+) -> tuple[float, Planner, list[int]]:
+    """(tokens per second after a warm-up, the planner, slots of its plans).
+
+    announced: costs as they were measured, if they have changed since. bent: what the drafter says its chances are.
+    lag: finished rounds that a plan does not know yet. cohorts: at most so many.
+    """
+    rng = np.random.default_rng(seed)
+    base = announced or costs
+    planner = Planner(CostCorrector(base.curve(), base.draft_s, Running(base.hop_s)), SLOTS)
+    texts = draw_texts(rng, kinds, streams)
+    tokens = seconds = 0.0
+    lane = Lane(range(streams), ["d"] * streams, np.ones(streams), CONTEXT, most_cohorts=cohorts)
+    plans = [planner.next(lane)] * (lag + 1)
+    slots_of = []
+    for number in range(rounds):
+        leaving = rng.random(streams) < 1 / 30
+        texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
+        plan = plans[-1 - lag]
+        true = blocks(rng, texts)
+        slots = plan.terms.slots if plan.terms.kind is PlanKind.PRICE else 0
+        said = bent(true)[:, :slots]
+        verified = np.array(prefixes([list(row) for row in said], [plan.terms] * streams))
+        alive = np.cumprod(true, axis=1)
+        brought = float(np.where(np.arange(SLOTS) < verified[:, None], alive, 0.0).sum())
+        accepted = np.minimum((np.cumprod(rng.random(true.shape) < true, axis=1)).sum(axis=1), verified)
+        load = streams + int(verified.sum())
+        took = costs.round_s(load, streams, slots, plan.cohorts)
+        planner.learn(
+            Finished(
+                lane.keys,
+                said,
+                verified,
+                accepted,
+                lane.weight,
+                CONTEXT,
+                load,
+                0,
+                costs.verify_s(load),
+                took,
+                costs.draft_s(streams, slots) if slots else 0.0,
+            )
+        )
+        plans.append(planner.next(lane))
+        slots_of.append(slots)
+        if number >= rounds // 4:
+            tokens += streams + brought
+            seconds += took
+    return tokens / seconds, planner, slots_of
+
+
+def live(costs: Costs, kinds: tuple[float, ...], streams: int, rounds: int, slots: int, *, seed: int = 0) -> float:
+    """The same with Algorithm 1 run on the live confidences of blocks of so many slots, which no plan can do; 0 slots
+    are plain decoding."""
+    rng = np.random.default_rng(seed)
+    texts = draw_texts(rng, kinds, streams)
+    overhead = costs.draft_s(streams, slots) + costs.hop_s if slots else 0.0
+    convex = costs.curve().column(CONTEXT)
+    tokens = seconds = 0.0
+    for number in range(rounds):
+        leaving = rng.random(streams) < 1 / 30
+        texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
+        true = blocks(rng, texts)
+        lengths = np.full(streams, slots)
+        chosen = schedule(true[:, :slots], lengths, [Greedy()] * streams, lambda t: convex(t) + overhead)
+        alive = np.cumprod(true, axis=1)
+        rng.random(true.shape)  # as `planned` draws
+        if number >= rounds // 4:
+            tokens += streams + float(np.where(np.arange(SLOTS) < chosen[:, None], alive, 0.0).sum())
+            seconds += costs.round_s(streams + int(chosen.sum()), streams, slots)
+    return tokens / seconds
+
+
+def best_live(costs: Costs, kinds: tuple[float, ...], streams: int, rounds: int) -> tuple[float, int]:
+    """Of all lengths of blocks the best."""
+    return max((live(costs, kinds, streams, rounds, slots), slots) for slots in range(SLOTS + 1))

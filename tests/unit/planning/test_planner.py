@@ -1,0 +1,234 @@
+"""Plans against what no plan can do: Algorithm 1 run on the live confidences of every round, see `rounds_of`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rounds_of import CONTEXT, COSTS, HARD, MIXED, SLOTS, Costs, live, planned
+
+from coordinator.planning.acceptance import AcceptanceEstimator
+from coordinator.planning.cost import OUTLIER, CostCorrector, Running
+from coordinator.planning.planner import Finished, Lane, Planner
+from dspark.rounds.plan import PlanKind, prefixes
+from dspark.synthetic.spec import load_spec
+
+ROOT = Path(__file__).parents[3]
+PAPER = load_spec(ROOT / "benchmarks/synthetic/paper.yaml")  # the simulator's
+HOPS_S = 2e-3  # of a round
+COSTS |= {
+    "simulated": Costs(lambda t: PAPER.verify.seconds(t, CONTEXT), lambda n, _: PAPER.draft.seconds(n, CONTEXT), HOPS_S)
+}
+ROUNDS = {1: 600, 8: 200, 64: 80, 256: 40}
+
+
+def lane(streams: int, cohorts: int = 2, keys: str = "d") -> Lane:
+    return Lane(range(streams), [keys] * streams, np.ones(streams), CONTEXT, most_cohorts=cohorts)
+
+
+@pytest.mark.parametrize(
+    ("costs", "kinds", "streams", "lengths"),
+    [
+        ("gpu", MIXED, 1, (5, 7)),
+        ("gpu", MIXED, 8, (5, 7)),
+        ("gpu", MIXED, 64, (5, 7)),
+        ("gpu", MIXED, 256, (5, 7)),
+        ("small gpu", MIXED, 256, (0, 5, 7)),
+        ("small gpu", HARD, 8, (0, 2, 4)),
+        ("gpu", HARD, 1, (0, 2, 3, 4)),
+        ("cpu", MIXED, 1, (0, 3, 5, 7)),
+        ("cpu", MIXED, 8, (0, 2, 4)),
+        ("cpu", HARD, 64, (0, 2)),
+        ("simulated", MIXED, 1, (5, 7)),
+        ("simulated", MIXED, 8, (5, 7)),
+        ("simulated", MIXED, 64, (5, 7)),
+        ("simulated", MIXED, 256, (5, 7)),
+    ],
+)
+def test_plans_bring_nearly_what_algorithm_1_would_live(
+    costs: str, kinds: tuple[float, ...], streams: int, lengths: tuple[int, ...]
+) -> None:
+    rounds = ROUNDS[streams]
+    made, _, _ = planned(COSTS[costs], kinds, streams, rounds)
+    best = max(live(COSTS[costs], kinds, streams, rounds, slots) for slots in lengths)
+    assert made >= 0.98 * best
+
+
+def test_where_drafting_does_not_pay_nearly_nothing_is_drafted() -> None:
+    _, _, slots = planned(COSTS["cpu"], HARD, 8, 200)
+    assert np.mean(np.array(slots[50:]) == 0) > 0.85
+
+
+def test_a_machine_that_became_slower_than_it_was_measured_is_planned_for_as_it_is() -> None:
+    now, then = COSTS["gpu"], COSTS["gpu"]
+    announced = Costs(lambda t: then.verify_s(t) / 2.0, lambda n, k: then.draft_s(n, k) / 3.0, then.hop_s)
+    made, planner, _ = planned(now, MIXED, 64, 120, announced=announced)
+    assert planner.cost.drafted.value == pytest.approx(2.0, rel=0.05)
+    assert planner.cost.drafting.value == pytest.approx(3.0, rel=0.05)
+    assert made >= 0.97 * live(now, MIXED, 64, 120, SLOTS)
+
+
+def test_a_plan_two_rounds_old_is_hardly_worse() -> None:
+    made, _, _ = planned(COSTS["gpu"], MIXED, 8, 200, lag=2)
+    assert made >= 0.98 * live(COSTS["gpu"], MIXED, 8, 200, SLOTS)
+
+
+def test_a_drafter_that_promises_too_much_is_found_out() -> None:
+    _, planner, _ = planned(COSTS["gpu"], HARD, 8, 200, bent=lambda confidence: confidence**0.2)
+    assert planner.acceptance.trust("d") < 0.8
+    made, _, slots = planned(COSTS["cpu"], (0.05,), 8, 200, bent=lambda confidence: np.full_like(confidence, 0.95))
+    assert np.mean(np.array(slots[80:]) == 0) > 0.8, "always sure and nearly always wrong"
+    assert made > 0.9 * live(COSTS["cpu"], (0.05,), 8, 200, 0)
+
+
+def test_a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with() -> None:
+    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        confidence = np.full((2, SLOTS), 0.9)
+        accepted = np.array([SLOTS, int(rng.integers(0, 2))])
+        planner.learn(
+            Finished(
+                ["good", "bad"], confidence, np.full(2, SLOTS), accepted, np.ones(2), CONTEXT, 16, 0, 22e-3, 28e-3, 3e-3
+            )
+        )
+    plan = planner.next(Lane([4, 6], ["good", "bad"], np.ones(2), CONTEXT))
+    good, bad = plan.terms_of(4), plan.terms_of(6)
+    assert good.kind is bad.kind is PlanKind.PRICE
+    assert (good.price, good.slots, good.cap) == (bad.price, bad.slots, bad.cap)
+    assert bad.weight < 0.7 * good.weight
+    block = [0.9] * SLOTS
+    assert prefixes([block], [bad])[0] < prefixes([block], [good])[0]
+
+
+def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_whole_pass() -> None:
+    hidden = Costs(lambda t: 1e-3 + 0.2e-3 * t, lambda n, k: 0.3e-3 * n, 4e-3)
+    flat = Costs(lambda t: 20e-3, lambda n, k: 2e-3, 1e-3)
+    for costs, cohorts in ((hidden, 2), (flat, 1)):
+        planner = Planner(CostCorrector(costs.curve(), costs.draft_s, Running(costs.hop_s)), SLOTS, explore=0.0)
+        sure = np.full((64, SLOTS), 0.9)
+        planner.learn(
+            Finished(
+                ["d"] * 64, sure, np.full(64, 4), np.full(64, 4), np.ones(64), CONTEXT, 320, 0,
+                costs.verify_s(320), costs.round_s(320, 64, SLOTS), costs.draft_s(64, SLOTS),
+            )
+        )  # fmt: skip
+        assert planner.next(lane(64)).cohorts == cohorts
+        assert planner.next(lane(64, cohorts=1)).cohorts == 1
+
+
+def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -> None:
+    costs = Costs(lambda t: 10e-3, lambda n, k: 1e-3 * k, 3e-3)
+    corrector = CostCorrector(costs.curve(), costs.draft_s, Running(costs.hop_s))
+    tokens = np.array([64.0])
+    assert corrector.round_s(tokens, CONTEXT, 32, 4, 1)[0] == pytest.approx(17e-3)
+    assert corrector.round_s(tokens, CONTEXT, 32, 4, 2)[0] == pytest.approx(20e-3)  # both passes
+    assert corrector.round_s(tokens, CONTEXT, 32, 9, 2)[0] == pytest.approx(22e-3)  # one of them by itself
+    assert corrector.round_s(tokens, CONTEXT, 32, 20, 2)[0] == pytest.approx(40e-3)  # both drafts
+
+
+def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
+    def tried(costs: Costs, plans: int) -> list[int]:
+        planner = Planner(CostCorrector(costs.curve(), costs.draft_s, Running(costs.hop_s)), SLOTS)
+        poor = np.full((64, SLOTS), 0.2)
+        nothing = np.zeros(64, np.int64)
+        planner.learn(
+            Finished(["d"] * 64, poor, nothing, nothing, np.ones(64), CONTEXT, 64, 0, costs.verify_s(64), 0.2, 0.05)
+        )
+        return [planner.next(lane(64, cohorts=1)).terms.slots for _ in range(plans)]
+
+    dear = tried(COSTS["cpu"], 300)
+    assert dear[:40] == tried(COSTS["cpu"], 40), "the same keys, the same plans"
+    assert 0 < np.count_nonzero(dear) < 30
+    assert dear.count(SLOTS) > 0, "whole blocks, too"
+
+
+def test_nobody_is_planned_for_without_a_sequence_and_caps_leave_room_for_anchors() -> None:
+    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS)
+    assert planner.next(lane(0)).terms.slots == 0
+    plan = planner.next(Lane(range(8), ["d"] * 8, np.ones(8), CONTEXT, most_tokens=20))
+    assert plan.terms.cap == 12
+    assert plan.draft_s > COSTS["gpu"].hop_s
+
+
+def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
+    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS, explore=0.0)
+    rounds = np.full((4, SLOTS), np.nan)
+    rounds[0] = 0.9
+    zeros = np.zeros(4, np.int64)
+    draft_s = COSTS["gpu"].draft_s(1, SLOTS)
+    for _ in range(40):
+        planner.learn(Finished(["d"] * 4, rounds, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 20.4e-3, 25e-3, draft_s))
+    assert planner.acceptance.usual() == pytest.approx(np.full(SLOTS, 0.9), abs=0.01)
+    assert planner.cost.drafting.value == pytest.approx(1.0)
+    assert planner.next(lane(4, cohorts=1)).terms.price == pytest.approx(0.9**SLOTS, rel=0.05), "of what was drafted"
+
+
+# One acceptance estimator.
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("price", [0.0, 0.5, 0.9])
+def test_verifying_the_promising_slots_alone_does_not_bend_the_estimate(price: float, labels: bool) -> None:
+    rng = np.random.default_rng(1)
+    estimator = AcceptanceEstimator(SLOTS)
+    for _ in range(200):
+        sure = rng.beta(0.7, 0.3, (16, SLOTS))
+        alive = np.cumprod(sure, axis=1)
+        verified = (alive >= price).sum(axis=1)
+        accepted = np.minimum(np.cumprod(rng.random(sure.shape) < sure, axis=1).sum(axis=1), verified)
+        known = None
+        if labels:
+            before = np.concatenate((np.ones((16, 1)), alive[:, :-1]), axis=1)
+            known = np.stack((before, alive), axis=2)
+        estimator.observe(["d"] * 16, sure, verified, accepted, known)
+    assert estimator.trust("d") == pytest.approx(1.0, abs=0.03)
+    assert estimator.ratios("d")[:3] == pytest.approx(np.ones(3), abs=0.06)
+
+
+def test_what_a_slot_keeps_of_its_promise_is_found_slot_by_slot() -> None:
+    rng = np.random.default_rng(2)
+    estimator = AcceptanceEstimator(3)
+    truth = np.array([1.0, 0.8, 0.5])
+    for _ in range(400):
+        sure = rng.uniform(0.5, 1.0, (16, 3))
+        kept = rng.random(sure.shape) < sure * truth
+        accepted = np.cumprod(kept, axis=1).sum(axis=1)
+        estimator.observe(["d"] * 16, sure, np.full(16, 3), accepted)
+    assert estimator.ratios("d") == pytest.approx(truth, abs=0.08)
+    assert estimator.ratios("of nobody")[0] == pytest.approx(estimator.trust("of nobody")), "what the lane is like"
+    assert estimator.usual() == pytest.approx(np.full(3, 0.75), abs=0.03)
+
+
+def test_one_key_does_not_spoil_another_and_bad_numbers_spoil_nothing() -> None:
+    estimator = AcceptanceEstimator(2)
+    for _ in range(100):
+        estimator.observe(["a", "b"], np.full((2, 2), 0.9), np.full(2, 2), np.array([2, 0]))
+    assert estimator.trust("a") > 1.0 > 0.3 > estimator.trust("b")
+    estimator.observe(["c"], np.array([[np.nan, 7.0]]), np.array([2]), np.array([0]))
+    assert np.isfinite(estimator.ratios("c")).all()
+
+
+# One cost corrector.
+
+
+def test_a_running_ratio_is_slow_and_no_single_value_pulls_it_away() -> None:
+    ratio = Running(1.0)
+    for _ in range(50):
+        ratio.add(1.0)
+    ratio.add(1e6)
+    assert 1.0 < ratio.value <= 1.0 + 0.05 * OUTLIER
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        ratio.add(bad)
+    assert ratio.seen == 51
+
+
+def test_passes_with_prompts_say_nothing_of_rounds() -> None:
+    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS)
+    nothing = np.zeros((4, 0))
+    zeros = np.zeros(4, np.int64)
+    planner.learn(Finished(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 260, 256, 1.0, 1.0))
+    assert planner.cost.plain.seen == 0
+    planner.learn(Finished(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 0.02, 0.03))
+    assert planner.cost.plain.seen == 1

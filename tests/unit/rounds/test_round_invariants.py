@@ -1,0 +1,300 @@
+"""What `RoundLoop` promises of every round, R1 to R11, one by one. `test_round_storms` asserts most of them again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from verifier import DRAFTER, OTHER, PROMPT, Pages, Verifier, of, only, priced, rounds
+
+from dspark.errors import PeerError
+from dspark.rounds.bounds import EpochLedger, ReportCursor
+from dspark.rounds.events import (
+    Acknowledged,
+    Admit,
+    BlocksCame,
+    DrafterLost,
+    How,
+    Prefill,
+    Release,
+    Released,
+    Report,
+    RunPass,
+    SendOrder,
+    SendRows,
+    Tick,
+    Why,
+)
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms, prefixes
+
+
+def test_r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed() -> None:
+    said = []
+    for block in ((0.9, 0.9, 0.9), (0.1,), ()):
+        verifier = Verifier(priced(0.5))
+        verifier.prefilled(1)
+        verifier.prefilled(2, drafter=OTHER)
+        first, _ = of(verifier.said, SendOrder)
+        said.append((verifier.blocks(first, block), Counter(verifier.loop.counts), verifier.loop.next_at()))
+    assert said[0] == said[1] == said[2]
+    assert said[0][0] == []
+
+
+def test_r2_a_newer_plan_meets_the_next_order_only() -> None:
+    verifier = Verifier(priced(0.5))
+    order = only(verifier.prefilled(1, 2), SendOrder)
+    verifier.tell(priced(0.95, slots=1, cap=0, number=2))
+    run = only(verifier.blocks(order, (0.9, 0.9), (0.9, 0.1)), RunPass)
+    assert [row.prefix for row in run.rows] == [2, 1], "by the terms of the order"
+    order = only(verifier.ended(run), SendOrder)
+    assert [row.slots for row in order.rows] == [1, 1]
+    verifier.tell(priced(0.0, number=3))
+    assert [row.prefix for row in only(verifier.blocks(order, (0.99,), (0.99,)), RunPass).rows] == [0, 0], "a cap of 0"
+
+
+def test_r2_a_weight_is_frozen_too() -> None:
+    verifier = Verifier(replace(priced(0.5), terms=Terms(PlanKind.PRICE, 2, 0.5, weight=2.0)))
+    order = only(verifier.prefilled(1), SendOrder)
+    verifier.tell(priced(0.5, number=2))
+    assert only(verifier.blocks(order, (0.3, 0.9)), RunPass).rows[0].prefix == 2
+
+
+@pytest.mark.parametrize("cap", [NO_CAP, 7, 3, 0])
+@pytest.mark.parametrize("kind", PlanKind)
+def test_r3_what_comes_after_a_slot_never_decides_whether_it_is_verified(kind: PlanKind, cap: int) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        values = [0.0, 0.5, 1.0, float("nan"), -1.0] if rng.random() < 0.5 else rng.random(5)
+        blocks = rng.choice(values, (4, 5))
+        terms = [Terms(kind, 5, float(rng.choice([0.0, 0.25, 0.5])), float(rng.choice([0.5, 1.0])), cap)] * 4
+        lengths = rng.integers(0, 6, 4)
+        before = prefixes([block[:n] for block, n in zip(blocks, lengths, strict=True)], terms)
+        assert sum(before) <= cap
+        row, slot = int(rng.integers(0, 4)), int(rng.integers(0, 5))
+        changed = blocks.copy()
+        changed[row, slot:] = rng.choice(values, 5 - slot)
+        after = prefixes([block[:n] for block, n in zip(changed, lengths, strict=True)], terms)
+        if lengths[row] > slot:
+            for earlier in range(1, slot + 1):
+                assert (before[row] >= earlier) == (after[row] >= earlier)
+
+
+def test_r3_a_prefix_is_the_longest_of_which_every_slot_reaches_the_price() -> None:
+    terms = [Terms(PlanKind.PRICE, 3, 0.5), Terms(PlanKind.PRICE, 3, 0.5, weight=0.5), Terms(PlanKind.PRICE, 3, 0.0)]
+    assert prefixes([(0.8, 0.625, 0.9)] * 3, terms) == [2, 0, 3]
+    assert prefixes([(0.4, 0.9), (0.6, 0.4, 0.9)], [Terms(PlanKind.THRESHOLD, 3, 0.5)] * 2) == [0, 1]
+    assert prefixes([(0.9,), ()], [Terms(PlanKind.PRICE, 3, float("inf")), Terms(PlanKind.OFF)]) == [0, 0]
+
+
+def test_r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones() -> None:
+    capped = [Terms(PlanKind.PRICE, 3, 0.0, cap=4)] * 3
+    assert prefixes([(0.9, 0.9, 0.9), (0.9, 0.5), (0.81, 1.0)], capped) == [2, 1, 1]
+    assert prefixes([(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], capped) == [2, 1, 1], "ties: the lower row"
+    assert prefixes([(1.0, 1.0), (1.0,)], [Terms(PlanKind.FIXED, 2, cap=2)] * 2) == [1, 1], "and the earlier slot first"
+
+
+def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others() -> None:
+    verifier = Verifier(pages=Pages(3 * (PROMPT + 1) + 4))
+    order = only(verifier.prefilled(1, 2, 3), SendOrder)
+    run = only(verifier.blocks(order, *[(1.0, 1.0, 1.0)] * 3), RunPass)
+    assert run.rows[0].prefix == 3
+    assert only(verifier.said, Released).why is Why.OUT_OF_PAGES, "the oldest took what the youngest stood on"
+    assert [row.sequence for row in run.rows] == [1, 2]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_r4_an_anchor_is_ordered_once(again: bool) -> None:
+    verifier = Verifier(priced(cohorts=2), Pages(2 * (PROMPT + 1)))
+    verifier.prefilled(3, drafter=0)
+    (third,) = of(verifier.said, RunPass)
+    verifier.pages.total -= 1
+    order = only(verifier.prefilled(2), SendOrder)
+    if again:  # an empty block uses the anchor up just as well
+        verifier.tell(DrafterLost(DRAFTER))
+        verifier.tell(replace(priced(cohorts=2), sequences={2: SequencePlan(drafter=OTHER)}))
+    else:
+        verifier.blocks(order, (0.9,))
+    assert verifier.state(2) == "IDLE", "no page, and the youngest is in a pass"
+    verifier.ended(third)
+    assert len(of(verifier.said, SendOrder)) == 1
+    run = of(verifier.said, RunPass)[-1]
+    assert (run.rows[0].sequence, run.rows[0].prefix) == (2, 0)
+    verifier.acknowledge(verifier.said)
+    verifier.pages.total += 10
+    assert only(verifier.ended(run), SendOrder).rows[0].committed_len == PROMPT + 2, "the next one is"
+
+
+def test_r5_a_deadline_is_fixed_with_its_order() -> None:
+    verifier = Verifier(replace(priced(), draft_s=1.0))
+    verifier.prefilled(1)
+    verifier.prefilled(2, drafter=OTHER)
+    first, _ = of(verifier.said, SendOrder)
+    assert verifier.loop.next_at() == 3.0, "three times what is expected"
+    verifier.now = 1.0
+    verifier.blocks(first, (0.9,))
+    verifier.tell(replace(priced(), draft_s=9.0))
+    assert verifier.loop.next_at() == 3.0
+    verifier.now = 3.0
+    assert len(only(verifier.tell(Tick()), RunPass).rows) == 2
+
+
+def test_r5_a_deadline_is_never_shorter_than_its_floor() -> None:
+    verifier = Verifier(replace(priced(), draft_s=1e-6))
+    verifier.prefilled(1)
+    assert verifier.loop.next_at() == 0.5
+
+
+def test_r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released() -> None:
+    verifier = Verifier(pages=Pages(2 * (PROMPT + 1)))
+    run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
+    verifier.tell(Release(1, 0, How.SETTLE))
+    actions = verifier.ended(run)  # the other one finds no page afterwards
+    kinds = [type(each) for each in actions if isinstance(each, Report | Released)]
+    assert kinds == [Report, Released]
+    assert {each.sequence for each in rounds(actions)} == {1, 2}
+
+
+def test_r6_the_youngest_reports_everything_before_it_makes_room() -> None:
+    verifier = Verifier(pages=Pages(2 * (PROMPT + 1)))
+    run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
+    actions = verifier.ended(run)
+    assert {each.sequence for each in rounds(actions)} == {1, 2}
+    gone = only(actions, Released)
+    assert (gone.sequence, gone.rounds, gone.committed_len) == (2, 2, PROMPT + 2)
+
+
+def test_r7_reports_are_applied_exactly_in_order() -> None:
+    cursor = ReportCursor(4)
+    assert cursor.takes(4, 0)
+    assert not cursor.takes(4, 0), "once"
+    assert not cursor.takes(3, 7), "of an older epoch"
+    assert cursor.takes(4, 1)
+    with pytest.raises(PeerError, match="epoch 4, round 3 came where epoch 4, round 2 is next"):
+        cursor.takes(4, 3)
+    with pytest.raises(PeerError):
+        cursor.takes(5, 0)
+    cursor.handed_over(5)
+    assert not cursor.takes(4, 2)
+    assert cursor.takes(5, 0)
+    with pytest.raises(ValueError, match="does not follow"):
+        cursor.handed_over(5)
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 5])
+@pytest.mark.parametrize("drafter", [0, DRAFTER])
+def test_r8_no_round_begins_more_than_the_window_ahead(window: int, drafter: int) -> None:
+    verifier = Verifier(priced(window=window))
+    actions = verifier.prefilled(1, drafter=drafter)  # its prefill is acknowledged
+    begun = 0
+    while verifier.state(1) != "HELD":
+        if drafter:
+            actions = verifier.blocks(only(actions, SendOrder), (0.9,))
+        begun += 1
+        actions = verifier.ended(only(actions, RunPass))
+    assert begun == window + 1
+    assert verifier.state(1) == "HELD"
+    actions = verifier.tell(Acknowledged(1, 0, 1))
+    assert len(actions) == 1, "one more"
+    assert not verifier.tell(Acknowledged(1, 0, 0)), "acknowledgements are cumulative, an older one takes nothing back"
+    assert not verifier.tell(Acknowledged(1, 0, 99))
+    assert verifier.loop.counts["acknowledgement of what was not reported"] == 1
+
+
+def test_r8_a_narrower_window_holds_at_the_next_round() -> None:
+    verifier = Verifier(priced(window=5))
+    run = only(verifier.prefilled(1, drafter=0), RunPass)
+    run = only(verifier.ended(run), RunPass)
+    verifier.tell(priced(window=0, number=2))
+    verifier.ended(run)
+    assert verifier.state(1) == "HELD"
+
+
+def test_r9_an_epoch_is_written_before_it_is_used_and_never_given_twice() -> None:
+    written: list[int] = []
+    ledger = EpochLedger(written.append)
+    assert [ledger.next(), ledger.next()] == [0, 1] == written
+    assert EpochLedger(written.append, written=written[-1]).next() == 2, "after a restart, whatever was committed"
+
+    def fails(_: int) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        EpochLedger(fails).next()
+    with pytest.raises(OverflowError):
+        EpochLedger(written.append, written=(1 << 32) - 1).next()
+
+
+def test_r9_an_epoch_that_was_seen_is_not_admitted_again() -> None:
+    verifier = Verifier()
+    verifier.prefilled(1, drafter=0, epoch=3)
+    assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Released).why is Why.STALE_EPOCH, "it is here"
+    verifier.tell(Release(1, 3, How.DROP))
+    for epoch in (2, 3):
+        assert only(verifier.tell(Admit(1, epoch, PROMPT, 20)), Released).why is Why.STALE_EPOCH
+    assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Prefill).epoch == 4
+
+
+def test_r10_what_the_coordinator_thinks_of_a_drafter_never_stops_orders_to_it() -> None:
+    verifier = Verifier()
+    verifier.hold_rows = True
+    verifier.prefilled(1, drafter=0)
+    (run,) = of(verifier.said, RunPass)
+    verifier.hold_rows = False
+    verifier.tell(replace(priced(), sequences={1: SequencePlan(drafter=DRAFTER)}))
+    order = only(verifier.ended(run), SendOrder)
+    verifier.hold_rows = True  # the other one never gets its rows
+    for _ in range(2):
+        verifier.tell(replace(priced(), sequences={1: SequencePlan(drafter=OTHER)}))
+        run = only(verifier.blocks(order, (0.9,)), RunPass)
+        verifier.acknowledge(verifier.said)
+        order = only(verifier.ended(run, accepted=1), SendOrder)
+        assert order.drafter == DRAFTER
+
+
+def test_r10_a_lost_drafter_changes_nothing_of_what_is_reported() -> None:
+    reports = []
+    for lost in (False, True):
+        verifier = Verifier(priced(window=9))
+        actions = verifier.prefilled(1)
+        for place in range(4):
+            if order := of(actions, SendOrder):
+                broken = lost and place == 2
+                actions = verifier.tell(DrafterLost(DRAFTER)) if broken else verifier.blocks(order[0], (0.9,))
+            actions = verifier.ended(only(actions, RunPass))
+        reports.append([(each.round, each.tokens) for each in rounds(verifier.said)])
+    assert reports[0] == reports[1]
+
+
+def test_r11_rows_go_without_a_gap_and_a_gap_empties_the_block() -> None:
+    verifier = Verifier(priced(window=9))
+    actions = verifier.prefilled(1)
+    expected = PROMPT
+    for accepted in (2, 0, 1):
+        order = only(actions, SendOrder)
+        assert order.rows[0].first_row == expected
+        expected = order.rows[0].committed_len - 1
+        run = only(verifier.blocks(order, (1.0, 1.0)), RunPass)
+        assert run.rows[0].prefix == 2
+        actions = verifier.ended(run, accepted=accepted)
+    order = only(actions, SendOrder)
+    actions = verifier.tell(BlocksCame(order.order, [(1.0, 1.0)], [3]))
+    assert only(actions, SendRows).start == 3
+    assert only(actions, RunPass).rows[0].prefix == 0
+
+
+def test_r11_few_missing_rows_go_with_the_next_order() -> None:
+    verifier = Verifier(priced(window=9))
+    order = only(verifier.prefilled(1), SendOrder)
+    actions = verifier.tell(BlocksCame(order.order, [(1.0,)], [PROMPT - 4]))
+    assert not of(actions, SendRows)
+    order = only(verifier.ended(only(actions, RunPass)), SendOrder)
+    assert (order.rows[0].first_row, order.rows[0].committed_len) == (PROMPT - 4, PROMPT + 2)
+
+
+def test_a_plan_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="cohorts is 3"):
+        Plan(cohorts=3)
+    with pytest.raises(ValueError, match="window is -1"):
+        Plan(window=-1)

@@ -1,0 +1,430 @@
+"""Every row of the table of a sequence at its verifier, through `RoundLoop`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from verifier import DRAFTER, OTHER, PROMPT, Pages, Verifier, of, only, priced, rounds
+
+from dspark.rounds.events import (
+    Acknowledged,
+    Admit,
+    BlocksCame,
+    CallBackPrefill,
+    CloseAtDrafter,
+    DrafterEvent,
+    DrafterLost,
+    DrafterReady,
+    Drawn,
+    How,
+    OpenAtDrafter,
+    PassEnded,
+    PassFailed,
+    Prefill,
+    Prefilled,
+    PrefillRefused,
+    Release,
+    Released,
+    Report,
+    RunPass,
+    SendOrder,
+    SendRows,
+    SessionLost,
+    Tick,
+    Why,
+)
+from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.state import NEXT, Event, SequenceState, State, UnlistedEvent
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", Event)
+def test_an_event_the_table_does_not_list_is_an_error(state: State, event: Event) -> None:
+    sequence = SequenceState(4, 0, PROMPT, 20, frozenset())
+    sequence.state = state
+    if (state, event) in NEXT:
+        sequence.apply(event)
+        assert sequence.state is NEXT[state, event]
+    else:
+        with pytest.raises(UnlistedEvent, match=f"{state.value}.*{event.value}"):
+            sequence.apply(event)
+
+
+def test_nothing_leads_out_of_gone() -> None:
+    assert not [event for state, event in NEXT if state is State.GONE]
+
+
+# Prompts.
+
+
+def test_an_admitted_sequence_is_prefilled_and_opened_at_its_drafter() -> None:
+    verifier = Verifier()
+    actions = verifier.tell(Admit(1, 0, PROMPT, 20, drafter=DRAFTER))
+    assert actions == [Prefill(1, 0), OpenAtDrafter(DRAFTER, 1, 0)]
+    assert verifier.state(1) == "PREFILL"
+
+
+def test_a_prefilled_sequence_reports_round_0_and_sends_its_rows_in_bulk() -> None:
+    verifier = Verifier()
+    verifier.hold_rows = True
+    verifier.tell(Admit(1, 0, PROMPT, 20, drafter=DRAFTER))
+    actions = verifier.tell(Prefilled(1, 0, 7))
+    (said,) = rounds(actions)
+    assert (said.round, said.committed_before, said.tokens) == (0, PROMPT, (7,))
+    assert only(actions, SendRows) == SendRows(DRAFTER, 1, 0, 0, PROMPT)
+
+
+def test_a_prompt_without_pages_is_gone() -> None:
+    verifier = Verifier()
+    verifier.tell(Admit(1, 0, PROMPT, 20, drafter=DRAFTER))
+    actions = verifier.tell(PrefillRefused(1, 0))
+    assert only(actions, Released) == Released(1, 0, 0, PROMPT, Why.NO_PAGES)
+    assert only(actions, CloseAtDrafter).drafter == DRAFTER
+    assert verifier.state(1) == "GONE"
+    assert verifier.pages.freed == [(1, 0)]
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_prompt_that_settles_is_called_back_and_its_anchor_reported_if_it_was_drawn(drawn: bool) -> None:
+    verifier = Verifier()
+    verifier.tell(Admit(1, 0, PROMPT, 20))
+    assert only(verifier.tell(Release(1, 0, How.SETTLE)), CallBackPrefill).sequence == 1
+    assert verifier.state(1) == "SETTLING"
+    actions = verifier.tell(Prefilled(1, 0, 7) if drawn else PrefillRefused(1, 0))
+    assert len(rounds(actions)) == drawn
+    assert only(actions, Released) == Released(1, 0, int(drawn), PROMPT + drawn, None)
+
+
+# Between rounds.
+
+
+def test_an_order_carries_the_rows_since_the_last_one_the_anchor_and_the_slots() -> None:
+    verifier = Verifier()
+    row = only(verifier.prefilled(1), SendOrder).rows[0]
+    assert (row.committed_len, row.anchor, row.slots, row.first_row) == (PROMPT + 1, 7, 3, PROMPT)
+    run = only(verifier.blocks(only(verifier.said, SendOrder), (0.9, 0.9, 0.9)), RunPass)
+    row = only(verifier.ended(run, accepted=2), SendOrder).rows[0]
+    assert (row.committed_len, row.first_row, row.round) == (PROMPT + 4, PROMPT, 2)
+
+
+def test_too_far_ahead_it_is_held_until_an_acknowledgement() -> None:
+    verifier = Verifier(priced(window=0))
+    verifier.tell(Admit(1, 0, PROMPT, 20))
+    assert not of(verifier.tell(Prefilled(1, 0, 7)), RunPass)
+    assert verifier.state(1) == "HELD"
+    assert only(verifier.tell(Acknowledged(1, 0, 0)), RunPass)
+    assert verifier.state(1) == "RUNNING"
+
+
+def test_a_paused_sequence_is_held_until_a_plan_lets_it_go_on() -> None:
+    paused = replace(priced(), sequences={1: SequencePlan(paused=True)})
+    verifier = Verifier(paused)
+    verifier.prefilled(1, drafter=0)
+    assert verifier.state(1) == "HELD"
+    assert only(verifier.tell(priced()), RunPass)
+
+
+@pytest.mark.parametrize(
+    ("room", "drafter", "plan", "why"),
+    [
+        (20, DRAFTER, Plan(1, Terms(PlanKind.OFF, 3), window=2), "off"),
+        (20, DRAFTER, Plan(1, Terms(PlanKind.PRICE, 0), window=2), "off"),
+        (20, 0, priced(), "no drafter"),
+        (2, DRAFTER, priced(), "last token"),
+    ],
+)
+def test_without_a_use_or_a_way_for_a_block_the_round_is_plain(room: int, drafter: int, plan: Plan, why: str) -> None:
+    verifier = Verifier(plan)
+    actions = verifier.prefilled(1, drafter=drafter, room=room)
+    assert not of(actions, SendOrder)
+    assert only(actions, RunPass).rows[0].prefix == 0
+    assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == why
+
+
+def test_until_its_rows_have_come_a_sequence_goes_plain() -> None:
+    verifier = Verifier()
+    verifier.hold_rows = True
+    run = only(verifier.prefilled(1), RunPass)
+    verifier.tell(DrafterReady(DRAFTER, 1, 0, PROMPT))
+    actions = verifier.ended(run)
+    assert rounds(actions)[0].why_empty == "rows missing"
+    row = only(actions, SendOrder).rows[0]
+    assert (row.first_row, row.committed_len) == (PROMPT, PROMPT + 2), "the row of the round meanwhile goes along"
+
+
+def test_a_long_plain_stretch_is_caught_up_with_in_bulk() -> None:
+    verifier = Verifier(Plan(window=1 << 20))
+    verifier.hold_rows = True
+    actions = verifier.prefilled(1, room=500)
+    for _ in range(100):
+        actions = verifier.ended(only(actions, RunPass))
+    verifier.tell(DrafterReady(DRAFTER, 1, 0, PROMPT))  # of its prompt alone
+    actions = verifier.ended(only(actions, RunPass))
+    assert only(actions, SendRows) == SendRows(DRAFTER, 1, 0, PROMPT, PROMPT + 101)
+    verifier.tell(priced(window=1 << 20), DrafterReady(DRAFTER, 1, 0, PROMPT + 101))
+    assert only(verifier.ended(only(actions, RunPass)), SendOrder).rows[0].first_row == PROMPT + 101
+
+
+# Orders.
+
+
+def test_a_block_makes_a_sequence_ready_and_its_cohort_runs() -> None:
+    verifier = Verifier(priced(0.5))
+    order = only(verifier.prefilled(1, 2), SendOrder)
+    run = only(verifier.blocks(order, (0.9, 0.8, 0.1), (0.4, 0.9, 0.9)), RunPass)
+    assert [row.prefix for row in run.rows] == [2, 0]
+    assert [(row.order, row.row) for row in run.rows] == [(order.order, 0), (order.order, 1)]
+
+
+def test_a_block_is_clamped_to_the_slots_of_its_order() -> None:
+    verifier = Verifier(priced(slots=2))
+    order = only(verifier.prefilled(1), SendOrder)
+    assert only(verifier.blocks(order, (1.0,) * 5), RunPass).rows[0].prefix == 2
+    verifier = Verifier(priced(slots=3))
+    order = only(verifier.prefilled(1, room=3), SendOrder)
+    assert order.rows[0].slots == 1, "the prefill took one, and the target's own token takes another"
+
+
+def test_a_block_for_another_order_is_stale() -> None:
+    verifier = Verifier()
+    order = only(verifier.prefilled(1), SendOrder)
+    assert not verifier.tell(BlocksCame(order.order + 7, [(0.9,)], [PROMPT]))
+    assert verifier.state(1) == "ORDERED"
+    assert verifier.loop.counts["block that came late"] == 1
+
+
+def test_a_late_block_is_an_empty_one_and_its_drafter_is_asked_nothing_until_it_came() -> None:
+    verifier = Verifier()
+    order = only(verifier.prefilled(1), SendOrder)
+    verifier.now = verifier.loop.next_at() or 0.0
+    actions = verifier.tell(Tick())
+    assert only(actions, DrafterEvent) == DrafterEvent(DRAFTER, "late")
+    assert only(actions, RunPass).rows[0].prefix == 0
+    actions = verifier.ended(only(actions, RunPass))
+    assert rounds(actions)[0].why_empty == "late"
+    assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == "drafter late"
+    verifier.blocks(order, (0.9,))
+    run = verifier.said[-1]
+    assert isinstance(run, RunPass)
+    verifier.acknowledge(verifier.said)
+    assert of(verifier.ended(run), SendOrder)
+
+
+def test_a_drafter_that_stays_silent_is_given_up() -> None:
+    verifier = Verifier()
+    verifier.prefilled(1)
+    for _ in range(2):
+        verifier.now = verifier.loop.next_at() or 0.0
+        actions = verifier.tell(Tick())
+    assert only(actions, DrafterEvent) == DrafterEvent(DRAFTER, "silent")
+    assert verifier.loop.next_at() is None
+
+
+def test_a_lost_drafter_leaves_empty_blocks_and_nobody_is_asked_for_that_anchor_again() -> None:
+    verifier = Verifier()
+    verifier.prefilled(1)
+    actions = verifier.tell(DrafterLost(DRAFTER))
+    assert only(actions, RunPass).rows[0].prefix == 0
+    assert only(actions, DrafterEvent) == DrafterEvent(DRAFTER, "lost")
+    assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == "drafter lost"
+
+
+def test_another_drafter_takes_over_between_rounds_once_it_has_the_rows() -> None:
+    verifier = Verifier()
+    order = only(verifier.prefilled(1), SendOrder)
+    verifier.hold_rows = True
+    actions = verifier.tell(replace(priced(), sequences={1: SequencePlan(drafter=OTHER)}))
+    assert of(actions, OpenAtDrafter) == [OpenAtDrafter(OTHER, 1, 0)]
+    assert of(actions, SendRows) == [SendRows(OTHER, 1, 0, 0, PROMPT)]
+    run = only(verifier.blocks(order, (0.9,)), RunPass)
+    order = only(verifier.ended(run), SendOrder)
+    assert order.drafter == DRAFTER, "the old one drafts until the new one can"
+    assert not of(verifier.tell(DrafterReady(OTHER, 1, 0, PROMPT)), CloseAtDrafter)
+    verifier.acknowledge(verifier.said)
+    actions = verifier.ended(only(verifier.blocks(order, (0.9,)), RunPass))
+    assert only(actions, CloseAtDrafter) == CloseAtDrafter(DRAFTER, 1, 0)
+    assert only(actions, SendOrder).drafter == OTHER
+    assert only(actions, SendOrder).rows[0].first_row == PROMPT
+
+
+def test_missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk() -> None:
+    verifier = Verifier()
+    order = only(verifier.prefilled(1), SendOrder)
+    actions = verifier.tell(BlocksCame(order.order, [(0.9,)], [4]))
+    assert only(actions, SendRows) == SendRows(DRAFTER, 1, 0, 4, PROMPT)
+    assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == "rows missing"
+    assert only(actions, RunPass).rows[0].prefix == 0
+
+
+# Passes.
+
+
+def test_a_cohort_waits_for_all_of_its_blocks() -> None:
+    verifier = Verifier()
+    verifier.prefilled(1, drafter=DRAFTER)
+    (first,) = of(verifier.said, SendOrder)
+    verifier.prefilled(2, drafter=OTHER)
+    second = of(verifier.said, SendOrder)[1]
+    assert not of(verifier.blocks(second, (0.9,)), RunPass)
+    assert len(only(verifier.blocks(first, (0.9,)), RunPass).rows) == 2
+
+
+def test_a_cohort_waits_for_acknowledgements_as_long_as_for_a_block_and_no_longer() -> None:
+    verifier = Verifier(priced(window=0))
+    run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
+    verifier.ended(run)
+    assert not of(verifier.tell(Acknowledged(1, 0, 1)), RunPass)
+    assert verifier.loop.next_at() == 0.5
+    verifier.now = 0.5
+    assert [row.sequence for row in only(verifier.tell(Tick()), RunPass).rows] == [1]
+    assert verifier.loop.next_at() is None
+
+
+def test_two_cohorts_take_turns_by_the_number_of_a_sequence() -> None:
+    verifier = Verifier(priced(cohorts=2))
+    verifier.prefilled(1, 2, 3, 4)
+    (order,) = of(verifier.said, SendOrder)
+    runs = of(verifier.blocks(order, *[(0.9,)] * 4), RunPass)
+    assert [[row.sequence for row in run.rows] for run in runs] == [[2, 4], [1, 3]]
+    order = only(verifier.ended(runs[0]), SendOrder)
+    assert [row.sequence for row in order.rows] == [2, 4]
+
+
+def test_a_verdict_is_reported_with_all_that_was_drafted() -> None:
+    verifier = Verifier(priced(0.5))
+    order = only(verifier.prefilled(1), SendOrder)
+    run = only(verifier.blocks(order, (0.9, 0.1, 0.7)), RunPass)
+    report = only(verifier.ended(run, accepted=1), Report)
+    (said,) = report.rounds
+    assert (said.round, said.committed_before, said.tokens) == (1, PROMPT + 1, (3, 3))
+    assert (said.accepted, said.verified, tuple(said.confidence)) == (1, 1, (0.9, 0.1, 0.7))
+    assert (said.drafter, report.plan) == (DRAFTER, 1)
+
+
+@pytest.mark.parametrize(("token", "room", "kept"), [(99, 20, 1), (3, 3, 2)])
+def test_a_stop_token_or_the_length_holds_it(token: int, room: int, kept: int) -> None:
+    verifier = Verifier(priced(slots=3))
+    order = only(verifier.prefilled(1, room=room), SendOrder)
+    run = only(verifier.blocks(order, (0.9, 0.9)), RunPass)
+    actions = verifier.ended(run, accepted=1, token=token)
+    assert len(rounds(actions)[0].tokens) == kept
+    assert verifier.state(1) == "HELD"
+    assert not of(verifier.acknowledge(actions), RunPass), "its answer is full"
+
+
+def test_a_pass_that_failed_goes_again_in_halves_with_the_same_prefixes() -> None:
+    verifier = Verifier(priced(0.5))
+    order = only(verifier.prefilled(1, 2, 3), SendOrder)
+    run = only(verifier.blocks(order, (0.9,), (0.1,), (0.9, 0.9)), RunPass)
+    verifier.tell(priced(0.0, number=2))
+    halves = of(verifier.tell(PassFailed(run.number)), RunPass)
+    assert [[(row.sequence, row.prefix) for row in half.rows] for half in halves] == [[(1, 1), (2, 0)], [(3, 2)]]
+    assert rounds(verifier.ended(halves[1]))[0].sequence == 3
+    assert verifier.state(1) == "RUNNING"
+
+
+def test_whoever_fails_alone_leaves() -> None:
+    verifier = Verifier()
+    run = only(verifier.prefilled(1, drafter=0), RunPass)
+    actions = verifier.tell(PassFailed(run.number))
+    assert only(actions, Released) == Released(1, 0, 1, PROMPT + 1, Why.FAILED)
+    assert verifier.pages.freed == [(1, 0)]
+
+
+def test_without_a_page_the_youngest_makes_room() -> None:
+    verifier = Verifier(pages=Pages(2 * (PROMPT + 1)))
+    order = only(verifier.prefilled(1, 2, 3), SendOrder)
+    actions = verifier.blocks(order, (), (), ())
+    assert only(actions, Released) == Released(3, 0, 1, PROMPT + 1, Why.OUT_OF_PAGES)
+    assert [row.sequence for row in only(actions, RunPass).rows] == [1, 2]
+
+
+def test_a_prefix_is_cut_to_the_pages_there_are() -> None:
+    verifier = Verifier(pages=Pages(PROMPT + 2))
+    order = only(verifier.prefilled(1), SendOrder)
+    assert only(verifier.blocks(order, (0.9, 0.9, 0.9)), RunPass).rows[0].prefix == 1
+
+
+def test_whoever_finds_no_page_while_the_youngest_is_in_a_pass_waits_without_a_draft() -> None:
+    verifier = Verifier(priced(cohorts=2), Pages(2 * (PROMPT + 1)))
+    verifier.prefilled(3, drafter=0)
+    (third,) = of(verifier.said, RunPass)
+    verifier.pages.total -= 1
+    order = only(verifier.prefilled(2), SendOrder)
+    actions = verifier.blocks(order, (0.9,))
+    assert not of(actions, RunPass)
+    assert (verifier.state(2), verifier.state(3)) == ("IDLE", "SETTLING")
+    actions = verifier.ended(third)
+    assert rounds(actions)[0].sequence == 3, "what was drawn for it is reported"
+    assert only(actions, Released).why is Why.OUT_OF_PAGES
+    assert only(actions, RunPass).rows[0].prefix == 0
+    assert not of(actions, SendOrder), "its anchor is used up"
+
+
+# Leaving.
+
+
+@pytest.mark.parametrize("state", ["IDLE", "ORDERED", "READY", "HELD"])
+def test_between_passes_settling_is_leaving(state: str) -> None:
+    verifier = Verifier(priced(window=0) if state == "HELD" else priced())
+    verifier.prefilled(1)
+    (order,) = of(verifier.said, SendOrder)
+    if state in ("HELD", "IDLE"):
+        run = only(verifier.blocks(order, ()), RunPass)
+        verifier.ended(run) if state == "HELD" else verifier.tell(PassEnded(run.number, [Drawn((3,))]))
+    elif state == "READY":
+        verifier.prefilled(2, drafter=OTHER)
+        verifier.blocks(order, (0.9,))
+    if state == "IDLE":  # nobody rests there: a sequence that is told to settle with the verdict is
+        sequence = verifier.loop.sequence(1)
+        assert sequence is not None
+        sequence.state = State.IDLE
+    assert verifier.state(1) == state
+    assert only(verifier.tell(Release(1, 0, How.SETTLE)), Released).why is None
+    assert verifier.state(1) == "GONE"
+
+
+def test_in_a_pass_settling_waits_for_the_verdict_and_reports_it() -> None:
+    verifier = Verifier()
+    run = only(verifier.prefilled(1, drafter=0), RunPass)
+    assert not of(verifier.tell(Release(1, 0, How.SETTLE)), Released)
+    actions = verifier.ended(run)
+    assert [type(each) for each in actions] == [Report, Released], "in this order"
+    assert only(actions, Released) == Released(1, 0, 2, PROMPT + 2, None)
+
+
+def test_dropped_it_is_gone_at_once_and_its_pages_when_its_pass_is_over() -> None:
+    verifier = Verifier()
+    run = only(verifier.prefilled(1, drafter=0), RunPass)
+    verifier.tell(Release(1, 0, How.DROP))
+    assert verifier.state(1) == "GONE"
+    assert verifier.pages.freed == []
+    assert not rounds(verifier.ended(run))
+    assert verifier.pages.freed == [(1, 0)]
+    assert verifier.loop.counts["verdict of who was dropped"] == 1
+
+
+def test_a_block_that_comes_for_who_left_is_counted() -> None:
+    verifier = Verifier()
+    order = only(verifier.prefilled(1), SendOrder)
+    verifier.tell(Release(1, 0, How.DROP))
+    assert not verifier.blocks(order, (0.9,))
+    assert verifier.loop.counts["block of who left"] == 1
+
+
+def test_a_lost_session_leaves_nothing() -> None:
+    verifier = Verifier()
+    run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
+    verifier.tell(Admit(3, 0, PROMPT, 20))
+    verifier.tell(SessionLost())
+    verifier.ended(run)
+    assert len(verifier.loop) == 0
+    assert sorted(verifier.pages.freed) == [(1, 0), (2, 0), (3, 0)]
+    assert only(verifier.tell(Admit(1, 0, PROMPT, 20)), Prefill), "another coordinator counts anew"
+
+
+def test_what_comes_for_who_is_gone_is_counted() -> None:
+    verifier = Verifier()
+    verifier.tell(Acknowledged(9, 0, 0), Release(9, 0, How.SETTLE), Prefilled(9, 0, 1), DrafterReady(1, 9, 0, 3))
+    assert sum(verifier.loop.counts.values()) == 4

@@ -1,0 +1,35 @@
+"""Random schedules of everything that can happen to a `RoundLoop`, in simulated time: see `storm`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import get_args
+
+import pytest
+from storm import Storm
+
+from dspark.rounds.events import Action
+
+SEEDS = range(12)
+STEPS = 1500
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_happens_answers_are_whole_and_nothing_drawn_is_lost(seed: int) -> None:
+    storm = Storm(seed)
+    storm.run(STEPS)
+    storm.check()
+    assert storm.steps > STEPS
+
+
+def test_storms_meet_everything() -> None:
+    said: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for seed in range(3):
+        storm = Storm(seed)
+        storm.run(STEPS)
+        said += storm.seen
+        counts += storm.loop.counts
+    assert {kind.__name__ for kind in get_args(Action)} == set(said)
+    wanted = {"block that came late", "block of who left", "verdict of who was dropped", "pass that failed"}
+    assert not wanted - set(counts), counts

@@ -1,0 +1,123 @@
+"""What stands around a `RoundLoop` in tests: a cache of counted pages, and a verifier that is told what to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from dspark.rounds.events import (
+    Acknowledged,
+    Action,
+    Admit,
+    BlocksCame,
+    DrafterReady,
+    Drawn,
+    PassEnded,
+    Prefilled,
+    Report,
+    RoundReport,
+    RunPass,
+    SendOrder,
+    SendRows,
+    Told,
+)
+from dspark.rounds.loop import RoundLoop
+from dspark.rounds.orders import Waits
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
+
+A = TypeVar("A")
+DRAFTER, OTHER = 5, 6
+PROMPT = 100  # more than travel with an order
+
+
+class Pages:
+    """Keeps `KVCache`: one page a token, counted; endless unless told otherwise."""
+
+    def __init__(self, total: int = 1 << 30) -> None:
+        self.total = total
+        self.held: dict[tuple[int, int], int] = {}
+        self.freed: list[tuple[int, int]] = []
+
+    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
+        others = sum(self.held.values()) - self.held.get((sequence, epoch), 0)
+        room = self.total - others - committed_len
+        if room < 0:
+            return None
+        given = min(slots, room)
+        self.held[sequence, epoch] = committed_len + given
+        return given
+
+    def free(self, sequence: int, epoch: int) -> None:
+        self.held.pop((sequence, epoch), None)
+        self.freed.append((sequence, epoch))
+
+
+def priced(
+    price: float = 0.0, *, slots: int = 3, window: int = 2, number: int = 1, cap: int = NO_CAP, cohorts: int = 1
+) -> Plan:
+    return Plan(number, Terms(PlanKind.PRICE, slots, price, cap=cap), cohorts, window)
+
+
+class Verifier:
+    """A loop and its time. Rows that are sent in bulk arrive at once unless `hold_rows` is set."""
+
+    def __init__(self, plan: Plan | None = None, pages: Pages | None = None, waits: Waits | None = None) -> None:
+        self.pages = pages or Pages()
+        self.loop = RoundLoop(self.pages, waits)
+        self.now = 0.0
+        self.hold_rows = False
+        self.said: list[Action] = []
+        self.tell(plan or priced())
+
+    def tell(self, *told: Told | Plan) -> list[Action]:
+        """What the loop asks for at that."""
+        actions = self.loop.feed_all(told, self.now)
+        self.said.extend(actions)
+        if not self.hold_rows:
+            came = [DrafterReady(each.drafter, each.sequence, each.epoch, each.stop) for each in of(actions, SendRows)]
+            if came:
+                actions = actions + self.tell(*came)
+        return actions
+
+    def prefilled(self, *numbers: int, drafter: int = DRAFTER, room: int = 20, epoch: int = 0) -> list[Action]:
+        """Sequences whose anchor is there and acknowledged, and whose rows have come; all of them begin at once."""
+        plan = self.loop.plan
+        paused = {number: SequencePlan(paused=True) for number in numbers}
+        self.tell(replace(plan, sequences={**plan.sequences, **paused}))
+        for number in numbers:
+            self.tell(Admit(number, epoch, PROMPT, room, frozenset({99}), drafter))
+        self.tell(*(Prefilled(number, epoch, 7) for number in numbers))
+        self.tell(*(Acknowledged(number, epoch, 0) for number in numbers))
+        return self.tell(plan)
+
+    def blocks(self, order: SendOrder, *confidence: Sequence[float]) -> list[Action]:
+        """The drafter answers with a row for each of the order's."""
+        marks = [row.committed_len - 1 for row in order.rows]
+        return self.tell(BlocksCame(order.order, confidence, marks))
+
+    def ended(self, run: RunPass, accepted: int = 0, token: int = 3) -> list[Action]:
+        """The pass ends, with as many drafted tokens kept in every row as its prefix allows."""
+        drawn = [Drawn((token,) * (min(accepted, row.prefix) + 1)) for row in run.rows]
+        return self.tell(PassEnded(run.number, drawn))
+
+    def acknowledge(self, actions: Iterable[Action]) -> list[Action]:
+        """Everything reported in these."""
+        return self.tell(*(Acknowledged(each.sequence, each.epoch, each.round) for each in rounds(actions)))
+
+    def state(self, number: int) -> str:
+        sequence = self.loop.sequence(number)
+        return sequence.state.name if sequence is not None else "GONE"
+
+
+def of(actions: Iterable[Action], kind: type[A]) -> list[A]:
+    return [each for each in actions if isinstance(each, kind)]
+
+
+def only(actions: Iterable[Action], kind: type[A]) -> A:
+    (found,) = of(actions, kind)
+    return found
+
+
+def rounds(actions: Iterable[Action]) -> list[RoundReport]:
+    return [each for report in of(actions, Report) for each in report.rounds]

@@ -1,0 +1,79 @@
+"""Whether a command about a sequence fits: the same command is answered alike, anything else is stale or unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Verdict
+from verify_service.sequences import SequenceState, VerifyItem, check_item
+
+CURSOR = Cursor(7, 2, 4, 10)  # of the round that is due
+LAST = Verdict(Cursor(7, 2, 3, 8), 1, 5, 9, 3)
+
+
+def held() -> SequenceState:
+    """Ten tokens committed, three rounds judged, under epoch 2; its prompt was five, of a request of three."""
+    return SequenceState(
+        sequence=7,
+        epoch=2,
+        owner=0,
+        law=Law(temperature=0.0, prompt_len=3),
+        prompt_len=5,
+        capacity=64,
+        keep_features=True,
+        token_ids=[1, 2, 3, 4, 5, 6, 7, 8, 9, 5],
+        cached=9,
+        anchored=True,
+        last=LAST,
+    )
+
+
+def check(state: SequenceState | None = None, *, anchor: int = 5, **differs: int) -> Refusal | Verdict | None:
+    item = VerifyItem(CURSOR._replace(**differs), anchor, (), NO_Q)
+    return check_item(state or held(), item, vocab_size=100)
+
+
+def reason(answer: Refusal | Verdict | None) -> RefusalReason | None:
+    return answer.reason if isinstance(answer, Refusal) else None
+
+
+def test_the_next_round_may_run() -> None:
+    assert check() is None
+
+
+def test_a_round_that_was_answered_gets_the_same_verdict() -> None:
+    assert check(round=3, committed_len=8) is LAST
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"round": 3},  # over, and the sequence has moved on since
+        {"round": 2},
+        {"round": 2, "committed_len": 8},  # where the last round began, but another round
+        {"committed_len": 8},
+        {"committed_len": 9},
+        {"committed_len": 11},
+        {"anchor": 6},
+        {"epoch": 1},
+        {"epoch": 1, "round": 3, "committed_len": 8},
+    ],
+    ids=str,
+)
+def test_another_moment_is_stale(differs: dict[str, int]) -> None:
+    assert reason(check(**differs)) is RefusalReason.STALE_CURSOR
+
+
+def test_an_epoch_ahead_is_unknown_and_so_is_whose_prompt_has_not_ended() -> None:
+    assert reason(check(epoch=3)) is RefusalReason.UNKNOWN_SEQUENCE
+    assert reason(check(epoch=3, round=3, committed_len=8)) is RefusalReason.UNKNOWN_SEQUENCE
+    early = held()
+    early.anchored = False
+    assert reason(check(early)) is RefusalReason.UNKNOWN_SEQUENCE
+
+
+def test_the_request_s_own_prompt_is_what_it_gave_wherever_its_answer_goes_on() -> None:
+    state = held()
+    assert state.given == 3
+    state.law = Law(temperature=0.0)  # an older coordinator does not say
+    assert state.given == 5

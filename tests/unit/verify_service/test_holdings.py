@@ -1,0 +1,102 @@
+"""Whatever is shared, kept, copied or given back: who reads a slot finds what its own tokens wrote there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dspark.types import Cursor, Law, Refusal
+from verify_service.holdings import Holdings
+from verify_service.page_pool import Slots
+from verify_service.sequences import SequenceState
+
+SIZE = 4
+Written = tuple[str, tuple[int, ...]]  # salt, and every token up to this one: what keys and values depend on
+
+
+class Memory:
+    """A pool whose slots say what was written to them."""
+
+    def __init__(self, pages: int, *, copies: bool) -> None:
+        self.said: list[Written | None] = [None] * (pages * SIZE)
+        self.holdings = Holdings(
+            pages=pages,
+            page_size=SIZE,
+            most=64,
+            store=None,
+            keep_prefixes=True,
+            copy=self._copy if copies else None,
+        )
+        self.spared = 0
+
+    def _copy(self, source: Slots, target: Slots) -> None:
+        for a, b in zip(list(source), list(target), strict=True):
+            self.said[b] = self.said[a]
+
+    def take_in(self, sequence: int, prompt: list[int], salt: str, longest: int) -> SequenceState | None:
+        """Admits and runs a prompt."""
+        state = self.holdings.admit(
+            Cursor(sequence, 1, 0, len(prompt)),
+            Law(temperature=0.0),
+            longest,
+            keep_features=False,
+            owner=0,
+            token_ids=prompt,
+            salt=salt,
+        )
+        if isinstance(state, Refusal):
+            return None
+        self.spared += state.spared
+        self.run(state, prompt[state.cached :])
+        self.holdings.keep_prefix(state)
+        state.token_ids.append(int(prompt[-1]) ^ 1)  # the anchor, whose keys nobody has written yet
+        return state
+
+    def run(self, state: SequenceState, tokens: list[int]) -> None:
+        """Writes the keys of tokens, which are committed."""
+        state.token_ids = [*state.token_ids[: state.cached], *tokens]
+        slots = list(self.holdings.slots(state, state.cached, state.cached + len(tokens)))
+        for offset, slot in enumerate(slots, start=state.cached + 1):
+            self.said[slot] = (state.salt or "", tuple(state.token_ids[:offset]))
+        state.cached += len(tokens)
+
+    def check(self, state: SequenceState) -> None:
+        """What its next pass would read."""
+        for position, slot in enumerate(list(self.holdings.slots(state, 0, state.cached))):
+            assert self.said[slot] == (state.salt or "", tuple(state.token_ids[: position + 1])), position
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_everybody_reads_what_its_own_tokens_wrote(seed: int, copies: bool) -> None:
+    draw = np.random.default_rng(seed)
+    memory = Memory(40, copies=copies)
+    prompts = [[int(token) for token in draw.integers(0, 3, 24)] for _ in range(3)]
+    prompts.append([token + 256 for token in prompts[0]])  # alike in their last byte alone
+    living: dict[int, SequenceState] = {}
+    for number in range(150):
+        if draw.random() < 0.4:
+            prompt = prompts[draw.integers(4)][: int(draw.integers(2, 25))]
+            longest = len(prompt) + int(draw.integers(1, 40))
+            state = memory.take_in(number, prompt, "ab"[draw.integers(2)], longest)
+            if state is not None:
+                living[number] = state
+        elif living and draw.random() < 0.3:
+            memory.holdings.drop(living.pop(int(draw.choice(list(living)))))
+        else:
+            for state in living.values():
+                drafted = [int(token) for token in draw.integers(0, 3, draw.integers(0, 6))]
+                room = memory.holdings.grow_within(state, state.cached + 1, len(drafted))
+                if room is None:
+                    continue
+                anchor, kept = state.token_ids[-1], int(draw.integers(0, room + 1))
+                memory.run(state, [anchor, *drafted[:room]])
+                state.cached -= room - kept  # what was not kept is taken back, and its slots are written again
+                state.token_ids = [*state.token_ids[: state.cached], 2]
+        for state in living.values():
+            memory.check(state)
+    assert memory.spared, "no prefix was ever found"
+    for state in living.values():
+        memory.holdings.drop(state)
+    memory.holdings.prefixes.clear()
+    assert memory.holdings.pool.free == memory.holdings.pool.total
