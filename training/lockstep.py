@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from dspark.model.library import cache_argument
+from dspark.model.releases import cache_argument
 
 # From the row's number to the tokens a new document of that row starts with.
 Beginning = Callable[[int], list[int]]

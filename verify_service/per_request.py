@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import CheckpointError
-from dspark.model.library import cache_argument
+from dspark.model.releases import cache_argument
 from dspark.model.target import TargetTaps
 from verify_service import rotation
 from verify_service.page_pool import Slots

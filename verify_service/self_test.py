@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dspark.model.checkpoint import LoadedTarget
-from dspark.model.library import cache_argument
+from dspark.model.releases import cache_argument
 from verify_service import rotation
 from verify_service.passes import Runner
 from verify_service.per_request import use_own_attention

@@ -16,7 +16,7 @@ import torch
 
 from dspark.errors import CheckpointError
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
-from dspark.model.formats.library import without_computed
+from dspark.model.formats.saved import without_computed
 from dspark.model.json_file import listed
 from dspark.model.weights_file import Entry, read_tensors
 

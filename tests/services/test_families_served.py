@@ -32,7 +32,7 @@ from dspark.model.config import DrafterConfig, Kind
 from dspark.model.config_file import read_drafter_config
 from dspark.model.formats.convert import to_speculators
 from dspark.model.fresh import fresh_drafter
-from dspark.model.library import cache_argument
+from dspark.model.releases import cache_argument
 from tests.released.weights import write_thin
 
 pytestmark = pytest.mark.services

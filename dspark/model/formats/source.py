@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dspark.errors import CheckpointError
 from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_keys import read_json
-from dspark.model.formats.library import language_entries, without_computed
+from dspark.model.formats.saved import language_entries, without_computed
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.formats.vocabulary import DRAFTABLE, OFFSETS, DraftVocabulary, read_vocabulary
 from dspark.model.weights_file import Entry, read_directory, read_tensors

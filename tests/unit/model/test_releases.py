@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from dspark.model.checkpoint import load_target
-from dspark.model.library import cache_argument
+from dspark.model.releases import cache_argument
 from training.lockstep import generate
 from verify_service import self_test
 from verify_service.per_request import PerRequestRunner
