@@ -8,14 +8,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.load import run as loop
-from benchmarks.load.prompts import Question
 from benchmarks.ours import Meter
 from benchmarks.pair import Pair
 from benchmarks.real_cell import windowed
 from benchmarks.row import note
 from deploy.processes import LocalCell
 from dspark.client.request import Sampling
+from dspark.loadgen import run as loop
+from dspark.loadgen.prompts import Question
 
 CONTEXT, ANSWER = 1024, 3072  # tokens of a prompt; of an answer, longer than any window
 SETTLE_S, WINDOW_S = 7.0, 6.0  # all prompts are in after the first

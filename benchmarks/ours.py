@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.load import prometheus
 from benchmarks.pair import Pair
 from benchmarks.peers.contestant import Reply
 from deploy.processes import LocalCell
 from dspark.client import Client, Completion
+from dspark.loadgen import prometheus
 
 ROLES = ("coordinator", "verify", "draft")
 TIMEOUT_S = 300.0

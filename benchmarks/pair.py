@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.load import prompts
+from coordinator.http.template import question_renderer
 from dspark import shipped
 from dspark.errors import DsparkError
+from dspark.loadgen import prompts
 from dspark.model.location import locate
 from dspark.targets import folder_of, is_imported
 
@@ -53,7 +54,7 @@ class Pair:
     def prompts(self, domain: str, count: int, *, skip: int = 0) -> list[Prompt]:
         """`count` prompts of a domain, through the target's chat template."""
         if self.has_tokenizer:
-            found = prompts.built_in((domain,), target=str(self.target))[skip : skip + count]
+            found = prompts.built_in((domain,), question_renderer(str(self.target)))[skip : skip + count]
             if len(found) < count:
                 raise SystemExit(f"{domain}: {len(found)} prompts from number {skip} on, {count} are needed")
             return [question.prompt if isinstance(question.prompt, str) else [*question.prompt] for question in found]

@@ -20,17 +20,18 @@ from typing import Any
 
 import structlog
 
-from benchmarks.load import prompts
-from benchmarks.load import run as loop
-from benchmarks.load.prompts import Question
 from benchmarks.pair import Pair, leave_in_order, shipped_pair
 from benchmarks.real_cell import FILES, cell, measure, questions, sampling, windowed, worked
 from benchmarks.row import Row
 from benchmarks.turns import Book, Rate, Tournament, draw
+from coordinator.http.template import question_renderer
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
 from deploy.processes import LocalCell
 from dspark.client.request import Sampling
+from dspark.loadgen import prompts
+from dspark.loadgen import run as loop
+from dspark.loadgen.prompts import Question
 from dspark.plots import check
 from dspark.synthetic.spec import load_spec
 
@@ -185,7 +186,7 @@ async def _pair(args: argparse.Namespace, book: Book) -> Row:
 
 def _mixed(pair: Pair) -> Iterator[Question]:
     """Prompts, domains in turns, lengths in turns: the same for every policy."""
-    questions = prompts.built_in(target=str(pair.target))
+    questions = prompts.built_in(render=question_renderer(str(pair.target)))
     for number, question in enumerate(itertools.cycle(questions)):
         yield dataclasses.replace(question, max_tokens=48 + 16 * (number * 7 % 9))
 

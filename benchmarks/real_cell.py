@@ -13,13 +13,13 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.load import run as loop
-from benchmarks.load.grpc_endpoint import GrpcEndpoint
-from benchmarks.load.prompts import Question
 from coordinator.simulation.load import shape
 from coordinator.simulation.scenario import Scenario
 from deploy.processes import LocalCell
 from dspark.client.request import Sampling
+from dspark.loadgen import run as loop
+from dspark.loadgen.grpc_endpoint import GrpcEndpoint
+from dspark.loadgen.prompts import Question
 
 HERE = Path(__file__).resolve().parent
 FILES = HERE / "synthetic"

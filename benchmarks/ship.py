@@ -19,22 +19,22 @@ from typing import Any
 
 import torch
 
-from benchmarks.load.prompts import BUILT_IN, DOMAINS
 from benchmarks.ship_card import card
 from dspark import shipped
 from dspark.errors import ConfigError, DsparkError
+from dspark.loadgen.prompts import BUILT_IN, DOMAINS
 from dspark.model.checkpoint import load_target, save_drafter
 from dspark.model.formats.sharing import without_tables
 from dspark.model.location import locate
 from dspark.model.weights_file import read_file
-from training import checkpoint, metrics, record, settings
-from training.calibrate import calibrate
-from training.evaluate import evaluate, table
-from training.shape import make_drafter
-from training.trainer import CURVES, LOG, MODEL, STATE
+from dspark.training import checkpoint, metrics, record, settings
+from dspark.training.calibrate import calibrate
+from dspark.training.evaluate import evaluate, table
+from dspark.training.shape import make_drafter
+from dspark.training.trainer import CURVES, LOG, MODEL, STATE
 
 OUT = Path(__file__).resolve().parent.parent / "models" / shipped.DRAFTER
-PROMPTS = BUILT_IN.with_name(f"{BUILT_IN.name}-calibrate") / "mixed.jsonl"
+PROMPTS = Path(__file__).resolve().parent / "prompts" / "calibrate" / "mixed.jsonl"
 
 
 def main(argv: list[str] | None = None) -> int:

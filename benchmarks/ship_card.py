@@ -23,7 +23,7 @@ def card(told: Mapping[str, Any], *, rows: int, tokens: int) -> str:
             *_early(told),
             "## Accepted length",
             "",
-            f"{asked} of `benchmarks/prompts/smollm2`, at most {tokens} new tokens, whole blocks verified under the",
+            f"{asked} of `dspark/loadgen/questions`, at most {tokens} new tokens, whole blocks verified under the",
             f"rule `{report['rule']}`. tau counts the target's own token. Beside it the chance that a slot is accepted",
             "when the one before it was, and the share of different runs of four tokens: answers that repeat",
             "themselves have a low one, and a tau that is too good.",

@@ -21,17 +21,17 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks import cores, ours
-from benchmarks.load import run as loop
-from benchmarks.load.answer import Endpoint
-from benchmarks.load.grpc_endpoint import GrpcEndpoint
-from benchmarks.load.prompts import Question
-from benchmarks.load.summary import summarise
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.peers import vllm_choice, vllm_server
 from benchmarks.peers.contestant import Absent
 from benchmarks.row import Row, note
 from benchmarks.turns import ratios, rotated
 from dspark.client.request import Sampling
+from dspark.loadgen import run as loop
+from dspark.loadgen.answer import Endpoint
+from dspark.loadgen.grpc_endpoint import GrpcEndpoint
+from dspark.loadgen.prompts import Question
+from dspark.loadgen.summary import summarise
 
 VLLM, OFF = "vllm", "dspark off"
 TRIAL_TOKENS = 32

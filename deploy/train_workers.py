@@ -18,9 +18,9 @@ from deploy.head import Head, start_head, stop_head
 from deploy.marks import new_cell_id
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import state_dir
-from training.record import Log
-from training.settings import Settings, from_json
-from training.trainer import LOG, MODEL, train_drafter
+from dspark.training.record import Log
+from dspark.training.settings import Settings, from_json
+from dspark.training.trainer import LOG, MODEL, train_drafter
 
 Say = Callable[[str], None]
 

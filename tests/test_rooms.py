@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = {"draft_service", "verify_service", "coordinator", "training", "deploy", "benchmarks"}
+ROOMS = {"draft_service", "verify_service", "coordinator", "deploy", "benchmarks"}
 SERVICES = {"draft_service", "verify_service", "coordinator"}
 BELOW_ALL = ("clock", "bell", "config")  # files of the coordinator that any of its packages may import
 
@@ -49,10 +49,15 @@ def _forbidden(room: str, path: Path, module: str, at_import: bool) -> str | Non
         return "only deploy/ imports ray"
     if room in SERVICES and head in ROOMS - {room}:
         return "services never import each other"
-    if room == "training" and head in ROOMS - {room}:
-        return "training knows dspark only"
     if room == "dspark" and head in ROOMS and (at_import or not inside.startswith("dspark/cli/")):
         return "dspark knows no room; dspark/cli may import one inside a function"
+    if module.startswith("dspark.training") and (
+        room in SERVICES
+        or (room == "dspark" and not inside.startswith("dspark/training/") and (at_import or "/cli/" not in inside))
+    ):
+        return "nothing that serves knows training; dspark/cli may import it inside a function"
+    if module.startswith("dspark.cli.") and inside.startswith(("dspark/training/", "dspark/loadgen/")):
+        return "commands know training and load, not the other way"
     if room == "coordinator" and (
         head in {"torch", "transformers", "safetensors"}
         or module.startswith(("dspark.model", "dspark.decoding", "dspark.gguf", "dspark.wire.tensors"))

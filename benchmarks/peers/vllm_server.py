@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.load.openai_endpoint import OpenAiEndpoint, OpenAiOptions
-from benchmarks.load.prompts import Question
 from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Reply
 from deploy.head import free_ports
+from dspark.loadgen.openai_endpoint import OpenAiEndpoint, OpenAiOptions
+from dspark.loadgen.prompts import Question
 
 START_TIMEOUT_S = 900.0  # the first start with a model compiles, for many layers as long as this
 ANSWER_TIMEOUT_S = 300.0

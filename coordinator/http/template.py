@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,14 @@ def find_template(target: str | None, revision: str | None) -> ChatTemplate | No
     if not isinstance(source, str):
         return None
     return ChatTemplate(source, {name: text for name in _TOKENS if (text := _token(config.get(name))) is not None})
+
+
+def question_renderer(target: str) -> Callable[[str], str] | None:
+    """Renders one question as users of a chat ask it; None where the target has no template."""
+    template = find_template(target, None)
+    if template is None:
+        return None
+    return lambda text: template.render([{"role": "user", "content": text}], {}, add_generation_prompt=True)
 
 
 def _find(target: str | None, name: str, revision: str | None) -> Path | None:

@@ -1,6 +1,6 @@
 """Who asks, when and for what: keyed by the scenario's seed, so that a run repeats.
 
-Request n has the first token n modulo the number of domains and the seed `scenario.seed + n`, as `benchmarks.load`
+Request n has the first token n modulo the number of domains and the seed `scenario.seed + n`, as `dspark.loadgen`
 sends them, at the moments of its schedule: the same requests to real services get the same drafts and verdicts.
 """
 

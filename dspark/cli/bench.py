@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +71,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 def _bench(args: argparse.Namespace) -> int:
     import asyncio
 
-    from benchmarks.load import plots, report, sweep
+    from dspark.loadgen import plots, report, sweep
     from dspark.plots import check
 
     if args.plot is not None:
@@ -99,6 +101,7 @@ def _bench(args: argparse.Namespace) -> int:
         ignore_eos=not args.stop_at_eos,
         temperature=args.temperature,
         rule=args.rule,
+        renderer=_renderer,
     )
     points = asyncio.run(sweep.run(order, report.Bar()))
     result = {"command": " ".join(["dspark", "bench", *sys.argv[2:]]), **report.machine(), "points": points}
@@ -108,6 +111,15 @@ def _bench(args: argparse.Namespace) -> int:
         plots.draw([*earlier, *points], args.plot)
     print(json.dumps(result) if args.json else report.table(points))
     return 1 if any(point["errors"] for point in points) else 0
+
+
+def _renderer(target: str) -> Callable[[str], str] | None:
+    """Asks a question as users of a chat do: by the target's template, if it has one that is found on this machine."""
+    if not importlib.util.find_spec("jinja2"):  # it comes with the HTTP front
+        return None
+    from coordinator.http.template import question_renderer
+
+    return question_renderer(target)
 
 
 def _cell(args: argparse.Namespace) -> str:

@@ -131,8 +131,8 @@ def _drafted_problem(block: Block, case: Mapping[str, Tensor]) -> str | None:
 
 
 def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | None:
-    from training.anchors import Anchors, label_blocks
-    from training.loss import LossWeights, block_loss, figures, mix, target_slot_logits
+    from dspark.training.anchors import Anchors, label_blocks
+    from dspark.training.loss import LossWeights, block_loss, figures, mix, target_slot_logits
 
     anchors = Anchors(case["anchor_positions"], case["block_keep_mask"])
     size = drafter.config.block_size

@@ -70,8 +70,8 @@ def _pair(parser: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from training import calibrate, calibration_report
-    from training.metrics import plain
+    from dspark.training import calibrate, calibration_report
+    from dspark.training.metrics import plain
 
     report = calibrate.calibrate(
         *_given(args), args.data, rules=args.rules, temperatures=args.temperatures, offsets=not args.no_offsets,
@@ -82,8 +82,8 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from training import evaluate
-    from training.metrics import plain
+    from dspark.training import evaluate
+    from dspark.training.metrics import plain
 
     thresholds = evaluate.THRESHOLDS if args.thresholds is None else tuple(args.thresholds)
     report = evaluate.evaluate(

@@ -109,13 +109,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _split(args: argparse.Namespace) -> dict[str, Any]:
-    from training.split import split_prompts
+    from dspark.training.split import split_prompts
 
     return split_prompts(args.prompts, args.out, held_out=args.held_out, seed=args.seed, limit=args.limit)
 
 
 def _overlap(args: argparse.Namespace) -> dict[str, Any]:
-    from training.overlap import separate
+    from dspark.training.overlap import separate
 
     return separate(args.prompts, args.training, out=args.out)
 
@@ -126,7 +126,7 @@ def _regenerate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _encode(args: argparse.Namespace) -> dict[str, Any]:
-    from training.encode import encode_rows
+    from dspark.training.encode import encode_rows
 
     counts = encode_rows(
         args.rows, args.out, _chat(args.target), max_length=args.max_length, min_supervised=args.min_supervised
@@ -135,7 +135,7 @@ def _encode(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cache(args: argparse.Namespace) -> dict[str, Any]:
-    from training.caching import make_cache, plan_for
+    from dspark.training.caching import make_cache, plan_for
 
     settings = settings_of(args, out=str(args.out))
     plan = plan_for(settings, args.dtype)
@@ -148,14 +148,14 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _vocabulary(args: argparse.Namespace) -> dict[str, Any]:
-    from training.vocabulary import most_written
+    from dspark.training.vocabulary import most_written
 
     return most_written(args.samples, args.tokens, args.out)
 
 
 def _drafter(args: argparse.Namespace) -> dict[str, Any]:
-    from training.record import Log
-    from training.trainer import LOG, train_with_bar
+    from dspark.training.record import Log
+    from dspark.training.trainer import LOG, train_with_bar
 
     settings = settings_of(args)
     if args.workers > 1:
@@ -172,6 +172,6 @@ def _drafter(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _chat(target: str) -> Any:
-    from training.chat import Chat
+    from dspark.training.chat import Chat
 
     return Chat(target)

@@ -56,7 +56,7 @@ class _Chain:
 
     def do(self, name: str, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Runs a stage unless it is done; returns what it found out."""
-        from training.disk import write_whole
+        from dspark.training.disk import write_whole
 
         stages: dict[str, dict[str, Any]] = self.notes["stages"]
         if name not in stages:
@@ -69,8 +69,8 @@ class _Chain:
 
 
 def _all(args: argparse.Namespace) -> dict[str, Any]:
-    from training import chain_stages as stages
-    from training.report import write_report
+    from dspark.training import chain_stages as stages
+    from dspark.training.report import write_report
 
     out: Path = Path(args.out)
     settings = _settings(args, out)
@@ -97,8 +97,8 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
 
 def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str, Any]:
     """Everything the results depend on, by the names of the options."""
-    from training.chain_stages import name_of
-    from training.settings import settled
+    from dspark.training.chain_stages import name_of
+    from dspark.training.settings import settled
 
     return {
         "target": name_of(settings.target),
@@ -132,10 +132,10 @@ def _regenerate(args: argparse.Namespace, settings: Any, asking: Any, prompts: P
 def ask(endpoint: str | None, token: str | None, target: str, asking: Any, prompts: Path, rows: Path) -> dict[str, Any]:
     """Answers every row of `prompts` through a cell (without an endpoint: that of the state folder)."""
     from dspark.client import AsyncClient
-    from training.chat import Chat
-    from training.record import progress
-    from training.regenerate import regenerate
-    from training.row_file import read_rows
+    from dspark.training.chat import Chat
+    from dspark.training.record import progress
+    from dspark.training.regenerate import regenerate
+    from dspark.training.row_file import read_rows
 
     chat, total = Chat(target), sum(1 for _ in read_rows(prompts))
 
@@ -153,8 +153,8 @@ def ask(endpoint: str | None, token: str | None, target: str, asking: Any, promp
 
 
 def _train(settings: Any) -> dict[str, Any]:
-    from training.record import Log
-    from training.trainer import LOG, train_with_bar
+    from dspark.training.record import Log
+    from dspark.training.trainer import LOG, train_with_bar
 
     folder = train_with_bar(settings)
     log = Log(Path(settings.out) / LOG).read()
@@ -165,7 +165,7 @@ def _train(settings: Any) -> dict[str, Any]:
 def _serve(target: str, drafter: Path, prompts: Path, out: Path, tokens: int) -> dict[str, Any]:
     """A cell with the new pair answers held-out prompts, with its drafter and without."""
     from deploy.processes import LocalCell
-    from training.chain_stages import measure_cell
+    from dspark.training.chain_stages import measure_cell
 
     with LocalCell(target, drafter, folder=out / "logs") as cell, cell.client() as client:
         return measure_cell(client, target, prompts, tokens)

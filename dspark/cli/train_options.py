@@ -13,7 +13,7 @@ from dspark.numerals import whole_in
 
 def add_settings(parser: argparse.ArgumentParser, *, only: Sequence[str] = (), leave_out: Sequence[str] = ()) -> None:
     """Flags of a training run; `samples` stands without one."""
-    from training.settings import Settings
+    from dspark.training.settings import Settings
 
     hints = typing.get_type_hints(Settings)
     for field in dataclasses.fields(Settings):
@@ -30,7 +30,7 @@ def add_settings(parser: argparse.ArgumentParser, *, only: Sequence[str] = (), l
 
 def settings_of(args: argparse.Namespace, **more: Any) -> Any:
     """The settings that were given; the rest has its defaults."""
-    from training.settings import Settings
+    from dspark.training.settings import Settings
 
     names = {field.name for field in dataclasses.fields(Settings)}
     given = {name: value for name, value in vars(args).items() if name in names and value is not None}
@@ -57,7 +57,7 @@ def add_asking(parser: argparse.ArgumentParser, *, prefix: str = "") -> None:
 
 def asking_of(args: argparse.Namespace, *, prefix: str = "") -> Any:
     """How answers are asked for."""
-    from training.regenerate import Asking
+    from dspark.training.regenerate import Asking
 
     given = {field.name: getattr(args, prefix + field.name, None) for field in dataclasses.fields(Asking)}
     if prefix:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from dspark import plots
+from dspark.training import metrics
+from dspark.training.asked import answers, questions
+from dspark.training.judged import judged
 from dspark.types import Rule
 from guide.pair import QUESTIONS, Tour
-from training import metrics
-from training.asked import answers, questions
-from training.judged import judged
 
 THRESHOLDS = [n / 10 for n in range(10)]
 SHOWN = 3  # which of them the text tells of

@@ -14,11 +14,11 @@ from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.fresh import fresh_drafter
 from dspark.model.target import TargetTaps
+from dspark.training import loss
+from dspark.training.anchors import draw_anchors, label_blocks
+from dspark.training.asked import answers, questions
 from dspark.types import Rule
 from guide.pair import DRAFTER, QUESTIONS, Tour
-from training import loss
-from training.anchors import draw_anchors, label_blocks
-from training.asked import answers, questions
 
 BLOCKS, RATE = 32, 5e-3
 PLOTTED = {"confidence_abs_error": "error of confidence", "tau_probabilistic": "tau of a block, teacher forced"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.load import prometheus
+from dspark.loadgen import prometheus
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 from faults.pair import DRAFTER, ROOT, TARGET
 from faults.processes import FaultCell

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dspark.training.record import Log
+from dspark.training.trainer import LOG, train_drafter
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
-from training.record import Log
-from training.trainer import LOG, train_drafter
 
 pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 
@@ -39,6 +39,6 @@ def test_two_ray_workers_write_the_curve_of_one(golden_target: Path, tmp_path: P
 
 def short_default(name: str) -> object:
     """What the command takes when a flag is not given."""
-    from training.settings import Settings
+    from dspark.training.settings import Settings
 
     return Settings(target="", samples="", out="").to_json()[name]

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from dspark.training.record import Log
+from dspark.training.trainer import LOG, train_drafter
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
-from training.record import Log
-from training.trainer import LOG, train_drafter
 
 pytestmark = pytest.mark.services
 
 WORKER = """
 import datetime, json, sys
 import torch.distributed as distributed
-from training.settings import from_json
-from training.trainer import train_drafter
+from dspark.training.settings import from_json
+from dspark.training.trainer import train_drafter
 settings, meeting, rank, size = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size,
                                timeout=datetime.timedelta(seconds=120))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("dspark", "coordinator", "verify_service", "draft_service", "deploy", "training")
+ROOMS = ("dspark", "coordinator", "verify_service", "draft_service", "deploy")
 HEADINGS = re.findall(r"^### `(.+)`$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.M)
 
 

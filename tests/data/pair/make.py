@@ -22,10 +22,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from training.calibrate import calibrate
-from training.samples import Sample, write_samples
-from training.settings import Settings
-from training.trainer import train_with_bar
+from dspark.training.calibrate import calibrate
+from dspark.training.samples import Sample, write_samples
+from dspark.training.settings import Settings
+from dspark.training.trainer import train_with_bar
 
 HERE = Path(__file__).parent
 MODULES = ("argparse", "bisect", "calendar", "csv", "dataclasses", "functools", "heapq", "statistics", "textwrap")

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.load.prompts import built_in
 from benchmarks.row import Row, note
 from dspark.client import AsyncClient
+from dspark.loadgen.prompts import built_in
 from dspark.runtime.tls import Tls
 from faults.eavesdropper import Tap, Trace, features, guess
 from faults.pair import DRAFTER, TARGET

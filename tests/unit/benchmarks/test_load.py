@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load import plots, prompts, report
-from benchmarks.load.answer import UNKNOWN, Answer, Piece, Speculation
-from benchmarks.load.prometheus import read, total
-from benchmarks.load.prompts import Question
-from benchmarks.load.run import CUT, Outcome, Plan, run
-from benchmarks.load.summary import quantile, summarise
 from dspark.errors import InvalidRequest, Overloaded
+from dspark.loadgen import plots, prompts, report
+from dspark.loadgen.answer import UNKNOWN, Answer, Piece, Speculation
+from dspark.loadgen.prometheus import read, total
+from dspark.loadgen.prompts import Question
+from dspark.loadgen.run import CUT, Outcome, Plan, run
+from dspark.loadgen.summary import quantile, summarise
 from dspark.plots import check
 
 QUESTION = Question((1, 2, 3))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.load.answer import Answer
-from benchmarks.load.openai_endpoint import OpenAiEndpoint, OpenAiOptions
-from benchmarks.load.prompts import Question
 from dspark.errors import Denied, InvalidRequest, Overloaded, Unavailable
+from dspark.loadgen.answer import Answer
+from dspark.loadgen.openai_endpoint import OpenAiEndpoint, OpenAiOptions
+from dspark.loadgen.prompts import Question
 
 QUESTION = Question((1, 2, 3))
 Reply = Callable[[dict[str, Any]], bytes]

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from benchmarks import ship
 from dspark.model.calibration import load_calibration
 from dspark.model.checkpoint import load_drafter
-from training.samples import Sample, write_samples
-from training.settings import Settings
-from training.trainer import train_drafter
+from dspark.training.samples import Sample, write_samples
+from dspark.training.settings import Settings
+from dspark.training.trainer import train_drafter
 
 
 def test_a_run_becomes_the_folder_that_ships(

@@ -13,8 +13,8 @@ import pytest
 from dspark.cli.main import main
 from dspark.cli.train import build_parser
 from dspark.cli.train_options import asking_of, settings_of
-from training.regenerate import Asking
-from training.settings import Settings
+from dspark.training.regenerate import Asking
+from dspark.training.settings import Settings
 
 REQUIRED = ["drafter", "s.safetensors", "--target", "t", "--out", "o"]
 

@@ -32,7 +32,7 @@ def test_an_image_holds_the_packages_and_the_drafter_and_no_more() -> None:
     tops = {name.partition("/")[0] for name in files}
     assert tops == {
         "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "dspark", "coordinator", "verify_service",
-        "draft_service", "training", "deploy", "benchmarks", "models",
+        "draft_service", "deploy", "models",
     }  # fmt: skip
     assert "models/smollm2-dspark/model.safetensors" in files
     assert "dspark/wire/v1/control_pb2.py" in files

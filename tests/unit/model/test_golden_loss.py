@@ -12,10 +12,10 @@ from torch import Tensor
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
+from dspark.training.anchors import Anchors, Labels, label_blocks
+from dspark.training.lean_loss import lean_block_loss
+from dspark.training.loss import LossSums, LossWeights, block_loss, figures, mix, target_slot_logits
 from tests.unit.model.golden import TARGET, TRAINED
-from training.anchors import Anchors, Labels, label_blocks
-from training.lean_loss import lean_block_loss
-from training.loss import LossSums, LossWeights, block_loss, figures, mix, target_slot_logits
 
 RELATIVE = 1e-4
 pytestmark = pytest.mark.parametrize("folder", TRAINED, ids=lambda path: path.name)
@@ -49,7 +49,7 @@ def test_plain_loss_and_gradients_equal_the_reference(folder: Path) -> None:
 
 
 def test_lean_loss_and_gradients_equal_the_reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.lean_loss.SLICE_ROWS", 16)  # several slices, the last one short
+    monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 16)  # several slices, the last one short
     drafter, case = as_block(load_drafter(folder)), load_file(folder / "loss_case.safetensors")
     labels, weights = _labels(case), _weights(drafter)
     objective, sums = lean_block_loss(

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from dspark.model.checkpoint import load_target
 from dspark.model.releases import cache_argument
-from training.lockstep import generate
+from dspark.training.lockstep import generate
 from verify_service import self_test
 from verify_service.per_request import PerRequestRunner
 

@@ -20,9 +20,9 @@ from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
 from dspark.model.family import Drafter
 from dspark.model.formats.convert import to_speculators
 from dspark.model.formats.sharing import without_tables
+from dspark.training.calibrate import calibrate
+from dspark.training.evaluate import evaluate
 from tests.unit.model.golden import DATA
-from training.calibrate import calibrate
-from training.evaluate import evaluate
 
 PAIR = DATA / "pair"
 TARGET, WHOLE, WEIGHTS = PAIR / "target", PAIR / "drafter", "model.safetensors"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dspark.model.config import HeadType
+from dspark.training.anchors import draw_anchors
 from tests.unit.model.tiny import tiny_drafter
-from training.anchors import draw_anchors
 
 HEADS: tuple[HeadType, ...] = ("none", "vanilla", "gated", "rnn")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from training.samples import Sample, write_samples
-from training.settings import Settings
+from dspark.training.samples import Sample, write_samples
+from dspark.training.settings import Settings
 
 COLUMNS = ("step", "loss", "tau", "held_out_loss", "held_out_tau")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from training.anchors import Anchors, candidates, draw_anchors, gather_slots, label_blocks
+from dspark.training.anchors import Anchors, candidates, draw_anchors, gather_slots, label_blocks
 
 
 def test_an_anchor_and_its_next_token_are_both_supervised() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dspark.model.checkpoint import load_target
+from dspark.training.shape import drafter_config, mask_token, tap_layers
 from tests.unit.training.pipeline import short_run
-from training.shape import drafter_config, mask_token, tap_layers
 
 
 @pytest.mark.parametrize(

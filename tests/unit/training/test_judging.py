@@ -13,9 +13,9 @@ from dspark.cli.main import main
 from dspark.errors import ConfigError
 from dspark.model.calibration import load_calibration
 from dspark.model.checkpoint import load_target
-from training import evaluate, lockstep
-from training.asked import questions
-from training.calibrate import calibrate
+from dspark.training import evaluate, lockstep
+from dspark.training.asked import questions
+from dspark.training.calibrate import calibrate
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
 

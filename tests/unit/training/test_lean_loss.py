@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dspark.model.config import HeadType
 from dspark.model.formats.vocabulary import DraftVocabulary
+from dspark.training.anchors import draw_anchors, label_blocks
+from dspark.training.lean_loss import LeanLoss, lean_block_loss, lean_terms
+from dspark.training.loss import LossWeights
 from tests.unit.model.tiny import tiny_drafter
-from training.anchors import draw_anchors, label_blocks
-from training.lean_loss import LeanLoss, lean_block_loss, lean_terms
-from training.loss import LossWeights
 
 
 @pytest.mark.parametrize("head", ["none", "vanilla", "gated", "rnn"])
@@ -42,7 +42,7 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
     softcap: float | None, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `few` the head says eleven of thirty tokens: the others have no chance, and are no labels."""
-    monkeypatch.setattr("training.lean_loss.SLICE_ROWS", 4)
+    monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 4)
     kept = torch.arange(1, 30, 3)[:11] if few else None
     size = 30 if kept is None else len(kept)
     generator = torch.Generator().manual_seed(7)
@@ -84,7 +84,7 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
 
 
 def test_rows_that_share_a_judge_are_judged_as_if_each_had_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.lean_loss.SLICE_ROWS", 3)
+    monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 3)
     generator = torch.Generator().manual_seed(9)
     judges, head = torch.randn(4, 8, generator=generator), torch.randn(20, 8, generator=generator)
     row = torch.tensor([0, 0, 1, 2, 2, 2, 2, 3])
@@ -150,7 +150,7 @@ class _Largest(TorchDispatchMode):
 
 
 def test_no_more_than_a_slice_of_the_vocabulary_is_ever_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.lean_loss.SLICE_ROWS", 5)
+    monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 5)
     rows, width, vocabulary = 60, 4, 2000
     generator = torch.Generator().manual_seed(2)
     head, ids = torch.randn(vocabulary, width, generator=generator), torch.arange(rows)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from dspark.model.calibration import Fit
-from training import metrics
-from training.asked import Answer, Question
-from training.judged import Text, whole_blocks
-from training.rounds import Played
+from dspark.training import metrics
+from dspark.training.asked import Answer, Question
+from dspark.training.judged import Text, whole_blocks
+from dspark.training.rounds import Played
 
 
 def test_tau_counts_the_targets_own_token_and_pools_over_rounds() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dspark.cli.train import run
 from dspark.errors import ConfigError
-from training.overlap import RUN, separate, words_of
+from dspark.training.overlap import RUN, separate, words_of
 
 LONG = "a clerk counts every sheet of paper in the drawer twice before the office closes at night"
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from dspark.client import AsyncClient, ModelInfo, Unavailable
-from training import regenerate as stage
-from training.chat import Chat
-from training.encode import encode_rows
-from training.regenerate import Asking, regenerate
-from training.row_file import read_rows
+from dspark.training import regenerate as stage
+from dspark.training.chat import Chat
+from dspark.training.encode import encode_rows
+from dspark.training.regenerate import Asking, regenerate
+from dspark.training.row_file import read_rows
 
 INFO = ModelInfo("tiny", "", 128, 64, 1, (0,), "off", "block", False)
 ROWS: list[dict[str, Any]] = [

@@ -10,8 +10,8 @@ from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.fresh import fresh_drafter
+from dspark.training import lockstep, rounds
 from dspark.types import Rule
-from training import lockstep, rounds
 
 NEVER = -1
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dspark.errors import ConfigError
-from training.row_file import read_rows
-from training.split import conversation_of, split_prompts
+from dspark.training.row_file import read_rows
+from dspark.training.split import conversation_of, split_prompts
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from dspark.model.calibration import Fit
-from training.reliability import brier, by_slot, calibration_error, conditional_ranking, ranking, sigmoid, survival
-from training.sts import temperatures, with_offsets
+from dspark.training.reliability import (
+    brier,
+    by_slot,
+    calibration_error,
+    conditional_ranking,
+    ranking,
+    sigmoid,
+    survival,
+)
+from dspark.training.sts import temperatures, with_offsets
 
 
 def overconfident(n: int = 20_000) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]

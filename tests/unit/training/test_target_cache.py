@@ -10,10 +10,10 @@ import torch
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_target
+from dspark.training.features import Features, OnlineFeatures
+from dspark.training.samples import Sample, Samples
+from dspark.training.target_cache import CachedFeatures, Plan, plan_cache, write_cache
 from tests.unit.training.pipeline import random_samples
-from training.features import Features, OnlineFeatures
-from training.samples import Sample, Samples
-from training.target_cache import CachedFeatures, Plan, plan_cache, write_cache
 
 LAYERS = (0, 2, 4)
 

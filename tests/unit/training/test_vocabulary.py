@@ -10,9 +10,9 @@ import torch
 
 from dspark.cli.main import main
 from dspark.errors import ConfigError
+from dspark.training.samples import Sample, write_samples
+from dspark.training.vocabulary import most_written
 from tests.released.weights import write_thin
-from training.samples import Sample, write_samples
-from training.vocabulary import most_written
 
 
 @pytest.fixture

@@ -1,0 +1,90 @@
+"""A coordinator of this project, spoken to over its public gRPC interface."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+
+from dspark.client import AsyncClient, DsparkError
+from dspark.client.errors import ServerError, read_error
+from dspark.client.events import Chunk, Finished, ModelInfo, read_event
+from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
+from dspark.loadgen import prometheus
+from dspark.loadgen.answer import Piece, Speculation
+from dspark.loadgen.prompts import Question
+from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.tls import Tls
+from dspark.wire.v1 import generate_pb2_grpc
+
+FRAME = 5  # bytes gRPC puts before each message
+
+
+class GrpcEndpoint:
+    """Belongs to the event loop it is made on."""
+
+    def __init__(
+        self, endpoint: str, options: Sampling, *, token: str | None = None, tls: Tls | None = None, name: str = ""
+    ) -> None:
+        self.name = name or f"dspark {options.policy}".strip()
+        self._endpoint = endpoint
+        self._token, self._tls = token, tls
+        self._options = options
+        self._metadata = auth_metadata(token)
+        # The plain stub, not the client: the sizes of messages are part of what is measured.
+        self._channel = open_channel(endpoint, tls=tls, service_config=SERVICE_CONFIG)
+        self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+        options = self._options
+        if question.max_tokens is not None:
+            options = replace(options, max_tokens=question.max_tokens)
+        if options.seed is not None:
+            options = replace(options, seed=options.seed + number)
+        message = write_request(question.prompt, options)
+        call = self._generation.Generate(message, metadata=self._metadata)
+        whole = False
+        try:
+            async for reply in call:
+                event, size = read_event(reply), reply.ByteSize() + FRAME
+                if isinstance(event, Chunk):
+                    yield Piece(len(event.token_ids), size, event.token_ids)
+                elif isinstance(event, Finished):
+                    whole = True
+                    spec = event.speculation
+                    committed = spec.mean_acceptance_length * spec.rounds
+                    yield Piece(
+                        0, size, (), Speculation(spec.rounds, committed, spec.verified_tokens, spec.accepted_tokens)
+                    )
+        except grpc.aio.AioRpcError as error:
+            raise read_error(error, self._endpoint) from None
+        finally:
+            call.cancel()
+        if not whole:
+            raise ServerError(f"{self._endpoint} ended the answer without saying why")
+
+    async def counters(self) -> dict[str, float]:
+        """Payload bytes sent inside the cell, by kind, over all its processes that publish metrics."""
+        found: dict[str, float] = {}
+        with contextlib.suppress(DsparkError):  # a secured or older cell: the run is measured without them
+            async with AsyncClient(self._endpoint, token=self._token, tls=self._tls) as client:
+                status = await client.status()
+            for process in status.processes:
+                if process.metrics_port:
+                    host = process.endpoint.rsplit(":", 1)[0] or "127.0.0.1"
+                    samples = await prometheus.scrape(f"http://{host}:{process.metrics_port}/metrics")
+                    for sample, value in samples.items():
+                        if sample.startswith("dspark_bytes_total{") and 'direction="sent"' in sample:
+                            kind = sample.split('kind="', 1)[1].split('"', 1)[0]
+                            found[f"bytes_{kind}"] = found.get(f"bytes_{kind}", 0.0) + value
+        return found
+
+    async def model_info(self) -> ModelInfo:
+        """What is served."""
+        async with AsyncClient(self._endpoint, token=self._token, tls=self._tls) as client:
+            return await client.model_info()
+
+    async def close(self) -> None:
+        await self._channel.close()

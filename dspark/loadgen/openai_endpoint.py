@@ -1,0 +1,131 @@
+"""Any server with an OpenAI-style completions endpoint, streamed as server-sent events.
+
+Tokens per message come from what the server says, best first: the ids themselves (`return_token_ids`), running usage
+counts, log-probabilities. A server that says none of these is counted by the total it gives at the end, spread over its
+messages, and `counted_by` says so: messages are not tokens once a server speculates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dspark.errors import DsparkError, Unavailable
+from dspark.loadgen import prometheus
+from dspark.loadgen.answer import UNKNOWN, Piece
+from dspark.loadgen.http_stream import post_lines
+from dspark.loadgen.prompts import Question
+
+COUNTERS = {  # names here -> samples of vLLM and SGLang alike, where they publish any
+    "drafts": "vllm:spec_decode_num_drafts_total",
+    "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
+    "generation_tokens": "vllm:generation_tokens_total",
+}
+
+
+@dataclass(frozen=True)
+class OpenAiOptions:
+    """url: up to and including /v1. model: name the server knows it by. extra: more fields of the request, as given."""
+
+    url: str
+    model: str
+    max_tokens: int = 128
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    seed: int | None = None
+    api_key: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class OpenAiEndpoint:
+    """`/completions` with text or token ids."""
+
+    def __init__(self, options: OpenAiOptions, name: str = "") -> None:
+        self.name = name or f"openai {options.model}"
+        self.counted_by = ""  # ids, usage, logprobs or total
+        self._options = options
+        self._base = options.url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+
+    async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+        counted, unknown, done = 0, False, False
+        async for line in post_lines(f"{self._base}/completions", self._body(question, number), self._headers):
+            if not line.startswith(b"data:"):
+                continue
+            data, size = line[5:].strip(), len(line) + 2
+            if data == b"[DONE]":
+                done = True
+                break
+            message = _object(data, self._base)
+            if "error" in message:
+                raise Unavailable(f"{self._base} failed: {message['error']}")
+            choices = message.get("choices") or []
+            done = done or (bool(choices) and choices[0].get("finish_reason") is not None)
+            tokens, ids, how = _count(message, counted)
+            spread = 0
+            if how:
+                self.counted_by, counted = how, counted + tokens
+            elif choices and choices[0].get("text"):
+                tokens, unknown = UNKNOWN, True
+            elif unknown and not counted and (total := (message.get("usage") or {}).get("completion_tokens")):
+                self.counted_by, spread = "total", int(total)
+            yield Piece(tokens, size, ids, spread=spread)
+        if not done:
+            raise Unavailable(f"{self._base} ended the answer without saying why")
+
+    def _body(self, question: Question, number: int) -> dict[str, Any]:
+        options = self._options
+        prompt = question.prompt if isinstance(question.prompt, str) else list(question.prompt)
+        body: dict[str, Any] = {
+            "model": options.model,
+            "prompt": prompt,
+            "max_tokens": question.max_tokens or options.max_tokens,
+            "temperature": options.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "return_token_ids": True,
+        }
+        if options.ignore_eos:
+            body["ignore_eos"] = True
+        if options.seed is not None:
+            body["seed"] = options.seed + number
+        return body | options.extra
+
+    async def counters(self) -> dict[str, float]:
+        """vLLM's totals of speculation, from /metrics beside /v1."""
+        try:
+            samples = await prometheus.scrape(self._base.removesuffix("/v1") + "/metrics")
+        except DsparkError:
+            return {}
+        names = {sample.split("{", 1)[0] for sample in samples}
+        return {key: prometheus.total(samples, name) for key, name in COUNTERS.items() if name in names}
+
+    async def close(self) -> None:
+        """Nothing is held between requests."""
+
+
+def _object(data: bytes, base: str) -> dict[str, Any]:
+    try:
+        message = json.loads(data)
+    except ValueError:
+        raise Unavailable(f"{base} sent an event that is not JSON: {data[:80]!r}") from None
+    if not isinstance(message, dict):
+        raise Unavailable(f"{base} sent an event that is no object: {data[:80]!r}")
+    return message
+
+
+def _count(message: dict[str, Any], before: int) -> tuple[int, tuple[int, ...], str]:
+    """(new tokens, their ids where they are given, how they were counted)."""
+    choices = message.get("choices") or []
+    if choices and isinstance(ids := choices[0].get("token_ids"), list):
+        return len(ids), tuple(ids), "ids"
+    total = (message.get("usage") or {}).get("completion_tokens")
+    if choices and isinstance(total, int):
+        return max(0, total - before), (), "usage"
+    logprobs = (choices[0].get("logprobs") or {}) if choices else {}
+    if isinstance(given := logprobs.get("tokens"), list):
+        return len(given), (), "logprobs"
+    return 0, (), ""

@@ -1,0 +1,90 @@
+"""For people: a progress bar on stderr, a table on stdout, and what machine this was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import InvalidRequest
+from dspark.loadgen.run import Progress
+
+FIRST, LAST = ("series", "load", "tok/s", "tok/s/user"), ("tau", "budget", "bytes/token", "errors")
+COLUMNS = (*FIRST, "TTFT p50", "ITL mean", "ITL p99", *LAST)
+NEEDED = {"series", "tok_s", "tok_s_user", "concurrency", "rate", "budget"}
+
+
+class Bar:
+    """One line per point on a terminal; nothing where stderr is none or `rich` is missing."""
+
+    @contextlib.contextmanager
+    def point(self, title: str, requests: int) -> Iterator[Progress]:
+        """The callback to report to while the point runs."""
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        except ModuleNotFoundError:
+            yield lambda answers, tokens: None
+            return
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        note = TextColumn("{task.fields[note]}")
+        with Progress(*columns, note, console=console, disable=not console.is_terminal) as bar:
+            task = bar.add_task(title, total=requests or None, note="")
+            yield lambda answers, tokens: bar.update(task, completed=answers, note=f"{tokens:,} tokens")
+
+
+def table(points: Sequence[dict[str, Any]]) -> str:
+    """Times in milliseconds."""
+    rows = [COLUMNS, *(_row(point) for point in points)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def _row(point: dict[str, Any]) -> tuple[str, ...]:
+    def show(value: float | None, digits: int = 2) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    ttft, itl, sizes = point["ttft_ms"] or {}, point["itl_ms"] or {}, point["bytes_per_token"]
+    load = f"{point['concurrency']} users" if point["concurrency"] else f"{point['rate']:g}/s"
+    return (
+        point["series"],
+        load,
+        show(point["tok_s"], 1),
+        show(point["tok_s_user"], 1),
+        show(ttft.get("p50"), 1),
+        show(itl.get("mean")),
+        show(itl.get("p99")),
+        show(point["tau"]),
+        show(point["budget"]),
+        " ".join(f"{name} {value:.0f}" for name, value in sizes.items()) or "-",
+        " ".join(f"{name} {count}" for name, count in point["errors"].items()) or "0",
+    )
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """Points of a saved run."""
+    try:
+        points = json.loads(path.read_text(encoding="utf-8"))["points"]
+        if not all(point.keys() >= NEEDED for point in points):
+            raise ValueError("its points lack figures")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest("with", f"{path} is no saved run of `dspark bench`: {error}") from None
+    return list(points)
+
+
+def machine() -> dict[str, str]:
+    """Commit and machine of a result."""
+    root = Path(__file__).resolve().parents[2]
+    revision = ""
+    with contextlib.suppress(OSError):
+        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+        revision = found.stdout.strip()
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPU cores"
+    return {"commit": revision or "unknown", "machine": f"{cores}, {platform.machine()}, {platform.system()}"}

@@ -1,0 +1,201 @@
+"""One measurement: requests at a given concurrency (closed loop) or rate (open loop), and what came back.
+
+A closed loop has a fixed number of users, each asking again as soon as it is answered. In an open loop requests arrive
+at random (exponential gaps) whatever the server does; the schedule is drawn before the first request is sent.
+
+The window is what counts: it opens after the warm-up and closes with the last measured answer (closed loop), with the
+last arrival (open loop: behind it the load dies away), or when the given time is over. Answers under way then are cut;
+their tokens inside the window count, their latencies do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dspark.errors import DsparkError, Expired, InvalidRequest
+from dspark.loadgen.answer import Answer, Endpoint
+from dspark.loadgen.prompts import Question
+
+CUT = "cut"
+Progress = Callable[[int, int], None]  # (answers, tokens) so far, warm-up left out
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Exactly one of `concurrency` (users) and `rate` (requests a second) is set.
+
+    requests: measured ones; 0 leaves it to duration_s. duration_s: longest window; 0 leaves it to requests.
+    warmup: requests before the window. timeout_s: longest answer. outstanding: most requests open at a time in an open
+    loop; what arrives beyond it waits, at the cost of its latency.
+    """
+
+    concurrency: int = 0
+    rate: float = 0.0
+    requests: int = 0
+    duration_s: float = 0.0
+    warmup: int = 0
+    timeout_s: float = 600.0
+    outstanding: int = 4096
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.concurrency > 0) == (self.rate > 0):
+            raise InvalidRequest("concurrency", "give either a concurrency or a rate, above 0")
+        if self.requests <= 0 and self.duration_s <= 0:
+            raise InvalidRequest("requests", "give a number of requests, a duration or both")
+        if self.warmup < 0 or self.timeout_s <= 0:
+            raise InvalidRequest("warmup", "warmup must be 0 or more, and the timeout above 0")
+
+
+@dataclass
+class Outcome:
+    """Answers of the window and of what was under way when it opened; counters are differences over the window."""
+
+    plan: Plan
+    opened: float = 0.0
+    closed: float = 0.0
+    answers: list[Answer] = field(default_factory=list)
+    counters: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> list[Answer]:
+        """Answers that were meant to start inside the window."""
+        return [answer for answer in self.answers if answer.intended >= self.opened]
+
+
+async def run(endpoint: Endpoint, questions: Iterator[Question], plan: Plan, progress: Progress) -> Outcome:
+    """Warm-up and window."""
+    load = _Load(endpoint, questions, plan, progress)
+    return await (load.closed_loop() if plan.concurrency else load.open_loop())
+
+
+class _Load:
+    def __init__(self, endpoint: Endpoint, questions: Iterator[Question], plan: Plan, progress: Progress) -> None:
+        self._endpoint = endpoint
+        self._questions = questions
+        self._plan = plan
+        self._progress = progress
+        self._numbers = itertools.count()
+        self._outcome = Outcome(plan)
+        self._answered = self._tokens = 0
+        self._wrong: InvalidRequest | None = None  # ends the run
+
+    async def closed_loop(self) -> Outcome:
+        if self._plan.warmup:
+            await self._users(min(self._plan.concurrency, self._plan.warmup), self._plan.warmup)
+            self._outcome.answers.clear()
+        before = await self._open(time.perf_counter)
+        await self._within(self._users(self._plan.concurrency, self._plan.requests))
+        return await self._close(time.perf_counter(), before)
+
+    async def open_loop(self) -> Outcome:
+        plan, rng = self._plan, random.Random(f"arrivals/{self._plan.seed}")
+        many = plan.requests or max(1, round(plan.rate * plan.duration_s))
+        gaps = [rng.expovariate(plan.rate) for _ in range(plan.warmup + many)]
+        start = time.perf_counter() + 0.05
+        schedule = [start + offset for offset in itertools.accumulate(gaps)]
+        last = schedule[-1] + 1 / plan.rate
+        before = await self._open(lambda: schedule[plan.warmup])
+        gate = asyncio.Semaphore(plan.outstanding)
+        running: set[asyncio.Task[None]] = set()
+
+        def leave(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            gate.release()
+
+        async def arrivals() -> None:
+            try:
+                for intended in schedule:
+                    if self._wrong is not None:
+                        return
+                    await asyncio.sleep(intended - time.perf_counter())
+                    await gate.acquire()
+                    task = asyncio.create_task(self._ask(intended))
+                    running.add(task)
+                    task.add_done_callback(leave)
+                if plan.duration_s:
+                    await asyncio.sleep(last - time.perf_counter())
+                else:
+                    await asyncio.gather(*running)
+            finally:
+                await _cancel(running)
+
+        await self._within(arrivals())
+        return await self._close(min(last, time.perf_counter()), before)
+
+    async def _open(self, when: Callable[[], float]) -> dict[str, float]:
+        counters = await self._endpoint.counters()
+        self._outcome.opened = when()
+        return counters
+
+    async def _close(self, when: float, before: dict[str, float]) -> Outcome:
+        if self._wrong is not None:
+            raise self._wrong
+        self._outcome.closed = when
+        after = await self._endpoint.counters()
+        self._outcome.counters = {name: after[name] - before.get(name, 0.0) for name in after}
+        return self._outcome
+
+    async def _within(self, work: object) -> None:
+        """Runs the window; ends it when its time is over."""
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        try:
+            limit = self._plan.duration_s or None
+            if limit:  # an open loop's window opens later than its first arrival
+                limit += max(0.0, self._outcome.opened - time.perf_counter())
+            done, _ = await asyncio.wait({task}, timeout=limit)
+            if done:
+                await task
+        finally:
+            await _cancel({task})
+
+    async def _users(self, users: int, requests: int) -> None:
+        """`users` at a time until `requests` were asked; 0 asks on."""
+        left = itertools.count() if requests <= 0 else iter(range(requests))
+
+        async def user() -> None:
+            for _ in left:
+                if self._wrong is not None:
+                    return
+                await self._ask(time.perf_counter())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(users):
+                group.create_task(user())
+
+    async def _ask(self, intended: float) -> None:
+        answer = Answer(next(self._questions), intended, sent=time.perf_counter())
+        self._outcome.answers.append(answer)
+        stream = self._endpoint.stream(answer.question, next(self._numbers))
+        try:
+            async with asyncio.timeout(self._plan.timeout_s), contextlib.aclosing(stream):  # type: ignore[type-var]
+                async for piece in stream:
+                    answer.take(piece, time.perf_counter())
+            if not answer.tokens:
+                answer.error = "Empty"
+        except DsparkError as error:
+            answer.error = type(error).__name__
+            if isinstance(error, InvalidRequest):  # every further request would say the same
+                self._wrong = self._wrong or error
+        except TimeoutError:
+            answer.error = Expired.__name__
+        except asyncio.CancelledError:
+            answer.error = CUT
+            raise
+        finally:
+            answer.ended = time.perf_counter()
+            self._answered += 1
+            self._tokens += answer.tokens
+            self._progress(self._answered, self._tokens)
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,152 @@
+"""A sweep: every series (policy) at every load (concurrency or rate), one after the other.
+
+Policies take turns at each load, so that a disturbance of the machine hits all of them alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspark.client.request import Sampling
+from dspark.errors import InvalidRequest
+from dspark.loadgen import prompts
+from dspark.loadgen import run as loop
+from dspark.loadgen.answer import Endpoint
+from dspark.loadgen.grpc_endpoint import GrpcEndpoint
+from dspark.loadgen.openai_endpoint import OpenAiEndpoint, OpenAiOptions
+from dspark.loadgen.prompts import Question
+from dspark.loadgen.report import Bar
+from dspark.loadgen.summary import summarise
+from dspark.runtime.tls import Tls
+
+RANDOM_PROMPTS = 256
+Render = Callable[[str], str]
+
+PER_USER, LEAST = 4, 16  # measured requests of a point where none are asked for
+
+
+@dataclass(frozen=True)
+class Order:
+    """What `dspark bench` was asked for; see its --help. `endpoint` None means `openai`."""
+
+    endpoint: str | None
+    token: str | None
+    openai: str
+    model: str
+    concurrency: tuple[int, ...]
+    rates: tuple[float, ...]
+    policies: tuple[str, ...]
+    requests: int
+    duration_s: float
+    warmup: int | None
+    seed: int
+    timeout_s: float
+    prompts: Path | None
+    domains: tuple[str, ...]
+    input_len: int | None
+    vocabulary: int | None
+    output_len: int
+    ignore_eos: bool
+    temperature: float
+    rule: str
+    tls: Tls | None = None
+    renderer: Callable[[str], Render | None] = lambda target: None  # how users of a chat ask a target
+
+    def __post_init__(self) -> None:
+        if self.endpoint is None and not self.model:
+            raise InvalidRequest("model", "say which model the OpenAI-style server is to be asked for")
+        if self.endpoint is None and (self.rule or self.policies != ("",)):
+            raise InvalidRequest("policy", "policies and rules are this project's; an OpenAI-style server has none")
+        for name in ("output_len", "input_len", "vocabulary"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(name.replace("_", "-"), f"{value} is not above 0")
+        unknown = set(self.domains) - set(prompts.DOMAINS)
+        if unknown:
+            raise InvalidRequest("domains", f"{sorted(unknown)} are none of {', '.join(prompts.DOMAINS)}")
+
+
+async def run_point(
+    endpoint: Endpoint, questions: list[Question], plan: loop.Plan, bar: Bar, series: str
+) -> dict[str, Any]:
+    """One measurement, summed up."""
+    loads = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
+    with bar.point(f"{series}, {loads}", plan.requests) as progress:
+        outcome = await loop.run(endpoint, prompts.cycle(questions, plan.seed), plan, progress)
+    return summarise(outcome, series=series, counted_by=getattr(endpoint, "counted_by", "ids"))
+
+
+async def run(order: Order, bar: Bar) -> list[dict[str, Any]]:
+    """Every point of the order."""
+    endpoints = [_endpoint(order, policy) for policy in order.policies]
+    try:
+        questions = await _questions(order, endpoints[0])
+        points = []
+        for concurrency, rate in [*((n, 0.0) for n in order.concurrency), *((0, r) for r in order.rates)]:
+            for endpoint in endpoints:
+                plan = _plan(order, concurrency, rate)
+                points.append(await run_point(endpoint, questions, plan, bar, endpoint.name))
+                if sum(points[-1]["errors"].values()) and not points[-1]["answers"]:
+                    print(f"no request succeeded: {points[-1]['errors']}", file=sys.stderr)
+        return points
+    finally:
+        for endpoint in endpoints:
+            await endpoint.close()
+
+
+def _plan(order: Order, concurrency: int, rate: float) -> loop.Plan:
+    requests = order.requests
+    if not requests and not order.duration_s:
+        requests = max(LEAST, PER_USER * concurrency)
+    warmup = order.warmup if order.warmup is not None else max(2, concurrency)
+    return loop.Plan(
+        concurrency=concurrency,
+        rate=rate,
+        requests=requests,
+        duration_s=order.duration_s,
+        warmup=warmup,
+        timeout_s=order.timeout_s,
+        seed=order.seed,
+    )
+
+
+def _endpoint(order: Order, policy: str) -> Endpoint:
+    if order.endpoint is None:
+        options = OpenAiOptions(
+            url=order.openai,
+            model=order.model,
+            max_tokens=order.output_len,
+            temperature=order.temperature,
+            ignore_eos=order.ignore_eos,
+            seed=order.seed if order.temperature > 0 else None,
+            api_key=order.token,
+        )
+        return OpenAiEndpoint(options)
+    sampling = Sampling(
+        max_tokens=order.output_len,
+        temperature=order.temperature,
+        ignore_eos=order.ignore_eos or None,
+        policy=policy,
+        rule=order.rule,
+    )
+    return GrpcEndpoint(order.endpoint, sampling, token=order.token, tls=order.tls)
+
+
+async def _questions(order: Order, endpoint: Endpoint) -> list[Question]:
+    if order.prompts is not None:
+        return prompts.from_file(order.prompts)
+    info = await endpoint.model_info() if isinstance(endpoint, GrpcEndpoint) else None
+    if order.input_len is not None:
+        vocabulary = order.vocabulary or (info.vocab_size if info else 0)
+        if not vocabulary:
+            raise InvalidRequest("vocabulary", "say how many token ids the model of the OpenAI-style server has")
+        return prompts.random_ids(RANDOM_PROMPTS, order.input_len, vocabulary, order.seed)
+    if info is not None and not info.has_tokenizer:
+        raise InvalidRequest(
+            "input-len", "the model has no tokenizer; ask it with --input-len N or token ids in a file"
+        )
+    return prompts.built_in(order.domains, order.renderer(info.model) if info else None)

@@ -1,0 +1,147 @@
+"""What a target is asked in evaluation and calibration: JSONL files of `turns`, and the answers it gives.
+
+A row is {"turns": [...], "domain": ..., "id": ...}: the first turn is asked, as text or as token ids, through the
+target's chat template where it has one. Answers are drawn once, rows of like length side by side, and rounds are
+replayed on them (`training/rounds.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dspark.errors import ConfigError
+from dspark.model.checkpoint import LoadedTarget, fingerprint
+from dspark.model.weights_file import read_file
+from dspark.training import lockstep, rounds
+from dspark.training.chat import Chat
+from dspark.training.disk import save_tensors
+from dspark.training.row_file import read_rows
+from dspark.training.split import conversation_of
+from dspark.types import Rule
+
+ROWS_AT_ONCE = 64
+_LAYOUT = 1  # of kept answers
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One prompt of a data set."""
+
+    dataset: str  # the file's stem
+    domain: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The target's own text after a question, drawn under one law."""
+
+    question: Question
+    ids: Tensor  # [1, T]: prompt, answer, and room for a block after the last anchor
+    ends: tuple[bool, ...]  # of every token from the first new one on: whether it ends the text
+    anchors: int  # new tokens that rounds may start at
+    seed: int  # of the coupled noise
+    choice: int
+
+
+def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0) -> list[Question]:
+    """The rows of a file as the target is asked; more than `rows` (0: no limit) are shuffled with the seed and cut."""
+    if not path.is_file():
+        raise ConfigError(f"data: {path} is no file")
+    chat, found = Chat(target.folder), []
+    for number, row in enumerate(read_rows(path), start=1):
+        turns = _first_turn(row)
+        if isinstance(turns, str):
+            raise ConfigError(f"{path}: row {number}: {turns}")
+        domain = row.get("domain", path.stem)
+        ids = tuple(chat.prompt_ids(turns))
+        if not ids or max(ids) >= target.vocab_size:
+            raise ConfigError(f"{path}: row {number}: turns: empty, or an id outside the vocabulary")
+        found.append(Question(path.stem, str(domain), ids))
+    if not found:
+        raise ConfigError(f"{path}: no row to ask")
+    if rows and len(found) > rows:
+        random.Random(seed).shuffle(found)
+        found = found[:rows]
+    return found
+
+
+def _first_turn(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | str:
+    """The user's first turn, or what is wrong with the row."""
+    given = row.get("turns")
+    if isinstance(given, list) and given:
+        row = {"token_ids": given[0]} if isinstance(given[0], list) else {"turns": given[:1]}
+    turns = conversation_of(row)
+    return turns if isinstance(turns, str) else turns[:1]
+
+
+def answers(
+    target: LoadedTarget,
+    asked: Sequence[Question],
+    *,
+    temperature: float,
+    rule: Rule,
+    seed: int,
+    new_tokens: int,
+    room: int,  # tokens after the last anchor: a block and the target's own
+    keep: Path | None = None,  # folder of answers that were drawn before, whichever drafter is measured on them
+) -> Iterator[Answer]:
+    """The answers, in order of the questions' lengths; the same for all ratio rules, drawn with its noise for coupled.
+
+    A text that ends early goes on in the tensor, but no round starts after its end.
+    """
+    raced = rule is Rule.COUPLED and temperature > 0
+    named = "" if keep is None else fingerprint(target.folder)
+    order = sorted(range(len(asked)), key=lambda n: len(asked[n].ids))
+    for first in range(0, len(order), ROWS_AT_ONCE):
+        chosen = order[first : first + ROWS_AT_ONCE]
+        total = len(asked[chosen[-1]].ids) + new_tokens + room
+        if total > target.context_length:
+            raise ConfigError(
+                f"new_tokens: prompt and answer of {total} tokens; the target ends at {target.context_length}"
+            )
+        prompts = [asked[n].ids for n in chosen]
+        about = [_LAYOUT, named, prompts, total, temperature, seed, first, chosen if raced else []]
+        kept = None if keep is None else keep / f"answers-{_digest(about)}.safetensors"
+        if kept is not None and kept.is_file():
+            ids = read_file(kept)["ids"].long()
+        else:
+            ids, _ = lockstep.generate(
+                target.model,
+                prompts=prompts,
+                total=total,
+                temperatures=torch.full((len(chosen),), temperature),
+                generator=torch.Generator().manual_seed(seed * 1_000_003 + first),
+                end_id=-1,
+                pick=_racing(seed, chosen, temperature) if raced else None,
+            )
+            if kept is not None:
+                save_tensors(kept, {"ids": ids.int()})
+        for row, number in enumerate(chosen):
+            start = len(asked[number].ids)
+            ends = tuple(token in target.stop_ids for token in ids[row, start : start + new_tokens + room].tolist())
+            last = ends.index(True) if True in ends[:new_tokens] else new_tokens
+            if last:
+                text = ids[row : row + 1, : start + last + room]
+                yield Answer(asked[number], text, ends, last, seed, number)
+
+
+def _digest(about: object) -> str:
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+
+def _racing(seed: int, choices: Sequence[int], temperature: float) -> Callable[[Tensor, int], Tensor]:
+    def pick(logits: Tensor, place: int) -> Tensor:
+        noise = [rounds.race_noise(seed, choice, [place], logits.shape[-1]) for choice in choices]
+        return (rounds.law(logits, temperature, None) / torch.cat(noise)).argmax(dim=-1)
+
+    return pick

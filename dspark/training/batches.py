@@ -1,0 +1,88 @@
+"""Which conversations a step reads, and in what pieces: a function of (seed, step), so nothing is lost on a resume.
+
+Every epoch is a fresh shuffle whose last, incomplete batch is dropped. Workers take every so-many-th conversation of a
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dspark.training.features import Features
+from dspark.training.samples import Sample, Samples
+
+
+class Plan(NamedTuple):
+    """The conversations of a run."""
+
+    used: int  # samples 0 .. used - 1 are trained on, the rest is held out
+    batch: int
+    steps: int
+
+
+def make_plan(samples: Samples, *, batch: int, epochs: int, steps: int, held_out: int) -> Plan:
+    """A batch larger than the data is the data; at least one conversation is trained on."""
+    used = max(1, len(samples) - held_out)
+    batch = min(batch, used)
+    return Plan(used, batch, steps or epochs * (used // batch))
+
+
+def numbers_of(plan: Plan, *, seed: int, step: int, rank: int = 0, size: int = 1) -> list[int]:
+    """The samples a worker reads in a step."""
+    epoch, place = divmod(step, plan.used // plan.batch)
+    order = torch.randperm(plan.used, generator=torch.Generator().manual_seed(seed + epoch))
+    return [int(n) for n in order[place * plan.batch : (place + 1) * plan.batch][rank::size]]
+
+
+def pieces(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Places 0 .. n-1 in runs of at most `most` tokens (a longer one alone), alike lengths together."""
+    found: list[list[int]] = []
+    room = 0
+    for place in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        if not found or lengths[place] > room:
+            found.append([])
+            room = most
+        found[-1].append(place)
+        room -= lengths[place]
+    return found
+
+
+class Batch(NamedTuple):
+    """Conversations back to back. N tokens in all, S conversations."""
+
+    ids: Tensor  # [N] int64
+    supervised: Tensor  # [N] bool
+    offsets: tuple[int, ...]  # S + 1 places where a conversation starts, and the end
+    numbers: tuple[int, ...]  # S: which samples these are
+    features: Tensor  # [N, m*H] raw taps
+    last_hidden: Tensor  # [N, H] of the target, final-normed
+
+    @property
+    def spans(self) -> list[slice]:
+        return [slice(a, b) for a, b in zip(self.offsets, self.offsets[1:], strict=False)]
+
+
+def assemble(
+    samples: Sequence[Sample], numbers: Sequence[int], features: Sequence[Features], device: torch.device
+) -> Batch:
+    """One batch of the given conversations, on the device."""
+    offsets = [0]
+    for sample in samples:
+        offsets.append(offsets[-1] + len(sample.ids))
+    return Batch(
+        ids=torch.cat([sample.ids for sample in samples]).to(device),
+        supervised=torch.cat([sample.supervised for sample in samples]).to(device),
+        offsets=tuple(offsets),
+        numbers=tuple(numbers),
+        features=torch.cat([one.taps for one in features]).to(device),
+        last_hidden=torch.cat([one.last for one in features]).to(device),
+    )
+
+
+def padded(rows: Tensor, batch: Batch) -> Tensor:
+    """rows [N, ...] -> [S, T, ...], zeros behind the end of each conversation."""
+    return torch.nn.utils.rnn.pad_sequence([rows[span] for span in batch.spans], batch_first=True)

@@ -1,0 +1,149 @@
+"""Fits the calibration of confidence on held-out rounds and writes `calibration.json` beside the weights.
+
+One fit per acceptance rule and bucket of requests, on drafts cut to their largest few, as when serving. Greedy requests
+are matched alike under every rule, so they are measured once. Every second prompt is fitted on, and the other half says
+how good the fit is: nothing is measured on a text that was fitted on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dspark.errors import ConfigError
+from dspark.model.calibration import FILE_NAME, RULES, Bucket, Buckets, Calibration, Fit, RuleName, calibration_to_json
+from dspark.model.checkpoint import fingerprint, load_drafter, load_target
+from dspark.model.location import locate
+from dspark.training import calibration_report, record, reliability, sts
+from dspark.training.asked import questions
+from dspark.training.disk import write_whole
+from dspark.training.held_rounds import Rounds, Source
+from dspark.training.rounds import TOP_K_CUT
+
+TEMPERATURES = (0.7, 1.0)
+NEW_TOKENS = 128
+
+
+def calibrate(
+    target: Path,
+    drafter: Path,
+    prompts: Sequence[Path],
+    *,
+    rules: Sequence[RuleName] = RULES,
+    temperatures: Sequence[float] = TEMPERATURES,
+    new_tokens: int = NEW_TOKENS,
+    cut: int | None = TOP_K_CUT,
+    offsets: bool = True,
+    rows: int = 0,
+    seed: int = 0,
+    also_greedy: Sequence[Path] = (),
+    out: Path | None = None,
+    plots: Path | None = None,
+    keep: Path | None = None,
+    bar: bool = True,
+) -> dict[str, Any]:
+    """Fits and measures every rule and bucket; writes the fits to `out` (the drafter's folder).
+
+    Without `offsets` temperatures alone are written, as published; the error they leave is told in any case.
+    `also_greedy` are prompts for greedy requests only: an answer has fewer rounds there, and it is always the same.
+    `plots` takes reliability diagrams before and after; `keep` keeps answers and rounds, so that a run that was stopped
+    goes on where it was, and one of another drafter has the answers. Returns what `dspark calibrate --json` prints.
+    ConfigError for a drafter without a confidence head: there is nothing to calibrate.
+    """
+    begun = time.monotonic()
+    _check_names([*prompts, *also_greedy])
+    made, folder = load_drafter(drafter, target=target), out or locate(drafter)
+    if not made.config.enable_confidence_head:
+        raise ConfigError(f"drafter: {drafter} ({made.config.family}) has no confidence head to calibrate")
+    made.requires_grad_(False).serve()
+    loaded = load_target(target)
+    asked = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in (*prompts, *also_greedy)}
+    if any(len(rows_of) < 2 for rows_of in asked.values()):
+        raise ConfigError("prompts: two rows at least of every file, one to fit on and one to measure on")
+    named = f"{fingerprint(target)} {fingerprint(drafter, target=target)} {cut} {new_tokens} {seed} {rows}"
+    source = Source(loaded, made, asked, seed=seed, new_tokens=new_tokens, cut=cut, keep=keep, named=named)
+    sampled = [path.stem for path in prompts]
+    jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
+    jobs += [_Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]
+    found: dict[tuple[RuleName, Bucket], dict[str, Any]] = {}
+    progress = record.progress()
+    progress.disable = not bar
+    with progress:
+        total = sum(len(asked[name]) * len(job.temperatures) for job in jobs for name in job.names)
+        task = progress.add_task("calibrate", total=total, note="")
+        for job in jobs:
+            fitted, measured = (
+                source.half(n, job.rule, job.temperatures, job.names, lambda n: progress.advance(task, n))
+                for n in (0, 1)
+            )
+            made_of = found[job.rule, job.bucket] = _fit(job, fitted, measured, offsets, plots)
+            progress.update(task, note=f"{job.rule} {job.bucket}: error {made_of['mean_ece_after']:.2%}")
+    _write(folder / FILE_NAME, rules, found, cut)
+    return {
+        "target": str(target),
+        "drafter": str(drafter),
+        "top_k_cut": cut,
+        "prompts": {name: len(rows_of) for name, rows_of in asked.items()},
+        "new_tokens": new_tokens,
+        "temperatures": list(temperatures),
+        "seed": seed,
+        "seconds": round(time.monotonic() - begun, 1),
+        "fits": list(found.values()),
+        "file": str(folder / FILE_NAME),
+    }
+
+
+class _Job(NamedTuple):
+    """One fit."""
+
+    rule: RuleName
+    bucket: Bucket
+    temperatures: tuple[float, ...]  # of the requests
+    names: list[str]  # of the prompts
+
+
+def _check_names(prompts: Sequence[Path]) -> None:
+    """Rounds go by the stem of their file."""
+    known: dict[str, Path] = {}
+    for path in prompts:
+        if path.stem in known:
+            raise ConfigError(f"prompts: {known[path.stem]} and {path} have one name; rename one of them")
+        known[path.stem] = path
+
+
+def _fit(job: _Job, fitted: Rounds, measured: Rounds, offsets: bool, plots: Path | None) -> dict[str, Any]:
+    """The fit to one half, figures from the other."""
+    published = sts.temperatures(*fitted)
+    fit = _rounded(sts.with_offsets(*fitted) if offsets else published)
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
+        name = "greedy" if job.bucket == "greedy" else f"{job.rule}-{job.bucket}"
+        panes = {"before": reliability.survival(measured.logits), "after": reliability.survival(measured.logits, fit)}
+        reliability.diagram(panes, measured.accepted, plots / f"reliability-{name}.png", title=name)
+    return {
+        "rule": "all" if job.bucket == "greedy" else job.rule,
+        "bucket": job.bucket,
+        "temperatures": list(fit.temperatures),
+        "offsets": list(fit.offsets),
+        **calibration_report.figures(fit, published, fitted, measured),
+    }
+
+
+def _rounded(fit: Fit) -> Fit:
+    """As it will be written."""
+    return Fit(*(tuple(round(value, 4) for value in column) for column in (fit.temperatures, fit.offsets)))
+
+
+def _write(
+    path: Path, rules: Sequence[RuleName], found: Mapping[tuple[RuleName, Bucket], Mapping[str, Any]], cut: int | None
+) -> None:
+    def fit(rule: RuleName, bucket: Bucket) -> Fit:
+        told = found[rule, bucket]
+        return Fit(tuple(told["temperatures"]), tuple(told["offsets"]))
+
+    greedy = fit("token", "greedy")
+    fits: dict[RuleName, Buckets] = {rule: {"greedy": greedy, "sampled": fit(rule, "sampled")} for rule in rules}
+    write_whole(path, json.dumps(calibration_to_json(Calibration(cut, fits)), indent=2) + "\n")

@@ -1,0 +1,62 @@
+"""Training state on disk: tensors as safetensors, the rest as JSON; nothing is unpickled.
+
+A state is written beside the old one and moved into place, so that a run killed at any time can resume.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.optim import Optimizer
+
+from dspark.training.disk import save_tensors
+
+
+def save(
+    folder: Path, name: str, model: nn.Module, optimizers: Mapping[str, Optimizer], facts: Mapping[str, Any]
+) -> None:
+    """Trained parameters, optimiser states and `facts` (the step and what the run was planned with)."""
+    tensors = {f"model/{key}": p.detach() for key, p in model.named_parameters() if p.requires_grad}
+    groups: dict[str, Any] = {}
+    for label, optimizer in optimizers.items():
+        state = optimizer.state_dict()
+        groups[label] = state["param_groups"]
+        for index, slots in state["state"].items():
+            tensors |= {f"{label}/{index}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
+    # The facts travel in the header of the same file, so that state and step cannot come apart.
+    header = {"facts": json.dumps(dict(facts)), "groups": json.dumps(groups)}
+    whole = {key: value.contiguous().clone() for key, value in tensors.items()}
+    save_tensors(folder / f"{name}.safetensors", whole, header)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header: dict[str, str] = json.loads(file.read(size))["__metadata__"]
+    return {key: json.loads(value) for key, value in header.items()}
+
+
+def load(folder: Path, name: str, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> dict[str, Any] | None:
+    """Restores in place and returns the facts, or None where there is no state to resume from."""
+    path = folder / f"{name}.safetensors"
+    if not path.exists():
+        return None
+    header, tensors = read_header(path), load_file(path)
+    parameters = dict(model.named_parameters())
+    states: dict[str, dict[int, dict[str, torch.Tensor]]] = {label: {} for label in optimizers}
+    with torch.no_grad():
+        for key, value in tensors.items():
+            label, rest = key.split("/", 1)
+            if label == "model":
+                parameters[rest].copy_(value)
+            else:
+                index, slot = rest.split("/")
+                states[label].setdefault(int(index), {})[slot] = value
+    for label, optimizer in optimizers.items():
+        optimizer.load_state_dict({"state": states[label], "param_groups": header["groups"][label]})
+    facts: dict[str, Any] = header["facts"]
+    return facts

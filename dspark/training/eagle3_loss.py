@@ -1,0 +1,125 @@
+"""The loss of drafters that go one token at a time: Eagle3's training-time test, and a multi-token-prediction module's.
+
+The drafter is unrolled over the whole text (`ChainDrafter.forward_steps`). At step s index i predicts token i+2+s.
+Eagle3 judges it as published, where position i+s is supervised and a token follows it; MTP where that token itself is:
+
+    Eagle3   L = sum_s 0.8^s sum_i m_{i+s} sum_v -p_t(v) log p_d(v) / (B T)
+    MTP      L = sum_s 0.8^s sum_i m_{i+2+s} (a_ce ce + a_l1 |p_d - p_t|_1) / sum m
+
+p_t is the target's law after token i+1+s, ce that of the true token. Eagle3 divides by the padded micro-batch; `by_row`
+by each row's own length, so that every sequence weighs the same whatever it shares a batch with. MTP is trained on one
+step and with a_l1 = 0 unless told otherwise (DeepSeek-V3). Logits exist only where they are judged, a slice at a time.
+
+Symbols: B rows, T tokens, s steps, H hidden, V vocabulary, m taps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dspark.model.chain import ChainDrafter
+from dspark.training.lean_loss import LeanLoss, lean_terms
+from dspark.training.loss import LossSums, LossWeights
+from dspark.training.soft_cross_entropy import soft_cross_entropy
+
+HARD = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
+
+
+def step_mask(loss_mask: Tensor, step: int, *, lengths: Tensor | None = None) -> Tensor:
+    """loss_mask [B, T], lengths [B] of the rows without padding -> bool [B, T]: where Eagle3 judges step s."""
+    return _ahead(loss_mask, step, after=1, lengths=lengths)
+
+
+def label_mask(loss_mask: Tensor, step: int, *, lengths: Tensor | None = None) -> Tensor:
+    """As `step_mask`, for MTP: where the predicted token i+2+s is a supervised one of the row."""
+    return _ahead(loss_mask, step + 2, after=0, lengths=lengths)
+
+
+def _ahead(loss_mask: Tensor, shift: int, *, after: int, lengths: Tensor | None) -> Tensor:
+    """Where position i + shift is supervised and `after` more tokens of the row follow it."""
+    length = loss_mask.shape[1]
+    index = torch.arange(length, device=loss_mask.device) + shift
+    inside = index + after < (length if lengths is None else lengths.unsqueeze(-1))
+    return (loss_mask[:, index.clamp(max=length - 1)] > 0) & inside
+
+
+def chain_loss(
+    drafter: ChainDrafter,
+    *,
+    features: Tensor,  # [B, T, m*H] raw taps
+    input_ids: Tensor,  # [B, T] int64
+    loss_mask: Tensor,  # [B, T]
+    last_hidden: Tensor,  # [B, T, H] of the target, final-normed
+    target_head: Tensor,  # [V, H] the target's output head
+    steps: int | None = None,  # the whole block for Eagle3, one for MTP
+    lengths: Tensor | None = None,  # [B], where rows are padded
+    by_row: bool = False,  # Eagle3: every row divided by its own length, and the denominator counts rows
+    weights: LossWeights = HARD,  # of MTP's terms
+) -> LeanLoss:
+    """Sums over every index and step that counts; divide `objective` by the (global) denominator."""
+    config, (batch, length) = drafter.config, input_ids.shape
+    eagle = config.kind == "eagle3"
+    steps = steps or (config.block_size if eagle else 1)
+    index = torch.arange(length, device=input_ids.device)
+    objective, l1_sum = (torch.zeros((), device=input_ids.device) for _ in range(2))
+    share = torch.ones(batch, device=input_ids.device)
+    if by_row:
+        share = share / (length if lengths is None else lengths)
+    accepted, masks = [], []
+    for step, states in enumerate(drafter.forward_steps(features=features, input_ids=input_ids, steps=steps)):
+        mask = (step_mask if eagle else label_mask)(loss_mask, step, lengths=lengths)
+        weight = config.step_loss_decay**step
+        rows = states[mask]
+        wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their law predicts the token
+        scale = share.unsqueeze(-1).expand(mask.shape)[mask]
+        if eagle:
+            total, l1 = soft_cross_entropy(
+                rows,
+                drafter.lm_head.weight,
+                wanted=wanted,
+                target_head=target_head,
+                scale=scale,
+                cap=config.logit_softcap,
+                kept=drafter.kept_tokens,
+            )
+        else:
+            total, _, l1 = lean_terms(
+                hidden=rows,
+                lm_head=drafter.lm_head.weight,
+                wanted=wanted,
+                target_head=target_head,
+                target_ids=input_ids[:, (index + 2 + step).clamp(max=length - 1)][mask],
+                scale=scale,
+                weights=weights,
+                softcap=config.logit_softcap,
+                kept=drafter.kept_tokens,
+            )
+        objective, l1_sum = objective + weight * total, l1_sum + weight * torch.dot(scale, l1)
+        masks.append(mask)
+        accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, (1 - 0.5 * l1).clamp(0, 1)))
+    judged = torch.stack(masks, dim=-1)
+    rows_of = torch.tensor(batch if by_row else batch * length, device=judged.device)
+    count = rows_of if eagle else judged.sum()
+    sums = chain_sums(
+        ce=objective, l1=l1_sum, denominator=count.float(), accepted=torch.stack(accepted, dim=-1), masks=judged
+    )
+    return LeanLoss(objective, sums)
+
+
+def chain_sums(*, ce: Tensor, l1: Tensor, denominator: Tensor, accepted: Tensor, masks: Tensor) -> LossSums:
+    """What is logged: accepted, masks [..., k] of slots that follow one another, acceptance 0 where not judged."""
+    accepted, masks = accepted.flatten(0, -2), masks.flatten(0, -2)
+    none = torch.zeros((), device=accepted.device)
+    return LossSums(
+        ce=ce.detach(),
+        l1=l1,
+        confidence=none,
+        denominator=denominator,
+        accepted=accepted.sum(dim=0),
+        slots=masks.sum(dim=0),
+        tau=(1 + accepted.cumprod(dim=-1).sum(dim=-1))[masks[:, 0]].sum(),
+        blocks=masks[:, 0].sum(),
+        confidence_error=none,
+        confidence_bias=none,
+    )

@@ -1,0 +1,222 @@
+"""Accepted length of a drafter on data sets, by the papers' protocol: `training/metrics.py` holds the definitions.
+
+A user's first turn is asked, at temperature 1 and 0, blocks are verified whole, and the loop runs until `new_tokens`
+are there. Domains are plain means of their data sets, the last row is the plain mean of all data sets.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import ConfigError
+from dspark.model.calibration import IDENTITY, Bucket, Fit, RuleName, load_calibration
+from dspark.model.checkpoint import fingerprint, load_drafter, load_target
+from dspark.model.location import locate
+from dspark.training import metrics, record
+from dspark.training.asked import answers, questions
+from dspark.training.disk import write_whole
+from dspark.training.judged import Text, judged
+from dspark.training.rounds import TOP_K_CUT
+from dspark.types import Rule
+
+TEMPERATURES = (1.0, 0.0)
+NEW_TOKENS = 128
+SEED = 980406
+THRESHOLDS = tuple(n / 20 for n in range(20))
+
+
+def evaluate(
+    target: Path,
+    drafter: Path,
+    datasets: Sequence[Path],
+    *,
+    temperatures: Sequence[float] = TEMPERATURES,
+    rule: RuleName = "token",
+    new_tokens: int = NEW_TOKENS,
+    cut: int | None = TOP_K_CUT,
+    rows: int = 0,
+    seed: int = SEED,
+    thresholds: Sequence[float] = THRESHOLDS,
+    out: Path | None = None,
+    keep: Path | None = None,
+    bar: bool = True,
+) -> dict[str, Any]:
+    """Measures every data set at every temperature; writes `metrics.json` and plots to `out`. Returns the metrics.
+
+    `rule` is the acceptance rule, `cut` the entries a draft is cut to (None: not at all), `rows` the most rows of one
+    data set (0: all). Thresholds are swept where the drafter has a confidence head, over the very same texts. `keep`:
+    a folder in which the target's answers stay, for the next drafter.
+    """
+    begun = time.monotonic()
+    stems = [path.stem for path in datasets]
+    if not stems or len(set(stems)) < len(stems):
+        raise ConfigError(f"data: one file at least, and names that differ; found {', '.join(stems) or 'none'}")
+    if not all(0 <= threshold <= 1 for threshold in thresholds):
+        raise ConfigError("thresholds: every one is from 0 to 1")
+    made, loaded = load_drafter(drafter, target=target).requires_grad_(False), load_target(target)
+    made.serve()
+    size = made.config.block_size
+    calibration = load_calibration(locate(drafter), block_size=size)
+    sets = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in datasets}
+    by_temperature: dict[str, Any] = {}
+    progress = record.progress()
+    progress.disable = not bar
+    with progress:
+        task = progress.add_task("evaluate", total=len(temperatures) * sum(map(len, sets.values())), note="")
+        for temperature in temperatures:
+            bucket: Bucket = "greedy" if temperature == 0 else "sampled"
+            fit = calibration.fit(bucket, rule)
+            rows_of: dict[str, Any] = {}
+            for name, questions_of in sets.items():
+                texts: list[Text] = []
+                drawn = answers(
+                    loaded,
+                    questions_of,
+                    temperature=temperature,
+                    rule=Rule[rule.upper()],
+                    seed=seed,
+                    new_tokens=new_tokens,
+                    room=size + 1,
+                    keep=keep,
+                )
+                for text in judged(
+                    loaded,
+                    made,
+                    drawn,
+                    temperature=temperature,
+                    rule=Rule[rule.upper()],
+                    seed=seed + 1,
+                    cut=cut,
+                ):
+                    texts.append(text)
+                    progress.advance(task)
+                rows_of[name] = _measured(texts, size, new_tokens, fit, thresholds)
+                progress.update(task, note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}")
+            by_temperature[f"T={temperature:g}"] = _summary(rows_of)
+    report = {
+        "target": str(target),
+        "drafter": str(drafter),
+        "family": made.config.family,
+        "block_size": size,
+        "fingerprints": {"target": fingerprint(target), "drafter": fingerprint(drafter, target=target)},
+        "rule": rule,
+        "top_k_cut": cut,
+        "new_tokens": new_tokens,
+        "seed": seed,
+        "calibrated": calibration is not IDENTITY,
+        "temperatures": by_temperature,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+    if out is not None:
+        from dspark.training import pictures
+
+        write_whole(out / "metrics.json", json.dumps(metrics.plain(report), indent=2) + "\n")
+        pictures.draw(report, out)
+    return report
+
+
+def _measured(
+    texts: Sequence[Text], size: int, new_tokens: int, fit: Fit | None, thresholds: Sequence[float]
+) -> dict[str, Any]:
+    """One data set at one temperature."""
+    if not texts:
+        raise ConfigError("data: the target ends every answer of a data set at once; there is no round to measure")
+    by_text = metrics.played(texts, size, new_tokens, metrics.whole(size), fit)
+    row = metrics.figures([made for rounds in by_text for made in rounds], size)
+    row["tau_95"] = metrics.interval(by_text)
+    row["texts"], row["distinct_4"] = len(texts), metrics.distinct(texts, new_tokens)
+    row["domain"] = texts[0].answer.question.domain
+    row["confidence"] = metrics.confidence(texts, size, new_tokens, fit)
+    if row["confidence"] is not None and thresholds:
+        row["sweep"] = metrics.sweep(texts, size, new_tokens, thresholds, fit)
+    return row
+
+
+def _summary(rows_of: Mapping[str, Any]) -> dict[str, Any]:
+    """Data sets, the plain means of each domain's, and the plain mean of all."""
+
+    def mean(names: Sequence[str], key: str) -> float:
+        values = [rows_of[name][key] for name in names if not math.isnan(rows_of[name][key])]
+        return sum(values) / len(values) if values else math.nan
+
+    def means(names: Sequence[str]) -> dict[str, float]:
+        return {key: mean(names, key) for key in ("tau", "verify_rate", "proposed", "distinct_4")}
+
+    domains: dict[str, list[str]] = {}
+    for name, row in rows_of.items():
+        domains.setdefault(row["domain"], []).append(name)
+    return {
+        "datasets": dict(rows_of),
+        "domains": {domain: means(names) for domain, names in domains.items()},
+        "mean": means(list(rows_of)),
+    }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The report for people: one line per temperature and data set, then domains and the mean of all."""
+    lines = [
+        f"{report['family']}, blocks of {report['block_size']}, rule {report['rule']}",
+        f"{'':6}{'data':14}{'tau':>6}  {'95 %':13}{'rounds':>7}{'propose':>8}{'rate':>7}  "
+        "accepted, given the slot before",
+    ]
+    for temperature, part in report["temperatures"].items():
+        for name, row in part["datasets"].items():
+            slots = " ".join("  . " if math.isnan(share) else f"{share:.2f}" for share in row["conditional"])
+            low, high = row["tau_95"]
+            lines.append(
+                f"{temperature:6}{name:14}{row['tau']:6.2f}  {low:5.2f}-{high:<7.2f}{row['rounds']:7}"
+                f"{row['proposed']:8.2f}{row['verify_rate']:7.1%}  {slots}"
+            )
+        means = {f"{domain} (mean)": row for domain, row in part["domains"].items()} | {"all": part["mean"]}
+        for name, row in means.items():
+            lines.append(
+                f"{temperature:6}{name:14}{row['tau']:6.2f}{'':22}{row['proposed']:8.2f}{row['verify_rate']:7.1%}"
+            )
+        lines += _confidences(temperature, part["datasets"])
+    return "\n".join(lines)
+
+
+def _confidences(temperature: str, datasets: Mapping[str, Any]) -> list[str]:
+    """Mean calibration error and ranking, and what the sweep offers, of every data set."""
+    lines = []
+    for name, row in datasets.items():
+        if row["confidence"] is None:
+            continue
+        told = [
+            f"{kind} error {sum(of['ece']) / len(of['ece']):.1%}, AUC {_mean(of['auc']):.3f}"
+            for kind, of in row["confidence"].items()
+            if kind != "rounds"
+        ]
+        if best := thrift(row.get("sweep", [])):
+            told.append(
+                f"threshold {best['threshold']:g}: {best['saved']:.0%} fewer verified tokens "
+                f"for {best['lost']:.1%} of tau"
+            )
+        lines.append(f"{temperature:6}{name:14}confidence: {'; '.join(told)}")
+    return lines
+
+
+def thrift(points: Sequence[Mapping[str, float]], most_lost: float = 0.05) -> dict[str, float] | None:
+    """The threshold that saves most verified tokens per committed one at a loss of tau within `most_lost`."""
+    if not points:
+        return None
+    full = points[0]
+    offers = [
+        {
+            "threshold": point["threshold"],
+            "saved": 1.0 - point["verified_per_committed"] / full["verified_per_committed"],
+            "lost": 1.0 - point["tau"] / full["tau"],
+        }
+        for point in points
+    ]
+    return max((offer for offer in offers if offer["lost"] <= most_lost), key=lambda offer: offer["saved"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    good = [value for value in values if not math.isnan(value)]
+    return sum(good) / len(good) if good else math.nan

@@ -1,0 +1,256 @@
+"""The same loss as `training/loss.py`, without ever holding [slots, V] for all slots.
+
+Rows that do not count are dropped before the vocabulary is touched. The rest go through in
+slices small enough for the cache: logits, both softmaxes, the loss and its gradient with
+respect to the slice are finished before the next slice starts, so the backward pass only
+scales what is already there. Slots of several blocks that stand at one position of the text
+share one softmax of the target. A frozen vocabulary head is neither copied nor differentiated; one
+that is trained gets its gradient slice by slice. A head of fewer tokens than the target's is
+judged against the whole law all the same: what it cannot say is distance, and no label.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from dspark.model.drafter import BlockDrafter
+from dspark.model.markov import VanillaHead
+from dspark.training.anchors import gather_slots
+from dspark.training.loss import LossSums, LossWeights, slot_weights
+
+SLICE_ROWS = 384  # [384, V] in fp32 stays in the third-level cache for small vocabularies
+SLICE_NUMBERS = 1 << 22  # and for large ones a slice is at most so many numbers, 16 MiB
+DEVICE_SLICE_NUMBERS = 1 << 26  # elsewhere than on a CPU, where small products are slow: 256 MiB
+
+
+class LeanLoss(NamedTuple):
+    """`objective` has the gradient; the sums are what is divided by and what is logged."""
+
+    objective: Tensor  # [] sum of w m (alpha_ce ce + alpha_l1 l1 + alpha_conf bce), not yet divided
+    sums: LossSums
+
+
+def lean_block_loss(
+    drafter: BlockDrafter,
+    *,
+    hidden: Tensor,  # [B, A, k, H] from forward_hidden
+    previous_ids: Tensor,  # [B, A, k]
+    target_ids: Tensor,  # [B, A, k]
+    eval_mask: Tensor,  # [B, A, k] bool
+    anchor_positions: Tensor,  # [B, A]
+    last_hidden: Tensor,  # [B, T, H] of the target, final-normed
+    target_head: Tensor,  # [V, H] the target's output head
+    weights: LossWeights,
+) -> LeanLoss:
+    """Sums over every slot that counts; divide `objective` by the (global) denominator."""
+    size = target_ids.shape[-1]
+    slot = slot_weights(size, weights.decay, device=hidden.device).expand(target_ids.shape)
+    head = drafter.markov_head
+    # Looked up once for both heads: every look-up has a gradient as large as the table.
+    embedded = head.embed(previous_ids)
+    codes = head.codes(embedded, hidden)
+    judge = drafter.confidence_head
+    confidence: Tensor | None = None if judge is None else judge(hidden, embedded if judge.rank else None)
+    places = gather_slots(torch.arange(last_hidden[..., 0].numel()).view(last_hidden.shape[:2]), anchor_positions, size)
+    # [U] positions of the text, and for each of the R rows which of them; rows go through in that order.
+    positions, row_of = torch.unique(places.to(eval_mask.device)[eval_mask], return_inverse=True)
+    order = row_of.argsort(stable=True)
+    scale = slot[eval_mask]  # [R] w of the rows that count
+    mixed, ce, l1 = lean_terms(
+        hidden=hidden[eval_mask][order],
+        lm_head=drafter.lm_head.weight,
+        codes=None if codes is None else codes[eval_mask][order],
+        markov_w2=head.markov_w2.weight if isinstance(head, VanillaHead) else None,
+        wanted=last_hidden.flatten(0, 1)[positions],
+        wanted_row=row_of[order],
+        target_head=target_head,
+        target_ids=target_ids[eval_mask][order],
+        scale=scale[order],
+        weights=weights,
+        softcap=drafter.config.logit_softcap,
+        kept=drafter.kept_tokens,
+    )
+    ce, l1 = (torch.empty_like(value).index_copy_(0, order, value) for value in (ce, l1))
+    acceptance = (1 - 0.5 * l1).clamp(0, 1)  # [R] c*
+    bce = error = bias = torch.zeros((), device=hidden.device)
+    if confidence is not None:
+        logits = confidence[eval_mask].float()
+        bce = (scale * binary_cross_entropy_with_logits(logits, acceptance, reduction="none")).sum()
+        mixed = mixed + weights.confidence * bce
+        gap = torch.sigmoid(logits.detach()) - acceptance
+        error, bias = gap.abs().sum(), gap.sum()
+    dense = torch.zeros(target_ids.shape, device=hidden.device)
+    dense[eval_mask] = acceptance
+    dense, valid = dense.flatten(0, -2), eval_mask.flatten(0, -2)
+    sums = LossSums(
+        ce=(scale * ce).sum(),
+        l1=(scale * l1).sum(),
+        confidence=bce.detach(),
+        denominator=scale.sum(),
+        accepted=dense.sum(dim=0),
+        slots=valid.sum(dim=0),
+        tau=(1 + dense.cumprod(dim=-1).sum(dim=-1))[valid[:, 0]].sum(),
+        blocks=valid[:, 0].sum(),
+        confidence_error=error,
+        confidence_bias=bias,
+    )
+    return LeanLoss(mixed, sums)
+
+
+def lean_terms(
+    *,
+    hidden: Tensor,  # [R, H] of the drafter, after its final norm
+    lm_head: Tensor,  # [Vd, H]; differentiated where it requires a gradient
+    wanted: Tensor,  # [U, H'] of the target, final-normed
+    target_head: Tensor,  # [V, H']
+    target_ids: Tensor,  # [R]
+    scale: Tensor,  # [R] weight of each row
+    weights: LossWeights,
+    wanted_row: Tensor | None = None,  # [R] ascending, which of `wanted` judges a row; None: U = R, each its own
+    codes: Tensor | None = None,  # [R, r] of the sequential head
+    markov_w2: Tensor | None = None,  # [Vd, r]
+    softcap: float | None = None,  # c: base logits of both are c tanh(z / c)
+    kept: Tensor | None = None,  # [Vd] target ids of the head's rows; None: Vd = V
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient, ce [R], l1 [R] without), of any rows."""
+    if wanted_row is None:
+        wanted_row = torch.arange(len(wanted), device=wanted.device)
+    mixed, ce, l1 = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, codes, markov_w2, lm_head, wanted, wanted_row, target_head, target_ids, scale, weights, softcap, kept
+    )
+    return mixed, ce, l1
+
+
+class _SlicedLoss(torch.autograd.Function):
+    """(h, codes, W2, W_lm) -> weighted ce + l1, and per-row ce and l1 without gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        codes: Tensor | None,
+        w2: Tensor | None,
+        lm_head: Tensor,
+        wanted: Tensor,
+        wanted_row: Tensor,
+        target_head: Tensor,
+        target_ids: Tensor,
+        scale: Tensor,
+        weights: LossWeights,
+        softcap: float | None,
+        kept: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else lm_head.dtype
+        given = (hidden, codes, w2, lm_head)
+        with torch.autocast(kind, enabled=False):
+            rows, head = hidden.to(dtype), lm_head.to(dtype)
+            wanted, target_head = wanted.to(dtype), target_head.to(dtype)
+            bias = None if codes is None or w2 is None else (codes.to(dtype), w2.to(dtype))
+            ce, l1 = torch.empty_like(scale), torch.empty_like(scale)
+            grad_rows = torch.empty_like(rows)
+            grad_codes = None if bias is None else torch.empty_like(bias[0])
+            grad_w2 = None if w2 is None else torch.zeros_like(w2, dtype=torch.float32)
+            grad_head = torch.zeros_like(lm_head, dtype=torch.float32) if ctx.needs_input_grad[3] else None
+            # Numbers a row takes: its own logits, and its share of the target's.
+            width = max(len(lm_head), len(target_head) * len(wanted) // max(1, len(scale)))
+            step = min(SLICE_ROWS, SLICE_NUMBERS // width) if kind == "cpu" else DEVICE_SLICE_NUMBERS // width
+            step = max(1, step)
+            places, said = _places(target_ids, kept, len(target_head))
+            on_host = wanted_row.cpu()
+            for start in range(0, len(scale), step):
+                part = slice(start, start + step)
+                judge, spanned = wanted_row[part], on_host[part]
+                first, last = int(spanned[0]), int(spanned[-1])
+                law = torch.softmax(_capped((wanted[first : last + 1] @ target_head.t()).float(), softcap), dim=-1)
+                law = law if kept is None else law.index_select(-1, kept)
+                law = law.index_select(0, judge - first)
+                unsaid = 0.0 if kept is None else 1.0 - law.sum(dim=-1)
+                base = _capped((rows[part] @ head.t()).float(), softcap)
+                logits = base
+                if bias is not None:
+                    added = (bias[0][part] @ bias[1].t()).float()
+                    # A cap's gradient needs the base logits once more.
+                    logits = base.add_(added) if softcap is None else base + added
+                hard, soft = weights.ce * scale[part], weights.l1 * scale[part]
+                if said is not None:
+                    hard = hard * said[part]
+                ce[part], l1[part], grad = _terms(logits=logits, law=law, labels=places[part], hard=hard, soft=soft)
+                l1[part] += unsaid
+                if bias is not None and grad_codes is not None and grad_w2 is not None:
+                    whole = grad.to(dtype)
+                    grad_codes[part] = whole @ bias[1]
+                    _add_product(grad_w2, whole, bias[0][part])
+                if softcap is not None:  # d tanh = 1 - tanh^2
+                    grad.addcmul_(grad * base, base, value=-(softcap**-2))
+                grad = grad.to(dtype)
+                grad_rows[part] = grad @ head
+                if grad_head is not None:
+                    _add_product(grad_head, grad, rows[part])
+        if said is not None:
+            ce *= said
+        # Kept by nobody else, so that they can be scaled in place and handed on without a copy.
+        ctx.grads = [grad_rows, grad_codes, grad_w2, grad_head]
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
+        ctx.mark_non_differentiable(ce, l1)
+        return (scale * (weights.ce * ce + weights.l1 * l1)).sum(), ce, l1
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        scale, kept = outputs[0], ctx.grads
+        if kept is None:
+            raise RuntimeError("this loss can be differentiated once")
+        ctx.grads = None
+        grads: list[Tensor | None] = []
+        for dtype in ctx.dtypes:
+            grad = kept.pop(0)
+            grads.append(None if grad is None or dtype is None else grad.mul_(scale).to(dtype))
+        return (*grads, *([None] * 8))
+
+
+def _places(target_ids: Tensor, kept: Tensor | None, size: int) -> tuple[Tensor, Tensor | None]:
+    """ids [R] -> rows of the head that say them [R], 0 where none does, and whether one does [R]; None: all do."""
+    if kept is None:
+        return target_ids, None
+    places = target_ids.new_full((size,), -1)
+    places[kept] = torch.arange(len(kept), device=kept.device)
+    found = places[target_ids]
+    return found.clamp(min=0), found >= 0
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total [V, c] fp32 += left [R, V]^T right [R, c]; in fp32 without a second [V, c]."""
+    if left.dtype == total.dtype:
+        total.addmm_(left.t(), right)
+    else:
+        total += left.t() @ right
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """In place."""
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def _terms(*, logits: Tensor, law: Tensor, labels: Tensor, hard: Tensor, soft: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """logits, law [R, Vd], labels [R], weights of both terms [R] -> (ce [R], l1 [R], d(weighted terms)/d logits
+    [R, Vd]); `law` is used up.
+
+    d ce = p_d - onehot(x); d l1 = p_d (s - sum s p_d) with s = sign(p_d - p_t).
+    """
+    index = labels.unsqueeze(-1)
+    at_label, top = logits.gather(-1, index).squeeze(-1), logits.amax(dim=-1)
+    drafted = torch.softmax(logits, dim=-1)
+    # The largest probability is exp(0) over the sum: the log-sum-exp without another pass.
+    ce = top - drafted.amax(dim=-1).log() - at_label
+    gap = law.neg_().add_(drafted)
+    l1 = torch.linalg.vector_norm(gap, ord=1, dim=-1)
+    sign = gap.sign_()
+    lean = torch.linalg.vecdot(sign, drafted)  # [R]
+    shift = hard - soft * lean
+    grad = sign.mul_(soft.unsqueeze(-1)).add_(shift.unsqueeze(-1)).mul_(drafted)
+    grad.scatter_add_(-1, index, -hard.unsqueeze(-1))
+    return ce, l1, grad

@@ -1,0 +1,150 @@
+"""The three terms a drafter is trained on.
+
+With p_d the draft law (sequential bias included), p_t the target law, both at temperature 1,
+m_k the slot mask and w_k = exp(-(k-1)/decay):
+
+    L_ce   = sum w m (-log p_d(x)) / sum w m          x the true token
+    L_l1   = sum w m |p_d - p_t|_1 / sum w m          in [0, 2], no factor 1/2
+    L_conf = sum w m BCE(sigmoid(z), c*) / sum w m    c* = 1 - |p_d - p_t|_1 / 2, no gradient
+
+c* is the exact chance that speculative sampling accepts the slot, so it is also what the
+logged acceptance is made of. Numerators and the denominator leave this file apart, so that a
+trainer can add denominators over ranks and micro-batches before dividing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from dspark.training.anchors import gather_slots
+
+_TINY = 1e-6  # keeps an empty micro-batch finite
+
+
+class LossWeights(NamedTuple):
+    """How the terms mix; the defaults are DSpark's."""
+
+    ce: float = 0.1
+    l1: float = 0.9
+    confidence: float = 1.0
+    decay: float | None = 4.0  # None or <= 0 weighs all slots alike
+
+
+DFLASH_WEIGHTS = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
+
+
+class LossSums(NamedTuple):
+    """Numerators (with gradient), their common denominator, and what is logged (without)."""
+
+    ce: Tensor  # []
+    l1: Tensor  # []
+    confidence: Tensor  # [], zero without a confidence head
+    denominator: Tensor  # [] sum of w m
+    accepted: Tensor  # [k] sum over valid slots of c*
+    slots: Tensor  # [k] number of valid slots
+    tau: Tensor  # [] sum over valid blocks of 1 + sum_k prod_{i<=k} c*_i
+    blocks: Tensor  # [] number of blocks with at least one valid slot
+    confidence_error: Tensor  # [] sum over valid slots of |c - c*|
+    confidence_bias: Tensor  # [] sum over valid slots of c - c*
+
+
+def slot_weights(block_size: int, decay: float | None, *, device: torch.device) -> Tensor:
+    """w_k, [k] fp32. The released recipe decays by 4.0 whatever the block size."""
+    if not decay or decay <= 0:
+        return torch.ones(block_size, device=device)
+    return torch.tensor([math.exp(-k / decay) for k in range(block_size)], device=device)
+
+
+def target_slot_logits(
+    *,
+    last_hidden: Tensor,  # [B, T, H] after the target's final norm
+    anchor_positions: Tensor,  # [B, A]
+    block_size: int,
+    lm_head: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Target logits where a slot needs them and nowhere else: [B, A, k, V], no gradient."""
+    with torch.no_grad():
+        return lm_head(gather_slots(last_hidden, anchor_positions, block_size))
+
+
+def block_loss(
+    *,
+    corrected_logits: Tensor,  # [..., k, V] draft logits, sequential bias included
+    confidence_logits: Tensor | None,  # [..., k]
+    target_logits: Tensor,  # [..., k, V]
+    target_ids: Tensor,  # [..., k]
+    eval_mask: Tensor,  # [..., k] bool
+    decay: float | None,
+) -> LossSums:
+    """Sums over every slot that counts."""
+    size = target_ids.shape[-1]
+    weights = slot_weights(size, decay, device=corrected_logits.device) * eval_mask  # [..., k]
+    ce = cross_entropy(corrected_logits.flatten(0, -2).float(), target_ids.flatten(), reduction="none").view(
+        target_ids.shape
+    )
+    drafted = torch.softmax(corrected_logits.float(), dim=-1)
+    wanted = torch.softmax(target_logits.detach().float(), dim=-1)
+    l1 = (drafted - wanted).abs().sum(dim=-1)
+    return sum_terms(ce=ce, l1=l1, confidence_logits=confidence_logits, weights=weights, eval_mask=eval_mask)
+
+
+def sum_terms(
+    *,
+    ce: Tensor,  # [..., k]
+    l1: Tensor,  # [..., k]
+    confidence_logits: Tensor | None,  # [..., k]
+    weights: Tensor,  # [..., k] w m
+    eval_mask: Tensor,  # [..., k]
+) -> LossSums:
+    """From per-slot terms to sums and logged figures."""
+    acceptance = (1 - 0.5 * l1.detach()).clamp(0, 1)  # c*
+    confidence = error = bias = torch.zeros((), device=ce.device)
+    if confidence_logits is not None:
+        logits = confidence_logits.float()
+        each = binary_cross_entropy_with_logits(logits, acceptance, reduction="none")
+        confidence = (weights * each).sum()
+        gap = (torch.sigmoid(logits.detach()) - acceptance) * eval_mask
+        error, bias = gap.abs().sum(), gap.sum()
+    valid = (acceptance * eval_mask).flatten(0, -2)  # [N, k]; the mask is a run from slot 1
+    return LossSums(
+        ce=(weights * ce).sum(),
+        l1=(weights * l1).sum(),
+        confidence=confidence,
+        denominator=weights.sum(),
+        accepted=valid.sum(dim=0),
+        slots=eval_mask.flatten(0, -2).sum(dim=0),
+        tau=(1 + valid.cumprod(dim=-1).sum(dim=-1))[eval_mask.flatten(0, -2)[:, 0]].sum(),
+        blocks=eval_mask[..., 0].sum(),
+        confidence_error=error,
+        confidence_bias=bias,
+    )
+
+
+def mix(sums: LossSums, weights: LossWeights, denominator: Tensor | None = None) -> Tensor:
+    """The scalar to minimise; `denominator` replaces the local one when it was added over ranks."""
+    over = (sums.denominator if denominator is None else denominator) + _TINY
+    total = weights.ce * sums.ce + weights.l1 * sums.l1 + weights.confidence * sums.confidence
+    return total / over
+
+
+def figures(sums: LossSums) -> dict[str, float]:
+    """What a training log shows; slot numbers are 0-based."""
+    sums = LossSums(*(value.detach() for value in sums))
+    over = float(sums.denominator) + _TINY
+    supervised = max(float(sums.slots.sum()), 1.0)
+    rates = (sums.accepted / sums.slots.clamp(min=1)).tolist()
+    return {
+        "ce_loss": float(sums.ce) / over,
+        "l1_loss": float(sums.l1) / over,
+        "confidence_loss": float(sums.confidence) / over,
+        "tau_probabilistic": float(sums.tau) / max(float(sums.blocks), 1.0),
+        "confidence_abs_error": float(sums.confidence_error) / supervised,
+        "confidence_bias": float(sums.confidence_bias) / supervised,
+        **{f"accept_rate@{k}": rate for k, rate in enumerate(rates)},
+    }

@@ -1,0 +1,124 @@
+"""The loss of one batch, by family. All give the same kind of sums, so one trainer serves them all.
+
+DSpark, DFlash   blocks at drawn anchors, packed: only real anchors, only their own text (`lean_loss`)
+Eagle3, MTP      the chain unrolled over the whole text; MTP-1 learns its first step only (`eagle3_loss`)
+language model   every supervised token (`language_loss`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.model.chain import ChainDrafter, Eagle3Drafter
+from dspark.model.config import DrafterConfig
+from dspark.model.drafter import BlockDrafter
+from dspark.model.family import Drafter
+from dspark.model.language import LanguageDrafter
+from dspark.training.anchors import draw_anchors, label_blocks
+from dspark.training.batches import Batch, padded
+from dspark.training.eagle3_loss import chain_loss
+from dspark.training.language_loss import language_loss
+from dspark.training.lean_loss import LeanLoss, lean_block_loss
+from dspark.training.loss import DFLASH_WEIGHTS, LossSums, LossWeights
+
+PUBLISHED_DECAY, PUBLISHED_BLOCK = 4.0, 7
+
+
+def batch_loss(
+    drafter: Drafter, batch: Batch, *, target_head: Tensor, anchors: int, decay: float, key: Sequence[int]
+) -> LeanLoss:
+    """Sums over a batch, not divided. `anchors` of a conversation are drawn by (key, its number): neither the pieces
+    of a step nor its workers change them."""
+    if isinstance(drafter, BlockDrafter):
+        return _blocks(drafter, batch, target_head, anchors, decay, key)
+    if isinstance(drafter, ChainDrafter):
+        return _chains(drafter, batch, target_head)
+    assert isinstance(drafter, LanguageDrafter)
+    return language_loss(
+        drafter,
+        input_ids=padded(batch.ids, batch),
+        loss_mask=padded(batch.supervised.long(), batch),
+        last_hidden=padded(batch.last_hidden, batch),
+        target_head=target_head,
+    )
+
+
+def own_weights(config: DrafterConfig) -> LossWeights:
+    """How a family mixes its terms; all but DSpark learn from one."""
+    return LossWeights() if config.family == "dspark" else DFLASH_WEIGHTS
+
+
+def _blocks(
+    drafter: BlockDrafter, batch: Batch, target_head: Tensor, anchors: int, decay: float, key: Sequence[int]
+) -> LeanLoss:
+    size = drafter.config.block_size
+    positions, starts, targets, masks = [], [], [], []
+    for span, number in zip(batch.spans, batch.numbers, strict=True):
+        ids, mask = batch.ids[span][None], batch.supervised[span].long()[None]
+        drawn = draw_anchors(mask, anchors, generator=_generator([*key, number]))
+        labels = label_blocks(input_ids=ids, loss_mask=mask, anchors=drawn, block_size=size)
+        kept = drawn.keep[0]
+        positions.append(drawn.positions[0, kept] + span.start)
+        starts.append(torch.full_like(positions[-1], span.start))
+        targets.append(labels.target_ids[0, kept])
+        masks.append(labels.eval_mask[0, kept])
+    ids, where = batch.ids[None], torch.cat(positions)[None]
+    if not where.shape[1]:  # a batch that teaches nothing still has a gradient, of zeros
+        where, starts = where.new_zeros(1, 1), [where.new_zeros(1)]
+        targets, masks = [where.new_zeros(1, size)], [torch.zeros(1, size, dtype=torch.bool, device=where.device)]
+    hidden = drafter.forward_hidden(
+        features=batch.features[None],
+        input_ids=ids,
+        anchor_positions=where,
+        block_keep_mask=torch.ones_like(where, dtype=torch.bool),
+        first_rows=torch.cat(starts)[None],
+    )
+    own = own_weights(drafter.config)
+    return lean_block_loss(
+        drafter,
+        hidden=hidden,
+        previous_ids=drafter.previous_ids(ids, where),
+        target_ids=torch.cat(targets)[None],
+        eval_mask=torch.cat(masks)[None],
+        anchor_positions=where,
+        last_hidden=batch.last_hidden[None],
+        target_head=target_head,
+        weights=own._replace(decay=decay or PUBLISHED_DECAY * max(1.0, size / PUBLISHED_BLOCK)),
+    )
+
+
+def _chains(drafter: ChainDrafter, batch: Batch, target_head: Tensor) -> LeanLoss:
+    """Conversations side by side, padded behind their ends. Eagle3's loss divides each by its length, so that it weighs
+    the same whatever it shares a piece with."""
+    return chain_loss(
+        drafter,
+        features=padded(batch.features, batch),
+        input_ids=padded(batch.ids, batch),
+        loss_mask=padded(batch.supervised.long(), batch),
+        last_hidden=padded(batch.last_hidden, batch),
+        target_head=target_head,
+        lengths=torch.tensor([span.stop - span.start for span in batch.spans], device=batch.ids.device),
+        by_row=isinstance(drafter, Eagle3Drafter),
+    )
+
+
+def add_sums(parts: Sequence[LossSums]) -> LossSums:
+    """Sums of several pieces."""
+    return LossSums(*(sum_tensors(values) for values in zip(*parts, strict=True)))
+
+
+def sum_tensors(values: Sequence[Tensor]) -> Tensor:
+    """One after the other, from the left: the same numbers in the same order give the same sum."""
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def _generator(key: Sequence[int]) -> torch.Generator:
+    (state,) = np.random.SeedSequence(list(key)).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state >> np.uint64(1)))

@@ -1,0 +1,88 @@
+"""Evaluation prompts that training text has seen: counted, and left out.
+
+Two texts overlap where they share a run of `RUN` words; a prompt that is shorter counts as one run. Words are compared
+in lower case without punctuation, and every number is the same word: a worksheet with other figures is the same text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import ConfigError
+from dspark.training.disk import write_whole
+from dspark.training.row_file import read_rows
+from dspark.training.split import conversation_of
+
+RUN = 13
+_WORD = re.compile(r"[^\W\d_]+|\d+(?:[.,]\d+)*")
+
+Run = tuple[str, ...]
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-case words; a number is `0`, whatever its value."""
+    return ["0" if word[0].isdigit() else word for word in _WORD.findall(text.lower())]
+
+
+def runs_of(words: Sequence[str], size: int) -> Iterator[Run]:
+    """Every run of `size` words."""
+    return (tuple(words[n : n + size]) for n in range(len(words) - size + 1))
+
+
+def separate(prompts: Sequence[Path], training: Sequence[Path], *, out: Path | None = None) -> dict[str, Any]:
+    """Counts, for each file of prompts, the rows that share a run with the training files; `out` gets the others.
+
+    Rows have any shape that `split` reads; of training rows every turn counts. ConfigError where a file holds a row
+    that is no text, or where two files of prompts have one name.
+    """
+    names = [path.name for path in prompts]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"prompts: two files are named {max(names, key=names.count)}")
+    asked = {
+        path: [(row, [words_of(text) for text in _texts(path, n, row)]) for n, row in _rows(path)] for path in prompts
+    }
+    sizes = {min(RUN, len(words)) for rows in asked.values() for _, texts in rows for words in texts if words}
+    wanted = {run for rows in asked.values() for _, texts in rows for words in texts for run in _marks(words)}
+    seen = set(_shared(wanted, sizes, training))
+    files: dict[str, Any] = {}
+    for path, rows in asked.items():
+        kept = [row for row, texts in rows if not any(run in seen for words in texts for run in _marks(words))]
+        files[path.name] = {"prompts": len(rows), "shared": len(rows) - len(kept), "kept": len(kept)}
+        if out is not None:
+            write_whole(out / path.name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+    totals = {name: sum(counts[name] for counts in files.values()) for name in ("prompts", "shared", "kept")}
+    return totals | {"files": files}
+
+
+def _marks(words: Sequence[str]) -> Iterable[Run]:
+    """The runs that a prompt is known by."""
+    return runs_of(words, min(RUN, len(words))) if words else ()
+
+
+def _shared(wanted: set[Run], sizes: set[int], training: Sequence[Path]) -> Iterator[Run]:
+    for path in training:
+        for number, row in _rows(path):
+            for text in _texts(path, number, row):
+                words = words_of(text)
+                for size in sizes:
+                    yield from (run for run in runs_of(words, size) if run in wanted)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    return enumerate(read_rows(path), start=1)
+
+
+def _texts(path: Path, number: int, row: dict[str, Any]) -> list[str]:
+    """The texts of a row's turns."""
+    turns = conversation_of(row)
+    if isinstance(turns, str):
+        raise ConfigError(f"{path}: row {number}: {turns}")
+    if any("token_ids" in turn for turn in turns):
+        raise ConfigError(f"{path}: row {number}: token_ids cannot be compared by words; give the text")
+    return [turn["content"] for turn in turns]

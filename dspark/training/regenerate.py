@@ -1,0 +1,239 @@
+"""Answers of the target itself, through a running cell: a drafter learns to speak as its target does.
+
+The output has one row for every prompt row, in their order, each written once: rows are asked for a window at a time,
+finished ones wait for those before them, and only a complete beginning of the file is ever on the disk. A run that is
+killed goes on where the file ends. Every answer has a seed of its own (of the run's seed, row and turn), so where it
+was killed changes nothing. Failures that may pass are retried; a row that can never be answered is written as such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dspark.client import AsyncClient, Completion, DeadlineExceeded, InvalidRequest, ModelInfo, Overloaded, Unavailable
+from dspark.errors import ConfigError
+from dspark.training.chat import Chat
+from dspark.training.disk import write_whole
+from dspark.training.row_file import RowFile, read_rows
+from dspark.training.split import conversation_of
+
+WINDOW = 4  # rows in flight or waiting for an earlier one, for each answer that runs at the same time
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before asking again what failed
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How answers are drawn; the published settings of Qwen3 without thinking.
+
+    max_tokens: longest answer; what the context has no room for is left out. concurrency: answers asked for at the same
+    time. answer_timeout_s: deadline of one answer. patience_s: how long a row is tried again before the run stops.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.8
+    top_k: int = 20
+    min_p: float = 0.0
+    max_tokens: int = 4096
+    seed: int = 42
+    concurrency: int = 32
+    answer_timeout_s: float = 600.0
+    patience_s: float = 300.0
+
+    def law(self) -> dict[str, float | int]:
+        """What an answer depends on; how many are asked at the same time is no part of it."""
+        kept = asdict(self)
+        for name in ("concurrency", "answer_timeout_s", "patience_s"):
+            del kept[name]
+        return kept
+
+
+Told = TypeVar("Told")
+Progress = Callable[[int, int], None]  # rows done, tokens written by this run
+
+
+async def regenerate(
+    client: AsyncClient, prompts: Path, out: Path, chat: Chat, asking: Asking, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Answers every row of `prompts` into `out`; returns counts.
+
+    ConfigError where `out` was begun with other prompts or settings; Unavailable when the cell stayed away longer than
+    the patience: run it again later.
+    """
+    if asking.concurrency < 1:
+        raise ConfigError(f"concurrency: {asking.concurrency} is below 1")
+    rows = list(read_rows(prompts))
+    info = await _patiently(client.model_info, asking.patience_s)
+    with RowFile(out) as file:
+        _check_same_run(out, prompts, asking, info)
+        done = _rows_done(out, rows)
+        start, tokens, failed = time.monotonic(), 0, 0
+        if progress:
+            progress(done, 0)
+        async with _Window(client, info, chat, asking, rows, done) as window:
+            while ready := await window.next_rows():
+                file.append(ready)
+                done += len(ready)
+                failed += sum(row["status"] != "success" for row in ready)
+                tokens += sum(len(t["token_ids"]) for row in ready for t in _answers(row))
+                if progress:
+                    progress(done, tokens)
+    return {"rows": done, "failed": failed, "tokens": tokens, "seconds": time.monotonic() - start, "file": str(out)}
+
+
+class _Window:
+    """The rows being answered, bounded, given out in order."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        info: ModelInfo,
+        chat: Chat,
+        asking: Asking,
+        rows: Sequence[Mapping[str, Any]],
+        first: int,
+    ) -> None:
+        self._client, self._info, self._chat, self._asking = client, info, chat, asking
+        self._rows, self._next = rows, first
+        self._running: dict[int, asyncio.Task[dict[str, Any]]] = {}  # by row, in order
+        self._free = asyncio.Semaphore(asking.concurrency)
+
+    async def next_rows(self) -> list[dict[str, Any]]:
+        """The next rows that are ready, at least one; empty at the end."""
+        self._fill()
+        if not self._running:
+            return []
+        first = next(iter(self._running))
+        await self._running[first]
+        ready = []
+        for number in list(self._running):
+            if not self._running[number].done():
+                break
+            ready.append(self._running.pop(number).result())
+        return ready
+
+    def _fill(self) -> None:
+        while self._next < len(self._rows) and len(self._running) < WINDOW * self._asking.concurrency:
+            self._running[self._next] = asyncio.create_task(self._row(self._next))
+            self._next += 1
+
+    async def _row(self, number: int) -> dict[str, Any]:
+        row = self._rows[number]
+        async with self._free:
+            try:
+                turns = await self._conversation(number, row)
+            except (InvalidRequest, ConfigError) as error:
+                return {**row, "status": "error", "reason": str(error)}
+        return {**row, "conversations": turns, "status": "success"}
+
+    async def _conversation(self, number: int, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The user's turns, each followed by the target's answer to everything before it."""
+        given = conversation_of(row)
+        if isinstance(given, str):
+            raise ConfigError(f"conversations: {given}")
+        turns: list[dict[str, Any]] = []
+        for user in (turn for turn in given if turn["role"] == "user"):
+            turns.append(user)
+            prompt = self._chat.prompt_ids(turns)
+            turns.append(await self._answer(prompt, _seed(self._asking.seed, number, len(turns))))
+        return turns
+
+    async def _answer(self, prompt: Sequence[int], seed: int) -> dict[str, Any]:
+        room = self._info.context_length - len(prompt)
+        if room < 1:
+            raise InvalidRequest("prompt", f"{len(prompt)} tokens leave no room in {self._info.context_length}")
+        ask = self._asking
+
+        def complete() -> Awaitable[Completion]:
+            return self._client.complete(
+                prompt,
+                timeout=ask.answer_timeout_s,
+                max_tokens=min(ask.max_tokens, room),
+                temperature=ask.temperature,
+                top_p=ask.top_p,
+                top_k=ask.top_k,
+                min_p=ask.min_p,
+                seed=seed,
+            )
+
+        answer = await _patiently(complete, ask.patience_s)
+        return {
+            "role": "assistant",
+            "content": answer.text,
+            "token_ids": list(answer.token_ids),
+            "finish_reason": answer.end.finish_reason,
+        }
+
+    async def __aenter__(self) -> _Window:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._running.values():
+            task.cancel()
+        for task in self._running.values():
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # the first failure is on its way already
+                await task
+
+
+async def _patiently(ask: Callable[[], Awaitable[Told]], patience_s: float) -> Told:
+    """Asks again, ever more rarely, while the cell is away or full; after the patience the failure itself is raised."""
+    deadline, pause = time.monotonic() + patience_s, PAUSE_S
+    while True:
+        try:
+            return await ask()
+        except (Overloaded, Unavailable, DeadlineExceeded) as failure:
+            if isinstance(failure, Overloaded):
+                pause = max(pause, failure.retry_after_s)
+            if time.monotonic() + pause > deadline:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _answers(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The answers in a finished row; one that failed keeps what it came with, whatever that is."""
+    if row["status"] != "success":
+        return []
+    return [turn for turn in row["conversations"] if turn["role"] == "assistant" and "token_ids" in turn]
+
+
+def _seed(seed: int, row: int, turn: int) -> int:
+    """Of one answer: 63 bits."""
+    digest = hashlib.sha256(f"{seed}/{row}/{turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _rows_done(out: Path, rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many rows are answered; refuses a file whose rows are not the beginning of the prompts."""
+    done = 0
+    for row in read_rows(out):
+        if done >= len(rows) or row.get("id") != rows[done].get("id"):
+            raise ConfigError(f"{out}: row {done} is {row.get('id')!r}, which is not row {done} of the prompts")
+        done += 1
+    return done
+
+
+def _check_same_run(out: Path, prompts: Path, asking: Asking, info: ModelInfo) -> None:
+    """A file is continued with the prompts, settings and target it was begun with, or not at all."""
+    beside = out.with_name(f"{out.name}.settings.json")
+    ours = {
+        "prompts": hashlib.sha256(prompts.read_bytes()).hexdigest()[:16],
+        "target": info.model,
+        **asking.law(),
+    }
+    if not beside.exists():
+        if out.stat().st_size:
+            raise ConfigError(f"{out}: there already, and {beside.name} does not say how it was made")
+        write_whole(beside, json.dumps(ours, indent=2) + "\n")
+        return
+    theirs = json.loads(beside.read_text(encoding="utf-8"))
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            raise ConfigError(f"{name}: {out} was begun with {theirs.get(name)!r}, not {value!r}; name another --out")

@@ -1,0 +1,201 @@
+"""A fresh drafter for a target: its shape follows the target's, its weights start as the family's default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dspark.errors import CheckpointError, ConfigError
+from dspark.model.checkpoint import LoadedTarget, load_drafter
+from dspark.model.config import DrafterConfig, HeadType, Kind
+from dspark.model.family import Drafter
+from dspark.model.formats.vocabulary import DraftVocabulary
+from dspark.model.fresh import fresh_drafter
+from dspark.model.location import locate
+from dspark.training.settings import Settings
+from dspark.training.vocabulary import read_kept
+
+TAPS = 5
+SHALLOW = 8  # layers
+_KIND: dict[str, Kind] = {"dspark": "block", "dflash": "block", "eagle3": "eagle3", "mtp": "mtp", "lm": "lm"}
+_LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTarget:
+    """What a target's config alone says: enough for the shape of a drafter, without a weight being read."""
+
+    folder: Path
+    config: Any  # transformers' config of the text model
+    context_length: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+
+
+def describe_target(path: str | Path) -> DescribedTarget:
+    """Reads the config of a target; CheckpointError where it is none."""
+    from transformers import AutoConfig
+
+    folder = locate(path)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    text = config.get_text_config()
+    return DescribedTarget(
+        folder=folder,
+        config=text,
+        context_length=int(text.max_position_embeddings),
+        vocab_size=int(text.vocab_size),
+        hidden_size=int(text.hidden_size),
+        num_layers=int(text.num_hidden_layers),
+    )
+
+
+def drafter_config(target: LoadedTarget | DescribedTarget, settings: Settings) -> DrafterConfig:
+    """The config of the run's drafter. ConfigError names a setting that does not fit the family or the target."""
+    kind = _KIND[settings.family]
+    layers = settings.layers or _LAYERS[kind]
+    if kind in ("eagle3", "mtp") and layers != 1:
+        raise ConfigError(f"layers: a drafter of the family {settings.family} has one, not {layers}")
+    shape = _target_shape(target)
+    common: dict[str, Any] = shape | {"kind": kind, "num_hidden_layers": layers, "block_size": settings.block_size}
+    if (kept := read_kept(settings.keep_tokens, target.vocab_size)) is not None:
+        if kind == "lm":
+            raise ConfigError("keep_tokens: the head of a language model is its embedding, and says every token")
+        common["draft_vocab_size"] = len(kept)
+    if kind == "lm":
+        return DrafterConfig(**_language_shape(common, settings), target_layer_ids=(), num_target_layers=0)
+    taps = tap_layers(target.num_layers, settings, kind)
+    common |= {"target_layer_ids": taps, "num_target_layers": target.num_layers}
+    if kind != "block":
+        return DrafterConfig(**common)
+    head: HeadType = "none"
+    if settings.family == "dspark":
+        head = settings.head  # type: ignore[assignment]
+    return DrafterConfig(
+        **common,
+        mask_token_id=mask_token(target),
+        markov_rank=settings.markov_rank if head != "none" else 0,
+        markov_head_type=head,
+        enable_confidence_head=settings.family == "dspark",
+        confidence_head_with_markov=head != "none",
+        num_anchors=settings.anchors,
+    )
+
+
+def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
+    """The layers named, or evenly spread ones from 1 on; a multi-token-prediction module reads the last one."""
+    if settings.taps:
+        wrong = [i for i in settings.taps if not -1 <= i < layers]
+        if wrong or list(settings.taps) != sorted(set(settings.taps)):
+            raise ConfigError(f"taps: {list(settings.taps)} are no ascending layers of a target with {layers}")
+        if kind == "mtp" and len(settings.taps) > 1:
+            raise ConfigError(f"taps: a drafter of the family mtp reads one layer, not {len(settings.taps)}")
+        return settings.taps
+    if kind == "mtp":
+        return (layers - 1,)
+    # The published choice for targets of 36 and 40 layers; a shallow one has few to leave out.
+    last = layers - 3 if layers >= SHALLOW else max(0, layers - 2)
+    places = np.linspace(min(1, last), last, TAPS).round()
+    return tuple(sorted({int(place) for place in places}))
+
+
+def mask_token(target: LoadedTarget | DescribedTarget) -> int:
+    """Fills the slots of a block behind the anchor: the tokenizer's mask token, else the first id that no text holds
+    (the vocabulary of most models is padded behind its last token), else the last id."""
+    last = target.vocab_size - 1
+    if not (target.folder / "tokenizer.json").is_file():
+        return last
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target.folder, local_files_only=True, trust_remote_code=False)
+    found = tokenizer.mask_token_id
+    return min(len(tokenizer) if found is None else int(found), last)
+
+
+def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
+    """Fresh, or with the weights of `start`, whatever the length of its blocks. In training mode, fp32, on the CPU."""
+    config = drafter_config(target, settings)
+    model = target.model
+    own, kept = config.kind == "lm", read_kept(settings.keep_tokens, target.vocab_size)
+    head = model.get_output_embeddings().weight
+    drafter = fresh_drafter(
+        config,
+        embedding=None if own else model.get_input_embeddings().weight.float().cpu(),
+        lm_head=None if own else (head if kept is None else head[kept.to(head.device)]).float().cpu(),
+        generator=torch.Generator().manual_seed(settings.seed),
+    )
+    if kept is not None:
+        drafter.draft_vocabulary = DraftVocabulary(kept, target.vocab_size)
+    if settings.start:
+        _start_from(drafter, settings.start, target.folder)
+    return drafter
+
+
+def _start_from(drafter: Drafter, folder: str, target: Path) -> None:
+    """Takes the weights of another drafter over. ConfigError names the first thing in which the two differ."""
+    given = load_drafter(folder, target=target)
+    for name in ("family", "hidden_size", "num_hidden_layers", "target_layer_ids", "markov_head_type", "markov_rank"):
+        theirs, ours = getattr(given.config, name), getattr(drafter.config, name)
+        if theirs != ours:
+            raise ConfigError(f"start: {name} of {folder} is {theirs!r}, this run trains a drafter with {ours!r}")
+    weights, wanted = given.state_dict(), drafter.state_dict()
+    for name in sorted(weights.keys() | wanted.keys()):
+        shapes = [list(some[name].shape) if name in some else None for some in (weights, wanted)]
+        if shapes[0] != shapes[1]:
+            said = [f"of shape {shape}" if shape is not None else "missing" for shape in shapes]
+            raise ConfigError(f"start: {name} of {folder} is {said[0]}, and {said[1]} in the drafter of this run")
+    drafter.load_state_dict(weights)
+
+
+def _target_shape(target: LoadedTarget | DescribedTarget) -> dict[str, Any]:
+    """What a drafter shares with its target; of Gemma4 the shape of the layers that see everything."""
+    text = target.config if isinstance(target, DescribedTarget) else target.model.config.get_text_config()
+    rope = text.rope_parameters
+    shape = {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": text.intermediate_size,
+        "num_attention_heads": text.num_attention_heads,
+        "vocab_size": target.vocab_size,
+        "rms_norm_eps": text.rms_norm_eps,
+        "max_position_embeddings": target.context_length,
+        "initializer_range": text.initializer_range,
+    }
+    if str(text.model_type).startswith("gemma4"):
+        full = rope["full_attention"]
+        shared = bool(text.attention_k_eq_v)
+        return shape | {
+            "model_type": "gemma4_text",
+            "num_key_value_heads": text.num_global_key_value_heads if shared else text.num_key_value_heads,
+            "head_dim": text.global_head_dim,
+            "attention_k_eq_v": shared,
+            "rope_theta": full["rope_theta"],
+            "rotary_fraction": full.get("partial_rotary_factor", 1.0),
+            "logit_softcap": text.final_logit_softcapping,
+        }
+    head_dim = getattr(text, "head_dim", None) or target.hidden_size // text.num_attention_heads
+    return shape | {
+        "num_key_value_heads": text.num_key_value_heads,
+        "head_dim": head_dim,
+        "rope_theta": rope["rope_theta"],
+    }
+
+
+def _language_shape(common: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """A thinner decoder over the same vocabulary, with both its ends tied; heads keep the target's size."""
+    width = settings.width or common["hidden_size"] // 2
+    head_dim = common["head_dim"]
+    heads = max(1, width // head_dim)
+    return common | {
+        "hidden_size": width,
+        "intermediate_size": common["intermediate_size"] * width // common["hidden_size"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(n for n in range(1, heads + 1) if heads % n == 0 and n <= -(-heads // 2)),
+        "tie_word_embeddings": True,
+    }

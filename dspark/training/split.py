@@ -1,0 +1,131 @@
+"""Prompts of any common shape to conversations, and conversations to a training and a held-out part.
+
+A row may hold `conversations` or `messages` (turns with `role`/`content` or `from`/`value`), `turns` (the user's
+texts), `prompt` (one text) or `token_ids` (one prompt as ids, for targets without a tokenizer). Answers that came with
+a row are kept here and dropped by `regenerate`. Rows are refused one by one, counted by reason; a file is refused when
+nothing is left of it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import ConfigError
+from dspark.training.disk import write_whole
+from dspark.training.row_file import read_rows
+
+SEED = 42
+HELD_OUT = 0.05
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "assistant": "assistant",
+}
+
+Conversation = list[dict[str, Any]]
+
+
+def conversation_of(row: Mapping[str, Any]) -> Conversation | str:
+    """The turns of a row, or why it is left out. Turns of other roles are dropped; the first one is the user's."""
+    if isinstance(row.get("token_ids"), list):
+        if not _are_ids(row["token_ids"]):
+            return "token_ids is not a list of ids"
+        return [{"role": "user", "content": "", "token_ids": row["token_ids"]}]
+    given = row.get("conversations", row.get("messages"))
+    if given is None:
+        given = row.get("turns", [row["prompt"]] if "prompt" in row else None)
+        if isinstance(given, list):
+            given = [{"role": "user", "content": turn} for turn in given]
+    if not isinstance(given, list) or not all(isinstance(turn, dict) for turn in given):
+        return "no conversations, messages, turns, prompt or token_ids"
+    turns = []
+    for turn in given:
+        role = _ROLES.get(str(turn.get("role", turn.get("from"))))
+        content = turn.get("content", turn.get("value"))
+        if role is None:
+            continue
+        if role == "user" and "token_ids" in turn:  # a row that was split before
+            if not _are_ids(turn["token_ids"]):
+                return "token_ids is not a list of ids"
+            turns.append({"role": role, "content": "", "token_ids": turn["token_ids"]})
+            continue
+        if not isinstance(content, str) or not content.strip():
+            return "an empty turn"
+        turns.append({"role": role, "content": content})
+    if not turns or turns[0]["role"] != "user":
+        return "the first turn is not the user's"
+    return turns
+
+
+def _are_ids(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(token) is int and token >= 0 for token in given)
+
+
+def split_prompts(
+    prompts: Path, folder: Path, *, held_out: float = HELD_OUT, seed: int = SEED, limit: int = 0
+) -> dict[str, Any]:
+    """Writes `train.jsonl` ({id, conversations}) and `test.jsonl` ({id, turns}) below `folder`; returns the counts.
+
+    Which part a row goes to depends on the seed and its place among the good rows. `limit` keeps so many rows, drawn
+    with the same seed; 0 keeps all. A `domain` of a row travels along.
+    """
+    if not 0 <= held_out < 1:
+        raise ConfigError(f"held_out: {held_out} is no share from 0 to 1")
+    good, refused = _good_rows(read_rows(prompts))
+    if not good:
+        raise ConfigError(f"{prompts}: no row is a prompt ({dict(refused) or 'the file is empty'})")
+    order = list(range(len(good)))
+    random.Random(seed).shuffle(order)
+    if limit:
+        order = order[:limit]
+    away = round(len(order) * held_out)
+    away = min(max(away, 1 if held_out else 0), len(order) - 1)
+    tests, trains = sorted(order[:away]), sorted(order[away:])
+    write_whole(folder / "train.jsonl", _lines(good[n] for n in trains))
+    write_whole(folder / "test.jsonl", _lines(_as_test(good[n]) for n in tests))
+    return {
+        "train": len(trains),
+        "test": len(tests),
+        "refused": dict(sorted(refused.items())),
+        "train_file": str(folder / "train.jsonl"),
+        "test_file": str(folder / "test.jsonl"),
+    }
+
+
+def _good_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
+    good: list[dict[str, Any]] = []
+    refused: Counter[str] = Counter()
+    seen: set[str] = set()
+    for number, row in enumerate(rows):
+        turns = conversation_of(row)
+        if isinstance(turns, str):
+            refused[turns] += 1
+            continue
+        name = str(row.get("id", f"row-{number}"))
+        if name in seen:  # regeneration tells rows apart by their ids
+            name = f"{name}#{number}"
+        seen.add(name)
+        kept: dict[str, Any] = {"id": name, "conversations": turns}
+        if isinstance(row.get("domain"), str):
+            kept["domain"] = row["domain"]
+        good.append(kept)
+    return good, refused
+
+
+def _as_test(row: Mapping[str, Any]) -> dict[str, Any]:
+    users = [turn for turn in row["conversations"] if turn["role"] == "user"]
+    turns = [turn.get("token_ids") or turn["content"] for turn in users]
+    return {key: value for key, value in row.items() if key != "conversations"} | {"turns": turns}
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

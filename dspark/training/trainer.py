@@ -1,0 +1,155 @@
+"""Trains a drafter of any family for a target, alone or as one of several workers.
+
+A step is a function of (settings, step, state): batches and anchors are keyed by step and conversation, never drawn
+from a running generator. So a run that was killed and resumed ends in the very numbers of one that was not, and writes
+the same log. What a step adds up (numerators, their gradients, denominators) is added over its pieces and its workers
+and divided once at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dspark.errors import ConfigError
+from dspark.model.checkpoint import save_drafter
+from dspark.training import checkpoint, record
+from dspark.training.batches import numbers_of
+from dspark.training.disk import write_whole
+from dspark.training.loss import LossSums, figures
+from dspark.training.objective import own_weights
+from dspark.training.optimisers import make_optimisers, set_step
+from dspark.training.run import Run, open_run
+from dspark.training.settings import Settings, check_same_run
+from dspark.training.world import World
+
+STATE, LOG, CURVE, MODEL = "state", "log.csv", "loss.png", "drafter"
+CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}
+HELD_OUT_KEY = 0x7E57  # anchors of held-out conversations are the same at every evaluation
+
+OnStep = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the figures of the step
+
+
+def train_drafter(settings: Settings, *, world: World | None = None, on_step: OnStep | None = None) -> Path:
+    """Trains, or goes on below `settings.out`; returns the folder of the drafter in the released format.
+
+    Beside it: `state.safetensors`, `log.csv` and `loss.png`. ConfigError where the folder holds another run.
+    """
+    world = world or World.of_process_group()
+    run = open_run(settings, world)
+    out, plan = Path(settings.out), run.plan
+    optimisers = make_optimisers(run.drafter, settings)
+    if (state_file := out / f"{STATE}.safetensors").exists():  # before weights of another shape are copied
+        kept = checkpoint.read_header(state_file)["facts"]
+        check_same_run(run.settings, kept["settings"])
+        _check_same_content(run, kept["identity"])
+    facts = checkpoint.load(out, STATE, run.drafter, optimisers)
+    done, before = (facts["step"], facts["seconds"]) if facts else (0, 0.0)
+    log = record.Log(out / LOG) if world.leads else None
+    if log:
+        log.keep_until(done)
+    start = saved = time.perf_counter()
+    for step in range(done, plan.steps):
+        set_step(optimisers, settings, step, plan.steps)
+        shown = learn(run, optimisers, step)
+        last = step + 1 == plan.steps
+        seconds = before + time.perf_counter() - start
+        if last or (step + 1) % settings.log_every == 0:
+            if plan.used < len(run.samples) and (last or (step + 1) % settings.evaluate_every == 0):
+                shown |= held_out(run)
+            if log:
+                log.row(_row(step + 1, seconds, shown, plan.used < len(run.samples)))
+        if on_step:
+            on_step(step + 1, plan.steps, shown)
+        now = time.perf_counter()
+        if world.leads and (last or (step + 1) % settings.save_every == 0 or now - saved > settings.save_every_s):
+            state = {"step": step + 1, "seconds": seconds, "settings": run.settings.to_json()}
+            state["identity"] = run.identity
+            checkpoint.save(out, STATE, run.drafter, optimisers, state)
+            saved = now
+    if world.leads:
+        _finish(run, out)
+    world.wait()
+    return out / MODEL
+
+
+def train_with_bar(settings: Settings) -> Path:
+    """`train_drafter` in this process, with a progress bar."""
+    with record.progress() as bar:
+        task = bar.add_task(f"train {settings.family}", total=None, note="")
+
+        def tell(done: int, steps: int, shown: Mapping[str, float]) -> None:
+            bar.update(task, completed=done, total=steps, note=f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}")
+
+        return train_drafter(settings, on_step=tell)
+
+
+def learn(run: Run, optimisers: Mapping[str, torch.optim.Optimizer], step: int) -> dict[str, float]:
+    """One step; returns its figures."""
+    settings, world = run.settings, run.world
+    numbers = numbers_of(run.plan, seed=settings.seed, step=step, rank=world.rank, size=world.size)
+    sums = run.sums(numbers, (settings.seed, step), learn=True)
+    world.add_gradients(run.drafter.parameters())
+    sums = LossSums(*(world.add(value.clone()) for value in sums))
+    trained = [p for p in run.drafter.parameters() if p.requires_grad and p.grad is not None]
+    for parameter in trained:
+        assert parameter.grad is not None
+        parameter.grad.mul_(1.0 / (float(sums.denominator) + 1e-6))
+    norm = nn.utils.clip_grad_norm_(trained, settings.clip)
+    if not torch.isfinite(norm):
+        raise ConfigError(f"rate: the gradient of step {step + 1} is not finite; nothing of it was applied")
+    for optimiser in optimisers.values():
+        optimiser.step()
+        optimiser.zero_grad()
+    return loss_figures(run, sums) | {"grad_norm": float(norm)}
+
+
+@torch.no_grad()
+def held_out(run: Run) -> dict[str, float]:
+    """Figures of the held-out conversations, every worker a part of them."""
+    numbers = list(range(run.plan.used, len(run.samples)))[run.world.rank :: run.world.size]
+    run.drafter.eval()
+    if numbers:
+        sums = run.sums(numbers, (HELD_OUT_KEY,), learn=False)
+    else:  # more workers than conversations
+        sums = run.sums([run.plan.used], (HELD_OUT_KEY,), learn=False)
+        sums = LossSums(*(torch.zeros_like(value) for value in sums))
+    run.drafter.train()
+    sums = LossSums(*(run.world.add(value.clone()) for value in sums))
+    shown = loss_figures(run, sums)
+    return {f"held_out_{name}": shown[name] for name in ("loss", "tau")}
+
+
+def loss_figures(run: Run, sums: LossSums) -> dict[str, float]:
+    """What a log line shows: the loss itself, the expected accepted length, and the parts."""
+    told = figures(sums)
+    parts = {name: told[name] for name in ("ce_loss", "l1_loss", "confidence_loss")}
+    weights = own_weights(run.drafter.config)
+    mixed = (weights.ce, weights.l1, weights.confidence)
+    loss = sum(weight * part for weight, part in zip(mixed, parts.values(), strict=True))
+    rates = {name: value for name, value in told.items() if name.startswith("accept_rate@")}
+    return {"loss": loss, "tau": told["tau_probabilistic"]} | parts | rates
+
+
+def _check_same_content(run: Run, kept: Mapping[str, str]) -> None:
+    for name in sorted(run.identity.keys() | kept.keys()):
+        if kept.get(name) != run.identity.get(name):
+            raise ConfigError(f"{name}: {run.settings.out} was begun with other {name}; name another folder")
+
+
+def _row(step: int, seconds: float, shown: Mapping[str, float], held: bool) -> dict[str, float]:
+    """Columns are the same in every row."""
+    blank = {"held_out_loss": float("nan"), "held_out_tau": float("nan")} if held else {}
+    return {"step": step, "seconds": seconds} | blank | dict(shown)
+
+
+def _finish(run: Run, out: Path) -> None:
+    dtype = torch.bfloat16 if run.mixed else torch.float32
+    save_drafter(run.drafter, out / MODEL, dtype=dtype)
+    write_whole(out / "settings.json", json.dumps(run.settings.to_json(), indent=2) + "\n")
+    record.draw(record.Log(out / LOG), CURVES, out / CURVE)
