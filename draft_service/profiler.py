@@ -72,7 +72,6 @@ def _step(engine: DraftEngine, items: list[DraftItem]) -> float:
 
 
 def _key(engine: DraftEngine) -> dict[str, object]:
-    over_pages = engine.drafter.propose_over_pages
     return {
         "role": "draft",
         "model": engine.fingerprint,
@@ -82,7 +81,6 @@ def _key(engine: DraftEngine) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "native": NativeLayer.found(next(engine.drafter.parameters())) is not None,
-        "in one call": over_pages is not None and over_pages.in_one_call,
         "limit": engine.config.cost_max_sequences,
         "contexts": [c for c in CONTEXTS if c < engine.context_length],
     }

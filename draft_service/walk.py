@@ -52,11 +52,10 @@ def walk(
     """Draws k tokens for each of n sequences."""
     columns = LawColumns.of(laws, anchor_ids.device)
     noise = None if columns.all_greedy else DraftNoise(laws, cursors, slots, vocab_size, anchor_ids.device)
-    at_once = proposal.greedy(anchor_ids, slots) if noise is None and shapers is None else None
-    previous = [anchor_ids] if at_once is None else [anchor_ids, *at_once.unbind(1)]
+    previous = [anchor_ids]
     ids: list[Tensor] = []
     probs: list[Tensor] = []
-    for slot in range(slots if at_once is None else 0):
+    for slot in range(slots):
         logits = proposal.step(previous[-1])
         if shapers is not None:
             said = torch.stack(previous, dim=1).tolist()

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from dspark.model.products import Product
-from dspark.native.attention import PagedAttention
-from dspark.native.decoder_layer import OnePass, Weights, WholeLayer
 from dspark.native.layer import NativeLayer
 from verify_service.kv_pool import KeyValuePool
 from verify_service.paged_attention import AttentionCall, attend_rows, attend_written
@@ -73,24 +71,6 @@ class LeanLayer:
         products = (self._qkv, self._out, self._gate_up, self._down)
         self.copied = sum(part.copied for part in products)
         self.forms = {part.form for part in products}
-        self._whole = self._as_one_call()
-        self.in_one_call = self._whole is not None
-        self._entry = mlp.gate_proj.weight.new_empty(0, self._kv_heads, self._head_dim)
-
-    def _as_one_call(self) -> WholeLayer | None:
-        """Where every part of it is the project's own on a CPU."""
-        qkv, out, gate_up, down = (part.tiles for part in (self._qkv, self._out, self._gate_up, self._down))
-        if qkv is None or out is None or gate_up is None or down is None:
-            return None
-        if self._native is None or self._activation is not silu or self._call.softcap or self._call.sinks is not None:
-            return None
-        heads_norm, _, heads_eps = self._norm or (None, None, 0.0)
-        first, second = self._first, self._second
-        weights = Weights(
-            first.weight, first.eps, second.weight, second.eps, heads_norm, heads_eps, qkv, out, gate_up, down
-        )
-        call, heads = self._call, self._heads
-        return WholeLayer(weights, heads=heads, kv_heads=self._kv_heads, scale=call.scaling, window=call.window)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan: Plan | None = kwargs.get("dspark_plan")
@@ -98,10 +78,6 @@ class LeanLayer:
         if plan is None or rotation is None:
             return self._stock(hidden_states, *args, **kwargs)
         x = hidden_states[0]
-        if self._whole is not None and plan.tables is not None and isinstance(plan.kernel, PagedAttention):
-            pool: KeyValuePool = kwargs["dspark_pool"]
-            keys, values = pool.layer(self._call.layer, self._entry, self._entry)
-            return self._whole(x.contiguous(), keys, values, _one_pass(plan, pool, rotation)).unsqueeze(0)
         x = self._attend(x, plan, kwargs["dspark_pool"], rotation)
         wide = self._gate_up(self._second(x))
         if self._native is not None and self._activation is silu:
@@ -129,16 +105,6 @@ class LeanLayer:
         qk = rotate(qk, rotation, plan)
         out = attend_rows(plan, pool, self._call, qk[:, :heads], qk[:, heads:], qkv[:, both:])
         return self._out.plus(out.reshape(x.shape[0], -1), x)
-
-
-def _one_pass(plan: Plan, pool: KeyValuePool, rotation: tuple[Tensor, Tensor]) -> OnePass:
-    known, _ = plan.passes.get(id(rotation[0]), (None, rotation))
-    if known is None:
-        assert plan.tables is not None
-        cos, sin = (part[0, :, : part.shape[2] // 2] for part in rotation)  # the other half is the same once more
-        known = OnePass(plan.slots, plan.tables, pool.page_size, (cos, sin))
-        plan.passes[id(rotation[0])] = (known, rotation)
-    return known
 
 
 def scale_to_one(x: Tensor, eps: Tensor) -> Tensor:

@@ -32,7 +32,6 @@ class Lean:
     """What was replaced; `undo` brings the stock code back."""
 
     layers: int = 0
-    whole: int = 0  # of them, those that may be one call
     forms: set[str] = field(default_factory=set)  # of their products
     parts: list[Any] = field(default_factory=list)  # modules whose forward is not their class's
 
@@ -42,7 +41,7 @@ class Lean:
                 del part.forward
         self.parts.clear()
         self.forms.clear()
-        self.layers = self.whole = 0
+        self.layers = 0
 
 
 @dataclass
@@ -74,7 +73,6 @@ def make_lean(model: Any) -> Lean:
             layer.forward = made
             lean.parts.append(layer)
             lean.layers += 1
-            lean.whole += made.in_one_call
             lean.forms |= made.forms
             budget -= made.copied
     if lean.layers:

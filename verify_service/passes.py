@@ -26,10 +26,6 @@ from verify_service.plan import Plan, Segment, build_plan, run_of
 from verify_service.rotation import LengthRotation
 from verify_service.varlen import Kernel
 
-# Queries times keys of a pass, over its sequences, up to which layers in one call are faster, measured: a prompt of 256
-# takes 0.6 of the time by parts, one of 70 beside 15 sequences half, 256 tokens behind 256 as long, behind 1,000 1.35.
-LITTLE = 1 << 17
-
 
 class Pass(NamedTuple):
     """Rows of one pass in the order of the segments' tokens."""
@@ -80,8 +76,8 @@ class PackedRunner:
         self.lean = make_lean(model) if lean else Lean()
         native = lean and NativeLayer.found(next(model.parameters())) is not None
         self.make = (
-            f"lean {self.lean.layers}, in one call {self.lean.whole}, products {'+'.join(sorted(self.lean.forms))}, "
-            f"kernel {kernel is not None}, native {native}, graphs {graphs}, layout 5"
+            f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, "
+            f"kernel {kernel is not None}, native {native}, graphs {graphs}, layout 6"
         )
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
@@ -115,17 +111,11 @@ class PackedRunner:
         if self._kernel is None:
             return build_plan(segments, self.device)
         on_cpu, shape = self.device.type == "cpu", exact_shape(segments, self.slot_page)
-        if on_cpu and shape.queries > self._queries and not self._is_little(segments):
+        if on_cpu and shape.queries > self._queries:
             return build_plan(segments, self.device)
         made = arrays_of(segments, shape, self.slot_page, self._spare_page)
         run = run_of(segments) if on_cpu else None
         return paged_plan(made, shape, self._kernel, self.slot_page, self.device, run)
-
-    def _is_little(self, segments: Sequence[Segment]) -> bool:
-        """Whether attention is so small a part that layers in one call win, though torch's is faster with many queries
-        of a sequence."""
-        whole = self.lean.whole > 0 and self.lean.whole == self.lean.layers
-        return whole and sum(len(segment.token_ids) * segment.length for segment in segments) <= LITTLE
 
     def _forward(self, plan: Plan, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits of the rows kept (all without any) and taps of all tokens."""

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from dspark.native.attention import Tables
-from dspark.native.decoder_layer import OnePass
 from verify_service.page_pool import Slots
 from verify_service.varlen import Kernel
 
@@ -119,8 +118,6 @@ class Plan:
     tables: Tables | None = None
     kernel: Kernel | None = None
     rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of lean layers, by the model's table
-    # Of layers that are one call, likewise; beside the rotation, which has to live as long as its id counts.
-    passes: dict[int, tuple[OnePass, tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
 
 def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:

@@ -21,7 +21,6 @@ from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm, rms_norm, rotate
 from dspark.native.layer import NativeLayer
-from dspark.native.tiles import Tiles
 
 
 class _Served(NamedTuple):
@@ -70,17 +69,6 @@ class Attention(nn.Module):
                 [self.q_norm.weight.detach()] * self.heads + [self.k_norm.weight.detach()] * self.kv_heads
             ),
         )
-
-    def tiles(self) -> tuple[Tiles, Tiles] | None:
-        """Queries, keys and values, and output, where it serves with products by a matrix unit."""
-        qkv, out = (self._served.qkv.tiles, self._served.out.tiles) if self._served is not None else (None, None)
-        return None if qkv is None or out is None else (qkv, out)
-
-    @property
-    def heads_norm(self) -> tuple[Tensor, float]:
-        """Weights [Hq + Hkv, hd] of the norms of queries and keys, once it serves, and their epsilon."""
-        assert self._served is not None
-        return self._served.norm, self.q_norm.eps
 
     def keys_values(self, rows: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
         """rows [..., in], angles [..., hd] -> rotated keys and values, [..., Hkv, hd] each."""

@@ -193,9 +193,6 @@ class ChainProposal:
         self._hidden.append(drafter.norm(output))
         return drafter.whole(drafter.base_logits(self._hidden[-1]).float())
 
-    def greedy(self, anchor_ids: Tensor, slots: int) -> None:
-        """Each slot is a pass of its own."""
-
     def confidence_logits(self, previous_ids: Tensor) -> None:
         """These families have no confidence."""
 

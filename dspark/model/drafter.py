@@ -29,7 +29,6 @@ from dspark.model.markov import SequentialHead, build_head
 from dspark.model.rotary import RotaryTable
 from dspark.model.vocabulary import VocabularyEnds
 from dspark.native.attention import PagedAttention, Tables
-from dspark.native.decoder_layer import OnePass, WholeLayer
 
 # Of one layer: its number, its attention, what the block's rows are to it -> [n, k, H].
 Attend = Callable[[int, Attention, Projected], Tensor]
@@ -291,11 +290,6 @@ class BlockProposal:
         bias, self._state = self._drafter.markov_head.bias(self._state, previous_ids, self._hidden[:, slot])
         return self._drafter.whole(self._base[:, slot] if bias is None else self._base[:, slot] + bias)
 
-    def greedy(self, anchor_ids: Tensor, slots: int) -> Tensor | None:
-        if self._drafter.draft_vocabulary is not None:
-            return None
-        return self._drafter.markov_head.greedy(self._base[:, :slots], anchor_ids)
-
     def confidence_logits(self, previous_ids: Tensor) -> Tensor | None:
         """previous_ids [n, k], anchors first -> [n, k], or None."""
         return self._drafter.confidence_logits(self._hidden[:, : previous_ids.shape[1]], previous_ids)
@@ -306,14 +300,10 @@ class BlockProposal:
 
 
 class BlocksOverPages:
-    """`BlockDrafter.propose` over contexts where they are kept, in pages: by the kernels for CPUs, a layer in one call
-    where it can be. Its weights must not change any more."""
+    """`BlockDrafter.propose` over contexts where they are kept, in pages, by the kernels for CPUs."""
 
     def __init__(self, drafter: BlockDrafter, kernel: PagedAttention) -> None:
         self._drafter, self._kernel = drafter, kernel
-        whole = [layer.as_one_call() for layer in drafter.draft_layers()]
-        self._whole: list[WholeLayer] = [layer for layer in whole if layer is not None]
-        self.in_one_call = len(self._whole) == len(whole)
 
     @staticmethod
     def of(drafter: BlockDrafter) -> BlocksOverPages | None:
@@ -328,25 +318,12 @@ class BlocksOverPages:
         n, size = len(anchor_ids), self._drafter.room(slots)
         first = torch.arange(0, n * size + 1, size, dtype=torch.int32)
         tables = Tables(first, context.lengths, context.blocks, size, context.longest)
-        inputs = self._drafter.block_inputs(anchor_ids, anchor_positions, size)
-        run = self._by_layers if self.in_one_call else self._by_parts
-        return self._drafter.proposal(run(*inputs, context, tables)[:, -slots:])
+        hidden, angles = self._drafter.block_inputs(anchor_ids, anchor_positions, size)
 
-    def _by_layers(self, hidden: Tensor, angles: Tensor, context: PagedEntries, tables: Tables) -> Tensor:
-        """hidden [n, q, H], angles [n, q, hd] -> [n, q, H] after the final norm."""
-        cos, sin = angles.flatten(0, 1).chunk(2, dim=-1)
-        told = OnePass(None, tables, context.keys.shape[2], (cos, sin))
-        rows = hidden.flatten(0, 1)
-        for layer, keys, values in zip(self._whole, context.keys, context.values, strict=True):
-            rows = layer(rows, keys.flatten(0, 1), values.flatten(0, 1), told)
-        out: Tensor = self._drafter.norm(rows.view(hidden.shape))
-        return out
-
-    def _by_parts(self, hidden: Tensor, angles: Tensor, context: PagedEntries, tables: Tables) -> Tensor:
         def attend(layer: int, attention: Attention, block: Projected) -> Tensor:
             query, *own = (part.flatten(0, 1) for part in block)
             keys, values = context.keys[layer], context.values[layer]
             out = self._kernel(query, keys, values, tables, attention.scale, own=(own[0], own[1]))
             return attention.output(out.view(*hidden.shape[:2], -1))
 
-        return self._drafter.through_layers(hidden, angles, attend)
+        return self._drafter.proposal(self._drafter.through_layers(hidden, angles, attend)[:, -slots:])

@@ -87,10 +87,6 @@ class Proposal(Protocol):
     def step(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n] int64, the token drawn before this slot (first the anchors) -> logits [n, V] of the slot."""
 
-    def greedy(self, anchor_ids: Tensor, slots: int) -> Tensor | None:
-        """anchor_ids [n] -> the ids [n, k] that steps come to if each takes the largest logit, the first of equals. In
-        place of steps; None where it has to be steps."""
-
     def confidence_logits(self, previous_ids: Tensor) -> Tensor | None:
         """After k steps: previous_ids [n, k], anchors first -> [n, k], or None for a drafter without confidence."""
 
@@ -101,8 +97,6 @@ class Proposal(Protocol):
 
 class OverPages(Protocol):
     """`Drafter.propose` without a copy of the context."""
-
-    in_one_call: bool  # each layer
 
     def __call__(
         self, *, anchor_ids: Tensor, anchor_positions: Tensor, context: PagedEntries, slots: int

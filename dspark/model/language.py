@@ -133,9 +133,6 @@ class LanguageProposal:
         self._hidden.append(drafter.norm(hidden.squeeze(1)))
         return drafter.base_logits(self._hidden[-1]).float()
 
-    def greedy(self, anchor_ids: Tensor, slots: int) -> None:
-        """Each slot is a pass of its own."""
-
     def confidence_logits(self, previous_ids: Tensor) -> None:
         """A language model has no confidence."""
 

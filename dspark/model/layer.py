@@ -13,9 +13,7 @@ from dspark.model.attention import Attention
 from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm
-from dspark.native.decoder_layer import Weights, WholeLayer
 from dspark.native.layer import NativeLayer
-from dspark.native.tiles import Tiles
 
 
 class GatedMLP(nn.Module):
@@ -32,11 +30,6 @@ class GatedMLP(nn.Module):
     def serve(self) -> None:
         """From now on few, fast operations; the weights must not change any more."""
         self._served = (Product([self.gate_proj, self.up_proj]), Product([self.down_proj]))
-
-    def tiles(self) -> tuple[Tiles, Tiles] | None:
-        """Gate and up, and down, where it serves with products by a matrix unit."""
-        wide, down = (part.tiles for part in self._served) if self._served is not None else (None, None)
-        return None if wide is None or down is None else (wide, down)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._served is not None:
@@ -71,16 +64,6 @@ class DraftLayer(nn.Module):
         self.self_attn.serve()
         self.mlp.serve()
 
-    def as_one_call(self) -> WholeLayer | None:
-        """Where every part of it is the project's own on a CPU. Once it serves; its weights are those of now."""
-        own, first, second = self.self_attn, self.input_layernorm, self.post_attention_layernorm
-        attention, mlp = own.tiles(), self.mlp.tiles()
-        if attention is None or mlp is None or NativeLayer.found(first.weight) is None:
-            return None
-        norms = (first.weight.detach(), first.eps, second.weight.detach(), second.eps, *own.heads_norm)
-        weights = Weights(*norms, *attention, *mlp)
-        return WholeLayer(weights, heads=own.heads, kv_heads=own.kv_heads, scale=own.scale, window=None)
-
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer: residual stream and attention's output, [..., H] each -> [..., H]."""
         hidden = hidden + attended
@@ -99,9 +82,6 @@ class SandwichLayer(DraftLayer):
         self.pre_feedforward_layernorm = RMSNorm(size, eps, late_cast=late_cast)
         self.post_feedforward_layernorm = RMSNorm(size, eps, late_cast=late_cast)
         self.register_buffer("layer_scalar", torch.ones(1))  # in the file, and never trained
-
-    def as_one_call(self) -> None:
-        """Its norms, its activation and its values are others."""
 
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = hidden + self.post_attention_layernorm(attended)

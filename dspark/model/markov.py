@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
-from dspark.native.markov import GreedyWalk
 
 
 class SequentialHead(nn.Module):
@@ -21,11 +20,6 @@ class SequentialHead(nn.Module):
 
     def serve(self) -> None:
         """Makes `bias` fast; the weights must not change any more."""
-
-    def greedy(self, base: Tensor, anchor_ids: Tensor) -> Tensor | None:
-        """The whole greedy walk over base logits [n, k, V] from anchors [n] at once: ids [n, k]. None where it is to
-        be gone slot by slot."""
-        return None
 
     def initial_state(self, n: int, like: Tensor) -> Tensor:
         """State before slot 1, reset for every block: [n, 0] where a head keeps none."""
@@ -57,16 +51,9 @@ class VanillaHead(SequentialHead):
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, head_size, bias=False)
         self._served: Product | None = None
-        self._greedy: GreedyWalk | None = None
 
     def serve(self) -> None:
         self._served = Product([self.markov_w2])
-        w1, w2 = self.markov_w1.weight.detach(), self._served.tiles
-        if w2 is not None and w1.shape == (w2.outs, w2.ins) and type(self) is VanillaHead:
-            self._greedy = GreedyWalk(w1, w2)
-
-    def greedy(self, base: Tensor, anchor_ids: Tensor) -> Tensor | None:
-        return self._greedy(base, anchor_ids) if self._greedy is not None else None
 
     def embed(self, previous_ids: Tensor) -> Tensor:
         rows: Tensor = self.markov_w1(previous_ids)

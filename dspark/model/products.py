@@ -1,10 +1,8 @@
 """Matrix products with few rows, several weights at once, each stored the way the device reads it fastest.
 
 A step of a server multiplies 1 to some hundred rows with every weight of a model, and with few rows what counts is how
-many bytes of weight are read. On a CPU in fp32 four forms beat the checkpoint's [out, in]:
+many bytes of weight are read. On a CPU in fp32 three forms beat the checkpoint's [out, in]:
 
-* tiles: weights whose numbers bf16 holds exactly, where the processor has a matrix unit: rows in three bf16 pieces, the
-  same products, summed in fp32 (`dspark/native/tiles.py`);
 * half: weights whose numbers fp16 holds exactly (those of a bf16 checkpoint do) are read in fp16, multiplied and summed
   in fp32: half the bytes, the same products;
 * packed: the library's own blocked form, for large weights;
@@ -25,8 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dspark.native.tiles import Tiles, available, exact
-
 PACK_FROM = 150_000  # numbers in a weight from which the packed form wins over columns, from 2 rows on
 PACK_FOR_ROWS = 64  # the row count the packed form is made for; it serves all others too
 HALF_ERROR = 1e-7  # change of a weight, in norm, that counts as none: one rounding of fp32
@@ -42,15 +38,11 @@ class Product:
         weights = [layer.weight.detach() for layer in layers]
         joined = torch.cat(weights) if len(weights) > 1 else weights[0]
         self._bias = _joined_bias(layers)
-        self._tiles: Tiles | None = None
         self._half: Any = None
         self._packed: Any = None
         self.form = _choose(joined, may_copy)
         self.copied = 0  # bytes beyond the layers' own
-        if self.form == "tiles":
-            self._tiles = Tiles(joined)
-            self.copied = self._tiles.bytes
-        elif self.form == "half":
+        if self.form == "half":
             self._half = torch.ops.quantized.linear_prepack_fp16(joined.contiguous(), self._bias)
             self.copied = joined.numel() * 2
         elif self.form == "packed":
@@ -64,14 +56,7 @@ class Product:
                 for layer, part in zip(layers, parts, strict=True):
                     layer.weight = nn.Parameter(part, requires_grad=False)
 
-    @property
-    def tiles(self) -> Tiles | None:
-        """Where it is nothing but a product by the matrix unit."""
-        return self._tiles if self._bias is None else None
-
     def __call__(self, x: Tensor) -> Tensor:
-        if self._tiles is not None:
-            return self._tiles(x, self._bias)
         if self._half is not None:
             half: Tensor = _half_product()(x, self._half)
             return half
@@ -82,8 +67,6 @@ class Product:
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """The product added to residual [T, out]."""
-        if self._tiles is not None and self._bias is None:
-            return self._tiles.plus(x, residual)
         if self._packed is not None:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self._bias, "add")
             return packed
@@ -110,8 +93,6 @@ def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
 def _choose(weight: Tensor, may_copy: bool) -> str:
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return "plain"
-    if may_copy and available() and exact(weight):
-        return "tiles"
     if may_copy and half_works() and _fits_half(weight):
         return "half"
     if may_copy and weight.numel() >= PACK_FROM and packing_works():

@@ -21,15 +21,10 @@ _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
     "dspark_attend": ([*[P] * 11, F32, P, ctypes.c_int], ctypes.c_int),
     "dspark_attend_most": ([], ctypes.c_int),
     "dspark_largest": ([P, P, P, I32, I32, I32, I32, P, P], ctypes.c_int),
-    "dspark_layer": ([P] * 5, ctypes.c_int),
     "dspark_norm": ([P, P, P, I32, I32, F32], None),
     "dspark_gate": ([P, P, I32, I32], None),
     "dspark_turn": ([P, P, P, P, I32, I32, I32, ctypes.c_int64, F32], None),
     "dspark_spread": ([*[P] * 10, F32], ctypes.c_int),
-    "dspark_walk": ([P, P, ctypes.c_int64, ctypes.c_int64, *[P] * 7, ctypes.c_int], ctypes.c_int),
-    "dspark_tiles_ready": ([], ctypes.c_int),
-    "dspark_tiles_pack": ([P, P, I32, I32], None),
-    "dspark_tiles_multiply": ([*[P] * 4, *[I32] * 5, P, ctypes.c_int], None),
 }
 
 

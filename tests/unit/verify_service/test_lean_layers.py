@@ -8,15 +8,11 @@ import pytest
 import torch
 import transformers
 
-from dspark.model import products
 from dspark.model.products import PACK_FROM, Product
 from dspark.model.target import TargetTaps
 from dspark.native import layer as native_layer
-from dspark.native import tiles
-from dspark.native.attention import PagedAttention
-from dspark.native.decoder_layer import WholeLayer
 from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
-from verify_service import passes, self_test
+from verify_service import self_test
 from verify_service.passes import PackedRunner
 from verify_service.plan import Segment
 
@@ -43,36 +39,6 @@ def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(
     runner.lean.undo()
     assert all("forward" not in vars(module) for module in target.model.modules())
     assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is None
-
-
-@pytest.mark.skipif(not tiles.available(), reason="no matrix unit here")
-@pytest.mark.parametrize("family", [*LEAN, "qwen3"])
-def test_steps_of_few_tokens_take_a_layer_in_one_call(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = loud(qwen3() if family == "qwen3" else FAMILIES[family]())
-    target.model.bfloat16().float()  # numbers that the matrix unit takes
-    cases = self_test.expected(target)
-    kernel, calls, compute = PagedAttention.found(), [], WholeLayer.__call__
-    monkeypatch.setattr(WholeLayer, "__call__", lambda self, *given: calls.append(self) or compute(self, *given))
-    runner = PackedRunner(target.model, None, 512, lean=True, kernel=kernel, page_size=4)
-    assert self_test.disagreement(runner, cases) is None
-    assert len(set(calls)) == 4
-    assert len(calls) >= 4 * 2, "the draft and the step of both at least"
-
-
-@pytest.mark.skipif(not tiles.available(), reason="no matrix unit here")
-def test_prompts_take_them_while_attention_is_a_small_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = loud(qwen3())
-    target.model.bfloat16().float()
-    calls, compute = [], WholeLayer.__call__
-    monkeypatch.setattr(WholeLayer, "__call__", lambda self, *given: calls.append(self) or compute(self, *given))
-    runner = PackedRunner(target.model, None, 512, lean=True, kernel=PagedAttention.found(), page_size=4)
-    prompt = Segment(0, 0, list(range(60)), range(60))
-    whole = runner.run([prompt], None).logits
-    assert len(calls) == 4
-    monkeypatch.setattr(passes, "LITTLE", 60 * 60 - 1)
-    by_parts = runner.run([prompt], None).logits
-    assert len(calls) == 4
-    torch.testing.assert_close(whole, by_parts, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -106,10 +72,7 @@ def test_taps_see_lean_layers() -> None:
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("unit", [True, False])
-def test_every_form_of_a_product_is_the_product(unit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not unit:
-        monkeypatch.setattr(products, "available", lambda: False)
+def test_every_form_of_a_product_is_the_product() -> None:
     forms = set()
     torch.manual_seed(0)
     for out, scale, bf16 in ((40, 0.1, True), (PACK_FROM // 64 + 1, 0.1, False), (40, 0.1, False), (40, 1e6, True)):
@@ -128,11 +91,10 @@ def test_every_form_of_a_product_is_the_product(unit: bool, monkeypatch: pytest.
                 product.plus(x, residual), expected + residual, rtol=1e-5, atol=1e-5 * scale + 1e-5
             )
             torch.testing.assert_close(torch.cat([layer(x) for layer in layers], dim=-1), expected)
-    assert forms == {"tiles" if unit and tiles.available() else "half", "packed", "columns"}
+    assert forms == {"half", "packed", "columns"}
 
 
-def test_weights_that_fp16_would_change_are_not_read_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "available", lambda: False)  # a matrix unit reads bf16
+def test_weights_that_fp16_would_change_are_not_read_in_fp16() -> None:
     layer = torch.nn.Linear(16, 16, bias=False).requires_grad_(False)
     layer.weight.copy_(layer.weight.bfloat16())
     assert Product([layer]).form == "half"
