@@ -59,7 +59,7 @@ class Setting:
 
 
 @dataclass
-class Line:
+class SettingResult:
     """What a setting gave. error, more_error: standard errors of tau and of `more`."""
 
     group: str
@@ -73,7 +73,7 @@ class Line:
 
 
 @dataclass
-class Stream:
+class AnswerStream:
     """One answer under way."""
 
     domain: str
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     pair = chosen(args)
     prompts, tokens = (QUICK_PROMPTS, QUICK_TOKENS) if args.quick else (PROMPTS, TOKENS)
     bench = Bench(pair, prompts, tokens)
-    lines: list[Line] = []
+    lines: list[SettingResult] = []
     for temperature in (1.0, 0.0):
         wanted = settings(bench.vocab, temperature)
         streams = bench.run(wanted, temperature)
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     return Row("B8", "tau by entries, rule, rows and missing rows", value, "a table", True).show(as_json=args.json)
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[SettingResult]) -> str:
     """The table for people."""
     head = [
         "| | | T | tau | against the deployed | " + " | ".join(DOMAINS) + " |",
@@ -180,7 +180,7 @@ class Bench:
             for prompt in self.pair.prompts(domain, self.prompts)
         ]
 
-    def run(self, wanted: Sequence[Setting], temperature: float) -> list[Stream]:
+    def run(self, wanted: Sequence[Setting], temperature: float) -> list[AnswerStream]:
         """Decodes every prompt; each stream ends with the worth of every setting."""
         streams = [self._begin(number, *asked, temperature) for number, asked in enumerate(self._asked)]
         while running := [stream for stream in streams if stream.committed < self.tokens]:
@@ -195,7 +195,7 @@ class Bench:
         """The drafter's own sequence for rows of this form."""
         return cursor._replace(sequence=cursor.sequence * len(FORMS) + FORMS.index(form))
 
-    def _begin(self, number: int, domain: str, prompt: list[int], temperature: float) -> Stream:
+    def _begin(self, number: int, domain: str, prompt: list[int], temperature: float) -> AnswerStream:
         law = Law(temperature, seed=number, rule=Rule.BLOCK, prompt_len=len(prompt))
         cursor = Cursor(number, 1, 0, len(prompt))
         longest = len(prompt) + self.tokens + self._drafter.drafter.config.block_size + 2
@@ -208,11 +208,11 @@ class Bench:
         self._push(made, cursor)
         anchor = self._verifier.first_token(number)
         assert isinstance(anchor, int), anchor
-        return Stream(
+        return AnswerStream(
             domain, cursor._replace(round=1, committed_len=len(prompt) + 1), law, [*prompt, anchor], len(prompt)
         )
 
-    def _round(self, running: Sequence[Stream], wanted: Sequence[Setting]) -> None:
+    def _round(self, running: Sequence[AnswerStream], wanted: Sequence[Setting]) -> None:
         deployed = Setting("", "")
         drafted = {setting.alike: self._drafts(running, setting) for setting in (deployed, *wanted)}
         for place, stream in enumerate(running):
@@ -232,7 +232,7 @@ class Bench:
             stream.rounds += 1
             stream.cursor = stream.cursor._replace(round=stream.cursor.round + 1, committed_len=len(stream.tokens))
 
-    def _drafts(self, running: Sequence[Stream], setting: Setting) -> list[Block]:
+    def _drafts(self, running: Sequence[AnswerStream], setting: Setting) -> list[Block]:
         self._drafter.config = replace(self._draft, q_entries=setting.entries)
         asked = [
             DraftItem(
@@ -248,7 +248,7 @@ class Bench:
             raise SystemExit(f"nothing was drafted: {empty.empty_reason.name}")
         return blocks
 
-    def _weigh(self, stream: Stream, blocks: dict[tuple[Rule, int, str, int], Block]) -> None:
+    def _weigh(self, stream: AnswerStream, blocks: dict[tuple[Rule, int, str, int], Block]) -> None:
         """Adds what each block is worth; the target looks at blocks of equal ids once."""
         different = list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values()))
         laws = dict(zip(different, laws_behind(self._target, stream.tokens, different, stream.law), strict=True))
@@ -266,7 +266,7 @@ class Bench:
             self._drafter.ingest(number, made.epoch, made.start, made.token_ids, rows)
 
 
-def _line(setting: Setting, temperature: float, streams: Sequence[Stream]) -> Line:
+def _line(setting: Setting, temperature: float, streams: Sequence[AnswerStream]) -> SettingResult:
     deployed = Setting("", "").alike
     rounds = np.array([float(stream.rounds) for stream in streams])
     own = np.array([stream.worth[setting.alike] for stream in streams])
@@ -275,7 +275,7 @@ def _line(setting: Setting, temperature: float, streams: Sequence[Stream]) -> Li
     tau, error = _ratio(own, rounds, domains)
     more, more_error = _ratio(own - base, rounds, domains)
     scale = float(_ratio(base, rounds, domains)[0].mean())
-    return Line(
+    return SettingResult(
         setting.group,
         setting.name,
         temperature,
@@ -301,7 +301,7 @@ def _ratio(sums: Floats, rounds: Floats, domains: npt.NDArray[np.int64]) -> tupl
     return np.array(made), math.sqrt(variance) / len(DOMAINS)
 
 
-def _rounded(line: Line) -> dict[str, Any]:
+def _rounded(line: SettingResult) -> dict[str, Any]:
     plain = asdict(line)
     return {
         **{name: round(value, 4) if isinstance(value, float) else value for name, value in plain.items()},

@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass
-class Domain:
+class DomainRow:
     """One line of the table. Rates are all tokens over all time, one stream, client included."""
 
     domain: str
@@ -143,7 +143,7 @@ def _ask(client: Client, prompt: Prompt, policy: str) -> tuple[Completion, float
     return answer, time.perf_counter() - began
 
 
-def _compare(client: Client, pair: Pair, budget_s: float) -> list[Domain]:
+def _compare(client: Client, pair: Pair, budget_s: float) -> list[DomainRow]:
     print("\nthe same questions without drafts and with them, in turns ...", flush=True)
     _, first = _ask(client, pair.prompts(DOMAINS[0], 1)[0], "off")
     count = max(PROMPTS[0], min(PROMPTS[1], int(budget_s / (len(DOMAINS) * 2 * REPETITIONS * first))))
@@ -161,7 +161,7 @@ def _compare(client: Client, pair: Pair, budget_s: float) -> list[Domain]:
     return domains
 
 
-def _domain(client: Client, domain: str, prompts: Sequence[Prompt]) -> Domain:
+def _domain(client: Client, domain: str, prompts: Sequence[Prompt]) -> DomainRow:
     answers: dict[str, list[Completion]] = {"off": [], DEFAULT: []}
     seconds = dict.fromkeys(answers, 0.0)
     for repetition in range(REPETITIONS):
@@ -176,7 +176,7 @@ def _domain(client: Client, domain: str, prompts: Sequence[Prompt]) -> Domain:
     rounds = sum(each.rounds for each in spent)
     committed = sum(each.mean_acceptance_length * each.rounds for each in spent)
     off_ids, ids = ([tuple(answer.token_ids) for answer in answers[policy]] for policy in ("off", DEFAULT))
-    return Domain(
+    return DomainRow(
         domain=domain,
         prompts=len(prompts),
         tokens_per_round=committed / rounds if rounds else 1.0,

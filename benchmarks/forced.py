@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dspark.cli.main import main as dspark
-from dspark.decoding.acceptance import Case, Watch
-from dspark.synthetic.law import Purpose, keyed, mix_one, uniform
+from dspark.decoding.acceptance import DrawsWatch, PackedCase
+from dspark.synthetic.law import KeyPurpose, keyed, mix_one, uniform
 from dspark.types import Refusal
 from verify_service.engine import VerifyEngine
 from verify_service.judging import Decided, judge_each
@@ -44,11 +44,11 @@ class Forced:
         self._chance = chance_for(mean, slots)
 
     def __call__(
-        self, logits: Tensor, cases: list[Case], near_ties: Counter[int] | None, watch: Watch | None
+        self, logits: Tensor, cases: list[PackedCase], near_ties: Counter[int] | None, watch: DrawsWatch | None
     ) -> list[Decided]:
         return self.apply(logits, cases, judge_each(logits, cases, near_ties))
 
-    def apply(self, logits: Tensor, cases: Sequence[Case], decided: Sequence[Decided]) -> list[Decided]:
+    def apply(self, logits: Tensor, cases: Sequence[PackedCase], decided: Sequence[Decided]) -> list[Decided]:
         """Other lengths for all that were judged: logits [T, V] of the packed pass."""
         lengths = [self._length(case) for case in cases]
         rows = torch.tensor([case.first_row + length for case, length in zip(cases, lengths, strict=True)])
@@ -58,13 +58,13 @@ class Forced:
             for one, length, token in zip(decided, lengths, tokens, strict=True)
         ]
 
-    def _length(self, case: Case) -> int:
+    def _length(self, case: PackedCase) -> int:
         slots = len(case.draft_ids)
         if not slots:
             return 0
         key = np.array([mix_one(case.law.seed ^ case.cursor.sequence)], np.uint64)
         at = np.array([case.cursor.committed_len])
-        kept = uniform(keyed(key, Purpose.LENGTH, at, np.arange(slots))) < self._chance
+        kept = uniform(keyed(key, KeyPurpose.LENGTH, at, np.arange(slots))) < self._chance
         return slots if bool(kept.all()) else int(kept.argmin())
 
 

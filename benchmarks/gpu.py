@@ -28,7 +28,7 @@ import torch
 
 from benchmarks import random_pair
 from benchmarks.forced import SLOTS, Forced
-from benchmarks.random_pair import TINY, Shape
+from benchmarks.random_pair import TINY, PairShape
 from benchmarks.row import Row, note, only_rows
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
@@ -86,7 +86,7 @@ def _served(args: argparse.Namespace) -> tuple[Any, bool | None]:
     except ImportError as error:
         return f"not served: {error}", None
     with tempfile.TemporaryDirectory(prefix="dspark-random-") as folder:
-        pair = random_pair.write(TINY if args.tiny else Shape(), Path(folder))
+        pair = random_pair.write(TINY if args.tiny else PairShape(), Path(folder))
         value = measure(pair, tiny=args.tiny, page_size=args.page_size, graphs=not args.no_graphs, mean=MEAN)
     value["device"] = _device_name()
     return value, None if args.tiny else value["48 streams"]["tok_s"] > SGLANG_TOK_S
@@ -104,7 +104,7 @@ def _device_name() -> str:
 def measure(args: argparse.Namespace) -> dict[str, object]:
     """Every point, one after the other, on the same two engines."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shape = TINY if args.tiny else Shape()
+    shape = TINY if args.tiny else PairShape()
     counts = (2, 4) if args.tiny else (48, 64)
     context, rounds = (64, 4) if args.tiny else (CONTEXT, ROUNDS)
     verifier, drafter = engines(shape, device, args, max(counts) * (context + 8 * (rounds + 8)))
@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
 
 
 def engines(
-    shape: Shape, device: torch.device, args: argparse.Namespace, tokens: int
+    shape: PairShape, device: torch.device, args: argparse.Namespace, tokens: int
 ) -> tuple[VerifyEngine, DraftEngine]:
     """Random weights on the device, in bf16."""
     model, drafter = random_pair.models(shape, device)
@@ -217,7 +217,7 @@ def served(verifier: VerifyEngine, drafter: DraftEngine, count: int, context: in
     }
 
 
-def alone(verifier: VerifyEngine, context: int, rounds: int, shape: Shape) -> dict[str, float]:
+def alone(verifier: VerifyEngine, context: int, rounds: int, shape: PairShape) -> dict[str, float]:
     """Plain decoding of one sequence, against reading weights and cache once at this device's measured rate."""
     problem = verifier.pretend(Cursor(0, 1, 0, context), GREEDY, context + 8)
     if problem is not None:

@@ -12,7 +12,7 @@ from benchmarks.ours import Meter
 from benchmarks.pair import Pair
 from benchmarks.real_cell import windowed
 from benchmarks.row import note
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.client.request import Sampling
 from dspark.loadgen import run as loop
 from dspark.loadgen.prompts import Question
@@ -38,7 +38,7 @@ def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float
     }
     value: dict[str, Any] = {}
     with (
-        LocalCell(
+        ProcessCell(
             pair.target,
             pair.drafter,
             coordinator={"max_running": max(counts)},
@@ -51,7 +51,7 @@ def measure(pair: Pair, *, tiny: bool, page_size: int, graphs: bool, mean: float
         meter = Meter(client)
         for count in counts:
             options = Sampling(policy="fixed:7", temperature=0.0, ignore_eos=True, max_tokens=answer)
-            plan = loop.Plan(concurrency=count, duration_s=settle_s + window_s)
+            plan = loop.LoadPlan(concurrency=count, duration_s=settle_s + window_s)
             meter.lap()
             asked = _prompts(context, pair)
             point = asyncio.run(windowed(cell.endpoint, options, asked, plan, settle_s, window_s))

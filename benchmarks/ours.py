@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks.pair import Pair
 from benchmarks.peers.contestant import Reply
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.client import Client, Completion
 from dspark.loadgen import prometheus
 
@@ -43,10 +43,10 @@ def settings(args: argparse.Namespace) -> Settings:
     return found
 
 
-def cell(pair: Pair, given: Settings, *, verifiers: int = 1, drafters: int = 1) -> LocalCell:
+def cell(pair: Pair, given: Settings, *, verifiers: int = 1, drafters: int = 1) -> ProcessCell:
     """A context manager; nothing of it outlives this process."""
     coordinator, verify, draft = (dict(given[role]) for role in ROLES)
-    return LocalCell(
+    return ProcessCell(
         pair.target,
         pair.drafter,
         verifiers=verifiers,

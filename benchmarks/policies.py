@@ -27,7 +27,7 @@ from benchmarks.turns import Book, Rate, Tournament, draw
 from coordinator.http.template import question_renderer
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.client.request import Sampling
 from dspark.loadgen import prompts
 from dspark.loadgen import run as loop
@@ -46,7 +46,7 @@ PAIR_WORK, PAIR_WORK_QUICK = {1: 6, 8: 24}, {1: 3, 8: 12}  # answers of the ship
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
+class MeasuringWindow:
     """Seconds of one measurement; taking in a stream takes time of its own, and many streams have longer rounds."""
 
     settle_s: float
@@ -61,8 +61,8 @@ class Window:
         return self.window_s + self.window_stream_s * concurrency
 
 
-SYNTHETIC, SYNTHETIC_QUICK = Window(0.6, 0.02, 2.0, 0.02), Window(0.3, 0.008, 1.0)
-PAIR, PAIR_QUICK = Window(1.0, 0.05, 10.0), Window(0.4, 0.02, 1.2)
+SYNTHETIC, SYNTHETIC_QUICK = MeasuringWindow(0.6, 0.02, 2.0, 0.02), MeasuringWindow(0.3, 0.008, 1.0)
+PAIR, PAIR_QUICK = MeasuringWindow(1.0, 0.05, 10.0), MeasuringWindow(0.4, 0.02, 1.2)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -167,14 +167,14 @@ async def _pair(args: argparse.Namespace, book: Book) -> Row:
     bar = f"at least {PAIR_LEAST}x"
     work = PAIR_WORK_QUICK if args.quick else PAIR_WORK
     pair = shipped_pair()
-    with LocalCell(pair.target, pair.drafter) as running:
+    with ProcessCell(pair.target, pair.drafter) as running:
 
         async def measured(policy: str, concurrency: int) -> float:
             options = Sampling(policy=policy, temperature=0.0, ignore_eos=True)
             if answers := work.get(concurrency):
                 return (await worked(running.endpoint, options, _mixed(pair), concurrency, answers)).tok_s
             settle_s = window.settle(concurrency)
-            plan = loop.Plan(concurrency=concurrency, duration_s=settle_s + window.window_s)
+            plan = loop.LoadPlan(concurrency=concurrency, duration_s=settle_s + window.window_s)
             point = await windowed(running.endpoint, options, _mixed(pair), plan, settle_s, window.window_s)
             return point.tok_s
 

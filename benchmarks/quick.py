@@ -28,7 +28,7 @@ BUDGET_S = 590.0  # of all rows together
 
 
 @dataclass(frozen=True)
-class Entry:
+class QuickProgram:
     """One program: its row, how many statements it prints, seconds kept for it whatever those before it take."""
 
     row: str
@@ -39,12 +39,12 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("B2", "benchmarks.single_stream", 2, 240, peers=True),
-    Entry("B3", "benchmarks.sixteen_streams", 1, 70, peers=True),
-    Entry("B4", "benchmarks.policies", 2, 120),
-    Entry("B5", "benchmarks.round_overhead", 3, 30),
-    Entry("B6", "benchmarks.lane_rate", 1, 22),
-    Entry("B6", "benchmarks.front_end", 2, 95),
+    QuickProgram("B2", "benchmarks.single_stream", 2, 240, peers=True),
+    QuickProgram("B3", "benchmarks.sixteen_streams", 1, 70, peers=True),
+    QuickProgram("B4", "benchmarks.policies", 2, 120),
+    QuickProgram("B5", "benchmarks.round_overhead", 3, 30),
+    QuickProgram("B6", "benchmarks.lane_rate", 1, 22),
+    QuickProgram("B6", "benchmarks.front_end", 2, 95),
 )
 
 
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def _run(entry: Entry, args: argparse.Namespace, limit_s: float) -> int:
+def _run(entry: QuickProgram, args: argparse.Namespace, limit_s: float) -> int:
     """Passes the program's rows through; says so in a row where it gave none."""
     command = [sys.executable, "-m", entry.module, "--quick", "--json"]
     if entry.peers and args.vllm_python:

@@ -18,7 +18,7 @@ SLOTS = 7
 
 
 @dataclass(frozen=True)
-class Shape:
+class PairShape:
     """Of the target, Qwen3-8B's by default; the drafter has its widths and `draft_layers`."""
 
     vocab_size: int = 151_936
@@ -40,10 +40,10 @@ class Shape:
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in own}
 
 
-TINY = Shape(512, 64, 96, 4, 4, 2, 16, 2048, 1, 8, (0, 1, 2))
+TINY = PairShape(512, 64, 96, 4, 4, 2, 16, 2048, 1, 8, (0, 1, 2))
 
 
-def models(shape: Shape, device: torch.device) -> tuple[Any, BlockDrafter]:
+def models(shape: PairShape, device: torch.device) -> tuple[Any, BlockDrafter]:
     """(target, drafter), made on the device."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -74,7 +74,7 @@ def models(shape: Shape, device: torch.device) -> tuple[Any, BlockDrafter]:
     return target, drafter.eval().requires_grad_(False)
 
 
-def write(shape: Shape, folder: Path) -> Pair:
+def write(shape: PairShape, folder: Path) -> Pair:
     """Both as checkpoints under `folder`, which services load like any others."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target, drafter = models(shape, device)

@@ -15,7 +15,7 @@ import yaml
 
 from coordinator.simulation.load import shape
 from coordinator.simulation.scenario import Scenario
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.client.request import Sampling
 from dspark.loadgen import run as loop
 from dspark.loadgen.grpc_endpoint import GrpcEndpoint
@@ -26,10 +26,10 @@ FILES = HERE / "synthetic"
 POOL_TOKENS = 1 << 21  # token slots of a synthetic worker: never what a measurement waits for
 
 
-def cell(file: Path, *, verifiers: int = 1, drafters: int = 1) -> LocalCell:
+def cell(file: Path, *, verifiers: int = 1, drafters: int = 1) -> ProcessCell:
     """A coordinator and synthetic workers as processes; start it with `with`."""
     synthetic = {"engine": "synthetic", "synthetic": file}
-    return LocalCell(
+    return ProcessCell(
         "",
         "",
         verifiers=verifiers,
@@ -67,7 +67,7 @@ class Point:
 async def measure(endpoint: str, scenario: Scenario) -> Point:
     """The load of a scenario, for as many real seconds, on real services. Raises when a request failed."""
     longest_s = scenario.warmup_s + scenario.window_s
-    plan = loop.Plan(
+    plan = loop.LoadPlan(
         concurrency=scenario.concurrency,
         rate=scenario.rate,
         requests=math.ceil(2 * scenario.rate * longest_s) + 8 if scenario.rate else 0,  # more than arrive in time
@@ -85,7 +85,7 @@ def sampling(scenario: Scenario) -> Sampling:
 
 
 async def windowed(
-    endpoint: str, options: Sampling, asked: Iterator[Question], plan: loop.Plan, settle_s: float, window_s: float
+    endpoint: str, options: Sampling, asked: Iterator[Question], plan: loop.LoadPlan, settle_s: float, window_s: float
 ) -> Point:
     """A load, and what arrived in the `window_s` seconds from `settle_s` on. Raises when a request failed."""
     outcome = await _asked(endpoint, options, asked, plan)
@@ -99,14 +99,14 @@ async def worked(endpoint: str, options: Sampling, asked: Iterator[Question], co
     At few streams a window holds few answers, and which ones they are differs with the speed that is measured; here
     everybody who is compared does the same work, with all users busy. Raises when a request failed.
     """
-    plan = loop.Plan(concurrency=concurrency, requests=answers, warmup=concurrency)
+    plan = loop.LoadPlan(concurrency=concurrency, requests=answers, warmup=concurrency)
     outcome = await _asked(endpoint, options, asked, plan)
     last = max(answer.sent for answer in outcome.measured)
     closes = min(answer.ended for answer in outcome.measured if answer.ended > last)
     return _point(_tokens(outcome, outcome.opened, closes), closes - outcome.opened, outcome)
 
 
-async def _asked(endpoint: str, options: Sampling, asked: Iterator[Question], plan: loop.Plan) -> loop.Outcome:
+async def _asked(endpoint: str, options: Sampling, asked: Iterator[Question], plan: loop.LoadPlan) -> loop.Outcome:
     server = GrpcEndpoint(endpoint, options)
     try:
         outcome = await loop.run(server, asked, plan, lambda *_: None)

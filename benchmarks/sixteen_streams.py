@@ -107,7 +107,7 @@ async def _measure(
     try:
         for repetition in range(repetitions):
             for endpoint in rotated(endpoints, repetition):
-                plan = loop.Plan(
+                plan = loop.LoadPlan(
                     concurrency=args.streams,
                     duration_s=seconds,
                     warmup=args.streams if repetition == 0 else 0,
@@ -130,7 +130,7 @@ def _questions(pair: Pair, streams: int) -> list[Question]:
 
 def _seconds(server: vllm_server.VllmServer, streams: int, pair: Pair) -> float:
     """Of short answers to everybody at once, warm."""
-    plan = loop.Plan(concurrency=streams, requests=streams, warmup=streams)
+    plan = loop.LoadPlan(concurrency=streams, requests=streams, warmup=streams)
     questions = iter(2 * _questions(pair, streams))
     outcome = asyncio.run(loop.run(server.endpoint(TRIAL_TOKENS), questions, plan, lambda answers, tokens: None))
     return outcome.closed - outcome.opened

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.rooms import start_room
-from deploy.topology import Role
+from deploy.topology import ProcessRole
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir
 from dspark.runtime.process import Process
@@ -34,7 +34,7 @@ class RoomShell:
         configure_logging(role=role, name=name, fmt="json")
         self._name = name
         try:
-            self._process = await start_room(Role(role), _at_hand(settings, secrets), name=name)
+            self._process = await start_room(ProcessRole(role), _at_hand(settings, secrets), name=name)
         except DsparkError as error:
             return {"failed": str(error), "fatal": True}
         except Exception as error:

@@ -18,7 +18,7 @@ from deploy.autoscale_config import AutoscaleConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PoolReading:
     """What the last seconds were like.
 
     streams: answers in work that may use drafts, and those that wait. drafter_busy: computing share of the drafters
@@ -65,7 +65,7 @@ class Patience:
     cool_down_s: float
 
 
-def drafters_needed(reading: Reading, size: int, config: AutoscaleConfig) -> Need:
+def drafters_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> Need:
     """By the work the drafters do: `size * drafter_busy` of them are busy all the time."""
     if not reading.streams:
         return Need(0, 0, "no streams")
@@ -81,7 +81,7 @@ def drafters_needed(reading: Reading, size: int, config: AutoscaleConfig) -> Nee
     return Need(at_least, max(enough, at_least), why)
 
 
-def verifiers_needed(reading: Reading, size: int, config: AutoscaleConfig) -> Need:
+def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> Need:
     """By the first of: pages, the line before the door, the promised latencies."""
     at_least, why = max(1, _replicas(size * reading.pages, config.verifier_pages)), f"{reading.pages:.0%} of the pages"
     enough = max(1, _replicas(size * reading.pages, config.headroom * config.verifier_pages))
@@ -139,7 +139,7 @@ class Autoscaler:
         self._drafters = Memory()
         self._patience = Patience(config.up_after_s, config.down_after_s, config.zero_after_s, config.cool_down_s)
 
-    def look(self, reading: Reading, verifiers: int, drafters: int, now: float) -> tuple[int, int]:
+    def look(self, reading: PoolReading, verifiers: int, drafters: int, now: float) -> tuple[int, int]:
         """(verifiers, drafters) to have, for pools that are settled at the given sizes."""
         config, patience = self.config, self._patience
         need = verifiers_needed(reading, verifiers, config)

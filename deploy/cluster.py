@@ -24,11 +24,11 @@ from deploy import ray_environment
 from deploy.actors import RoomShell
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.controller import Controller
-from deploy.fleet import NothingStarted, Pending, Started, StartFailed
+from deploy.fleet import NothingStarted, Pending, StartedProcess, StartFailed
 from deploy.probe import ControlAnnouncer
 from deploy.reserving import Node
 from deploy.shortage import missing, needs, shown
-from deploy.topology import Replica, Role, Topology
+from deploy.topology import ProcessRole, Replica, Topology
 from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.telemetry import configure_logging
@@ -118,9 +118,9 @@ class RayFleet:
         self._nodes: dict[str, str] = {}  # ids, of those that have their place
         self._pending: dict[str, Pending] = {}
 
-    async def adopt(self) -> dict[str, Started]:
+    async def adopt(self) -> dict[str, StartedProcess]:
         """Actors an earlier controller made; those that do not answer are ended."""
-        found: dict[str, Started] = {}
+        found: dict[str, StartedProcess] = {}
         for actor in actors_of(self._cell):
             name = actor.removeprefix(f"{self._cell}/").partition(_SEPARATOR)[0]
             node = described = None
@@ -135,11 +135,11 @@ class RayFleet:
                     ray.kill(ray.get_actor(actor))
                 continue
             self._handles[name], self._nodes[name] = handle, str(node)
-            self._replicas[name] = replace(self._templates[Role(name.partition("/")[0])], name=name)
-            found[name] = Started(**described)
+            self._replicas[name] = replace(self._templates[ProcessRole(name.partition("/")[0])], name=name)
+            found[name] = StartedProcess(**described)
         return found
 
-    async def launch(self, replica: Replica) -> Started:
+    async def launch(self, replica: Replica) -> StartedProcess:
         """Creates the actor, then starts the room in it."""
         await self.end(replica.name, 0.0)
         title = f"{self._cell}/{replica.name}"
@@ -176,7 +176,7 @@ class RayFleet:
         if "failed" in reply:
             await self.end(replica.name, 0.0)
             raise StartFailed(reply["failed"], fatal=reply["fatal"])
-        return Started(**reply)
+        return StartedProcess(**reply)
 
     async def end(self, name: str, grace_s: float) -> None:
         """Drains if there is grace, then kills."""

@@ -19,13 +19,13 @@ import structlog
 from deploy import reconcile
 from deploy.autoscale import Autoscaler
 from deploy.autoscale_config import AutoscaleConfig
-from deploy.fleet import Announcer, Fleet, Pending, Started, StartFailed
-from deploy.leaving import Leaving
+from deploy.fleet import Announcer, Fleet, Pending, StartedProcess, StartFailed
+from deploy.leaving import Departures
 from deploy.probe import Health, Probe
-from deploy.readings import Look, Window
+from deploy.readings import Look, ReadingWindow
 from deploy.reconcile import Observed, Phase, Start, Stop
 from deploy.rooms import ROOMS
-from deploy.topology import Replica, Role, Topology, adopted, resized
+from deploy.topology import ProcessRole, Replica, Topology, adopted, resized
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.tls import Tls
 
@@ -36,7 +36,7 @@ ANNOUNCE_EVERY_S = 5.0
 MISSES = 2  # refused connections in a row that mean death
 HUNG_AFTER_S = 20.0  # silence, with the connection open, that means death
 DRAIN_S = 30.0  # how long a worker that leaves may finish what it has
-POOLS = (Role.VERIFY, Role.DRAFT)
+POOLS = (ProcessRole.VERIFY, ProcessRole.DRAFT)
 WORKERS = tuple(f"{role}/" for role in POOLS)
 END_GRACE_S = 5.0  # for a worker that nobody needs any more
 
@@ -55,7 +55,7 @@ class Controller:
         autoscale: AutoscaleConfig | None = None,
     ) -> None:
         self._topology = topology
-        self._leaving = Leaving(drain_s)
+        self._leaving = Departures(drain_s)
         self._scaling = autoscale or AutoscaleConfig()
         if not topology.has_drafter:
             self._scaling = replace(self._scaling, min_drafters=0, max_drafters=0)
@@ -65,7 +65,7 @@ class Controller:
         self._fleet = fleet
         self._announcer, self._tls = announcer, tls
         self._seen: dict[str, Observed] = {}
-        self._running: dict[str, Started] = {}
+        self._running: dict[str, StartedProcess] = {}
         self._probes: dict[str, Probe] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fronts: dict[str, tuple[str, str]] = {}  # of front ends: (coordinator, own endpoint)
@@ -99,7 +99,7 @@ class Controller:
 
     def sizes(self) -> tuple[int, int]:
         """(verifiers, drafters) that are wanted."""
-        return self._topology.count(Role.VERIFY), self._topology.count(Role.DRAFT)
+        return self._topology.count(ProcessRole.VERIFY), self._topology.count(ProcessRole.DRAFT)
 
     def resize(self, verifiers: int, drafters: int, *, autoscale: bool | None = None) -> None:
         """Changes the wanted sizes of the pools, and whether they follow the load (None: as it is); the loop does the
@@ -115,7 +115,7 @@ class Controller:
     def follow_load(self, on: bool) -> None:
         """Whether the pools change their sizes by themselves from now on."""
         self._autoscaler = Autoscaler(self._scaling) if on else None
-        self._window = Window(self._scaling.window_s)
+        self._window = ReadingWindow(self._scaling.window_s)
         log.info("autoscale.set", on=on)
 
     def _resize(self, verifiers: int, drafters: int, why: str) -> None:
@@ -158,8 +158,8 @@ class Controller:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        fronts = [replica.name for replica in self._topology.replicas if replica.role is Role.FRONTEND]
-        first = [replica.name for replica in self._topology.replicas if replica.role is Role.COORDINATOR]
+        fronts = [replica.name for replica in self._topology.replicas if replica.role is ProcessRole.FRONTEND]
+        first = [replica.name for replica in self._topology.replicas if replica.role is ProcessRole.COORDINATOR]
         rest = sorted((set(self._running) | self._topology.names) - {*fronts, *first})
         for names in (fronts, first, rest):
             await asyncio.gather(*(self._fleet.end(name, grace_s) for name in names), return_exceptions=True)
@@ -175,7 +175,7 @@ class Controller:
             return
         replica = self._topology.named(name)
         assert replica is not None, "plan starts only what is desired"
-        if replica.role is Role.FRONTEND:
+        if replica.role is ProcessRole.FRONTEND:
             if self._topology.coordinator.name not in self._running:
                 return  # nobody to attach to; the next tick asks again
             replica = self._placed(replica)
@@ -198,12 +198,12 @@ class Controller:
             log.info("replica.serving", replica=replica.name, endpoint=started.endpoint, pid=started.pid)
             self._serve(replica.name, seen, started)
 
-    def _serve(self, name: str, seen: Observed, started: Started) -> None:
+    def _serve(self, name: str, seen: Observed, started: StartedProcess) -> None:
         replica = self._topology.named(name)
         self._running[name] = started
         self._seen[name] = reconcile.serving(seen, time.monotonic())
         coordinator = self._running.get(self._topology.coordinator.name)
-        if replica is not None and replica.role is Role.FRONTEND and coordinator is not None:
+        if replica is not None and replica.role is ProcessRole.FRONTEND and coordinator is not None:
             self._fronts[name] = (coordinator.endpoint, started.endpoint)
         if replica is not None:
             self._probes[name] = Probe(started.endpoint, ROOMS[replica.role].service, self._tls)
@@ -266,7 +266,7 @@ class Controller:
         if coordinator is None:
             return
         workers = {
-            name: (Role(name.partition("/")[0]), started)
+            name: (ProcessRole(name.partition("/")[0]), started)
             for name, started in sorted(self._running.items())
             if name.startswith(WORKERS) and name not in self._leaving.released
         }
@@ -301,7 +301,9 @@ class Controller:
         )
         if not settled:
             self._give_back(scaler, now)
-            self._window = Window(self._scaling.window_s)  # what was seen of other sizes says nothing about these
+            self._window = ReadingWindow(
+                self._scaling.window_s
+            )  # what was seen of other sizes says nothing about these
         if self._window.span_s <= 0:
             return
         sizes = self.sizes()
@@ -316,7 +318,7 @@ class Controller:
             self._resize(sizes[0], sizes[1], "no node can hold more")
             scaler.rest(now)
 
-    def _held(self, role: Role, size: int) -> int:
+    def _held(self, role: ProcessRole, size: int) -> int:
         while size and self._pending(f"{role}/{size - 1}").unplaced:
             size -= 1
         return size

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from deploy.topology import Replica, Role
+from deploy.topology import ProcessRole, Replica
 from dspark.client import CellStatus
 from dspark.errors import DsparkError
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedProcess:
     """A process that serves."""
 
     endpoint: str
@@ -45,10 +45,10 @@ class Pending:
 class Fleet(Protocol):
     """Runs processes. Names are those of the topology; at most one process has a name."""
 
-    async def adopt(self) -> Mapping[str, Started]:
+    async def adopt(self) -> Mapping[str, StartedProcess]:
         """Processes that an earlier controller left running."""
 
-    async def launch(self, replica: Replica) -> Started:
+    async def launch(self, replica: Replica) -> StartedProcess:
         """Starts a process and waits until it serves; StartFailed says why not."""
 
     async def end(self, name: str, grace_s: float) -> None:
@@ -70,9 +70,9 @@ class Announcer(Protocol):
     """Tells a coordinator who is there."""
 
     async def announce(
-        self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]], draining: Set[str]
+        self, coordinator: StartedProcess, workers: Mapping[str, tuple[ProcessRole, StartedProcess]], draining: Set[str]
     ) -> Announced:
         """Replaces its set of workers; those that drain get nothing new."""
 
-    async def status(self, coordinator: Started) -> CellStatus:
+    async def status(self, coordinator: StartedProcess) -> CellStatus:
         """The whole cell as it sees it."""

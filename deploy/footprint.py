@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.topology import Role
+from deploy.topology import ProcessRole
 from dspark.errors import DsparkError
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json
 from dspark.targets import folder_of, is_imported
@@ -22,13 +22,13 @@ ON_CARD = 2048 * MIB  # what a process whose weights and cache lie on a card kee
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def of(role: Role, settings: Mapping[str, Any]) -> int:
+def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
     """Bytes of main memory of one process that computes on a processor, or on a card that its settings name."""
-    if role not in (Role.VERIFY, Role.DRAFT) or settings.get("engine") == "synthetic":
+    if role not in (ProcessRole.VERIFY, ProcessRole.DRAFT) or settings.get("engine") == "synthetic":
         return LIGHT
     if str(settings.get("device")).startswith("cuda"):
         return ON_CARD
-    verifies = role is Role.VERIFY
+    verifies = role is ProcessRole.VERIFY
     folder = _folder(str(settings.get("target" if verifies else "drafter") or ""))
     if folder is None:
         return HEAVY

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 
 
-class Leaving:
+class Departures:
     """Who is waited for, and who is waited for no more. Lives on one event loop."""
 
     def __init__(self, longest_s: float) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from deploy.fleet import Announced, Started
-from deploy.topology import Role
+from deploy.fleet import Announced, StartedProcess
+from deploy.topology import ProcessRole
 from dspark.client.errors import read_error
 from dspark.client.status import CellStatus, read_status
 from dspark.runtime.channel import auth_metadata, open_channel
@@ -27,7 +27,7 @@ LOOK_TIMEOUT_S = 2.0
 ANNOUNCE_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0
 
-_ROLES = {Role.VERIFY: control_pb2.ROLE_VERIFY, Role.DRAFT: control_pb2.ROLE_DRAFT}
+_ROLES = {ProcessRole.VERIFY: control_pb2.ROLE_VERIFY, ProcessRole.DRAFT: control_pb2.ROLE_DRAFT}
 
 
 class Health(enum.Enum):
@@ -93,7 +93,7 @@ class ControlAnnouncer:
         self._channel: grpc.aio.Channel | None = None
 
     async def announce(
-        self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]], draining: Set[str]
+        self, coordinator: StartedProcess, workers: Mapping[str, tuple[ProcessRole, StartedProcess]], draining: Set[str]
     ) -> Announced:
         """Replaces the coordinator's set of workers."""
         stub = await self._stub(coordinator.endpoint)
@@ -115,7 +115,7 @@ class ControlAnnouncer:
             raise read_error(error, coordinator.endpoint) from None
         return Announced(int(reply.connected), tuple(reply.idle))
 
-    async def status(self, coordinator: Started) -> CellStatus:
+    async def status(self, coordinator: StartedProcess) -> CellStatus:
         """The whole cell as the coordinator sees it."""
         stub = await self._stub(coordinator.endpoint)
         try:

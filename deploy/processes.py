@@ -47,7 +47,7 @@ class Child:
         return self.process.pid
 
 
-class LocalCell:
+class ProcessCell:
     """A coordinator, verifiers and drafters as children of this process; a context manager that leaves nothing behind.
 
     Extra flags go to each role as written in its configuration, e.g. `draft={"q_entries": 16}`. programs: by role, a

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deploy.autoscale import Reading
+from deploy.autoscale import PoolReading
 from dspark.client import CellStatus, Distribution, ProcessStatus
 
 TTFT = "dspark_time_to_first_token_seconds"
@@ -32,7 +32,7 @@ class Look:
 
 
 @dataclass
-class Window:
+class ReadingWindow:
     """The looks of the last `seconds`, and what happened between the oldest and the newest."""
 
     seconds: float
@@ -88,13 +88,13 @@ class Window:
         waits = sum(now.waits - before.waits for now, before in pairs)
         return sum(now.wait_s - before.wait_s for now, before in pairs) / waits if waits > 0 else 0.0
 
-    def reading(self) -> Reading:
+    def reading(self) -> PoolReading:
         """What the autoscaler decides by."""
         status = self.newest.status
         verifiers = [each for each in self.newest.workers("verify") if each.state == "serving"]
         total = sum(each.pages_total for each in verifiers)
         busy = self.busy("draft")
-        return Reading(
+        return PoolReading(
             streams=sum(lane.running + lane.waiting for lane in status.lanes) + status.queued,
             drafter_busy=sum(busy.values()) / len(busy) if busy else None,
             draft_wait_s=self.draft_wait_s(),

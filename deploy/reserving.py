@@ -18,10 +18,10 @@ from typing import Any
 
 from deploy.config import ClusterConfig
 from deploy.footprint import ON_CARD
-from deploy.topology import Role, Topology, with_templates
+from deploy.topology import ProcessRole, Topology, with_templates
 
 ROOM = 8  # threads that every node has room for
-WORKERS = (Role.VERIFY, Role.DRAFT)
+WORKERS = (ProcessRole.VERIFY, ProcessRole.DRAFT)
 LEAST = 1e4  # Ray counts to four decimals
 VERIFIER_SHARE = 0.6  # of a card that is shared: above a half, so that no two verifiers meet on one
 DRAFTERS = 4  # that the rest of a shared card has room for, at least
@@ -42,8 +42,8 @@ def reserve(
     config: ClusterConfig,
     nodes: Sequence[Node],
     *,
-    most: Mapping[Role, int],
-    memory: Mapping[Role, int],
+    most: Mapping[ProcessRole, int],
+    memory: Mapping[ProcessRole, int],
 ) -> tuple[Topology, str]:
     """The cell with reservations, and a sentence about memory that is not there (empty: there is enough).
 
@@ -62,13 +62,13 @@ def reserve(
 
 
 def _cpus(
-    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], most: Mapping[Role, int], *, own: bool
-) -> dict[Role, float]:
+    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], most: Mapping[ProcessRole, int], *, own: bool
+) -> dict[ProcessRole, float]:
     given = {
-        Role.COORDINATOR: config.coordinator_cpus,
-        Role.FRONTEND: config.coordinator_cpus,
-        Role.VERIFY: config.verifier_cpus,
-        Role.DRAFT: config.drafter_cpus,
+        ProcessRole.COORDINATOR: config.coordinator_cpus,
+        ProcessRole.FRONTEND: config.coordinator_cpus,
+        ProcessRole.VERIFY: config.verifier_cpus,
+        ProcessRole.DRAFT: config.drafter_cpus,
     }
     threads = {role: _threads(template.settings) for role, template in topology.templates.items()}
     free, room = max((node.total.get("CPU", 0.0) for node in nodes), default=0.0), float(ROOM)
@@ -81,20 +81,20 @@ def _cpus(
 
 
 def _gpus(
-    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], most: Mapping[Role, int], *, own: bool
-) -> dict[Role, float]:
-    said = {Role.VERIFY: config.verifier_gpus, Role.DRAFT: config.drafter_gpus}
+    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], most: Mapping[ProcessRole, int], *, own: bool
+) -> dict[ProcessRole, float]:
+    said = {ProcessRole.VERIFY: config.verifier_gpus, ProcessRole.DRAFT: config.drafter_gpus}
     cards = int(_total(nodes, "GPU"))
     wanting = {role for role in WORKERS if _wants_card(topology.templates[role].settings, cards)}
     share = dict.fromkeys(wanting, 1.0)
-    drafters = most[Role.DRAFT] if Role.DRAFT in wanting else 0
-    spare = cards - (most[Role.VERIFY] if Role.VERIFY in wanting else 0)
+    drafters = most[ProcessRole.DRAFT] if ProcessRole.DRAFT in wanting else 0
+    spare = cards - (most[ProcessRole.VERIFY] if ProcessRole.VERIFY in wanting else 0)
     if own and cards and spare < drafters:
         if spare > 0:
-            share[Role.DRAFT] = _down(1.0 / max(math.ceil(drafters / spare), DRAFTERS))
+            share[ProcessRole.DRAFT] = _down(1.0 / max(math.ceil(drafters / spare), DRAFTERS))
         else:
-            share[Role.VERIFY] = VERIFIER_SHARE
-            share[Role.DRAFT] = _down((1.0 - VERIFIER_SHARE) / max(math.ceil(drafters / cards), DRAFTERS))
+            share[ProcessRole.VERIFY] = VERIFIER_SHARE
+            share[ProcessRole.DRAFT] = _down((1.0 - VERIFIER_SHARE) / max(math.ceil(drafters / cards), DRAFTERS))
     return {role: share.get(role, 0.0) if (given := said.get(role)) is None else given for role in topology.templates}
 
 
@@ -105,9 +105,9 @@ def _wants_card(settings: Mapping[str, Any], cards: int) -> bool:
 
 
 def _memory(
-    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], memory: Mapping[Role, int], *, own: bool
-) -> tuple[dict[Role, int], str]:
-    given = {Role.VERIFY: config.verifier_memory_gib, Role.DRAFT: config.drafter_memory_gib}
+    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], memory: Mapping[ProcessRole, int], *, own: bool
+) -> tuple[dict[ProcessRole, int], str]:
+    given = {ProcessRole.VERIFY: config.verifier_memory_gib, ProcessRole.DRAFT: config.drafter_memory_gib}
     wanted = {
         role: int(memory[role] if (said := given.get(role)) is None else said * GIB) for role in topology.templates
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.topology import Role
+from deploy.topology import ProcessRole
 from dspark.runtime.config import load_config
 from dspark.runtime.cpus import keep_to
 from dspark.runtime.process import Process
@@ -29,14 +29,14 @@ class Room:
 
 
 ROOMS = {
-    Role.COORDINATOR: Room("coordinator", "CoordinatorConfig", "coordinator", "dspark.wire.v1.Generation"),
-    Role.VERIFY: Room("verify_service", "VerifyConfig", "verify", "dspark.wire.v1.Verify"),
-    Role.FRONTEND: Room("coordinator.frontend", "FrontendConfig", "frontend", "dspark.wire.v1.Generation"),
-    Role.DRAFT: Room("draft_service", "DraftConfig", "draft", "dspark.wire.v1.Draft"),
+    ProcessRole.COORDINATOR: Room("coordinator", "CoordinatorConfig", "coordinator", "dspark.wire.v1.Generation"),
+    ProcessRole.VERIFY: Room("verify_service", "VerifyConfig", "verify", "dspark.wire.v1.Verify"),
+    ProcessRole.FRONTEND: Room("coordinator.frontend", "FrontendConfig", "frontend", "dspark.wire.v1.Generation"),
+    ProcessRole.DRAFT: Room("draft_service", "DraftConfig", "draft", "dspark.wire.v1.Draft"),
 }
 
 
-def config_class(role: Role) -> type[Any]:
+def config_class(role: ProcessRole) -> type[Any]:
     """The room's frozen configuration class."""
     room = ROOMS[role]
     found: type[Any] = getattr(importlib.import_module(f"{room.package}.config"), room.config)
@@ -44,7 +44,7 @@ def config_class(role: Role) -> type[Any]:
 
 
 def load_settings(
-    role: Role, *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+    role: ProcessRole, *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> dict[str, Any]:
     """The room's resolved configuration as plain values. Flags the room has no key for are left out."""
     cls = config_class(role)
@@ -54,7 +54,7 @@ def load_settings(
     return {name: getattr(config, name) for name in known}
 
 
-async def start_room(role: Role, settings: Mapping[str, Any], *, name: str) -> Process:
+async def start_room(role: ProcessRole, settings: Mapping[str, Any], *, name: str) -> Process:
     """Runs the room in this process, on the running event loop."""
     keep_to(settings.get("cpus") or "", f"{ROOMS[role].section}.cpus")  # first: threads inherit it
     process = importlib.import_module(f"{ROOMS[role].package}.process")

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from coordinator.scheduling.pipelining import LEAST_SEQUENCES
-from deploy.readings import DRAFT_RPC, Window
+from deploy.readings import DRAFT_RPC, ReadingWindow
 from dspark.client import CellStatus, MeasuredCost
 
 MOST_DRAFTERS = 256
 
 
 @dataclass(frozen=True)
-class Curve:
+class StepCurve:
     """Seconds by [tokens or sequences, context], linear in between and beyond the last points."""
 
     rows: tuple[int, ...]
@@ -30,9 +30,9 @@ class Curve:
     seconds: tuple[tuple[float, ...], ...]
 
     @staticmethod
-    def of(curve: MeasuredCost | None) -> Curve | None:
+    def of(curve: MeasuredCost | None) -> StepCurve | None:
         """None when nothing was measured."""
-        return None if curve is None else Curve(curve.tokens, curve.contexts or (0,), curve.seconds)
+        return None if curve is None else StepCurve(curve.tokens, curve.contexts or (0,), curve.seconds)
 
     def at(self, row: float, context: float) -> float:
         """Never below the cheapest measured pass."""
@@ -65,8 +65,8 @@ class Hint:
 
 
 def hint(
-    draft: Curve,
-    verify: Curve,
+    draft: StepCurve,
+    verify: StepCurve,
     *,
     verifiers: int,
     streams: int,
@@ -94,13 +94,15 @@ def hint(
     return found
 
 
-def hint_of(window: Window, *, streams: int | None = None, busy: float = 0.7, context: float = 256.0) -> Hint | None:
+def hint_of(
+    window: ReadingWindow, *, streams: int | None = None, busy: float = 0.7, context: float = 256.0
+) -> Hint | None:
     """From a running cell: its curves, its hops, what its rounds verify. None without drafters or curves."""
     status = window.newest.status
     lane = next((lane for lane in status.lanes if lane.draft_cost and lane.verify_cost), None)
     if lane is None:
         return None
-    draft, verify = Curve.of(lane.draft_cost), Curve.of(lane.verify_cost)
+    draft, verify = StepCurve.of(lane.draft_cost), StepCurve.of(lane.verify_cost)
     assert draft is not None
     assert verify is not None
     rounds = status.totals.get("dspark_rounds_total", 0.0)

@@ -11,7 +11,7 @@ from deploy.config import NO_DRAFTER, ClusterConfig
 from dspark.errors import ConfigError
 
 
-class Role(enum.StrEnum):
+class ProcessRole(enum.StrEnum):
     """The rooms that run as processes; the values are the words of `dspark serve`."""
 
     COORDINATOR = "coordinator"
@@ -29,7 +29,7 @@ class Replica:
     """
 
     name: str
-    role: Role
+    role: ProcessRole
     settings: Mapping[str, Any] = field(default_factory=dict)
     gpus: float = 0.0
     cpus: float = 0.0
@@ -43,13 +43,13 @@ class Topology:
     `cpus` of replicas by name, where their template has none."""
 
     replicas: tuple[Replica, ...]
-    templates: Mapping[Role, Replica]
+    templates: Mapping[ProcessRole, Replica]
     homes: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, name: str) -> Replica | None:
         return next((replica for replica in self.replicas if replica.name == name), None)
 
-    def count(self, role: Role) -> int:
+    def count(self, role: ProcessRole) -> int:
         return sum(replica.role is role for replica in self.replicas)
 
     @property
@@ -59,33 +59,33 @@ class Topology:
     @property
     def has_drafter(self) -> bool:
         """Whether there are weights to draft with."""
-        return bool(self.templates[Role.DRAFT].settings.get("drafter") != NO_DRAFTER)
+        return bool(self.templates[ProcessRole.DRAFT].settings.get("drafter") != NO_DRAFTER)
 
     @property
     def coordinator(self) -> Replica:
-        return next(replica for replica in self.replicas if replica.role is Role.COORDINATOR)
+        return next(replica for replica in self.replicas if replica.role is ProcessRole.COORDINATOR)
 
 
 def desired(
-    config: ClusterConfig, settings: Mapping[Role, Mapping[str, Any]], homes: Mapping[str, str] | None = None
+    config: ClusterConfig, settings: Mapping[ProcessRole, Mapping[str, Any]], homes: Mapping[str, str] | None = None
 ) -> Topology:
     """The processes `config` asks for, with nothing reserved (`reserving` does that); `settings` holds the resolved
     configuration of each room, `homes` processors by replica name."""
     selectors = {
-        Role.COORDINATOR: config.coordinator_selector,
-        Role.VERIFY: config.verifier_selector,
-        Role.DRAFT: config.drafter_selector,
+        ProcessRole.COORDINATOR: config.coordinator_selector,
+        ProcessRole.VERIFY: config.verifier_selector,
+        ProcessRole.DRAFT: config.drafter_selector,
     }
     templates = {
         role: Replica(str(role), role, dict(settings.get(role, {})), selector=_labels(selectors.get(role)))
-        for role in Role
+        for role in ProcessRole
     }
     return _build(templates, _counts(config.verifiers, config.drafters, config.frontends), homes or {})
 
 
-def with_templates(topology: Topology, templates: Mapping[Role, Replica]) -> Topology:
+def with_templates(topology: Topology, templates: Mapping[ProcessRole, Replica]) -> Topology:
     """The same cell of other templates."""
-    return _build(templates, {role: topology.count(role) for role in Role}, topology.homes)
+    return _build(templates, {role: topology.count(role) for role in ProcessRole}, topology.homes)
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
@@ -94,7 +94,9 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
     if drafters and not topology.has_drafter:
         raise ConfigError(f"scale: the cell was started without a drafter, {drafters} of them would have no weights")
-    return _build(topology.templates, _counts(verifiers, drafters, topology.count(Role.FRONTEND)), topology.homes)
+    return _build(
+        topology.templates, _counts(verifiers, drafters, topology.count(ProcessRole.FRONTEND)), topology.homes
+    )
 
 
 def adopted(topology: Topology, names: Iterable[str]) -> Topology:
@@ -105,8 +107,10 @@ def adopted(topology: Topology, names: Iterable[str]) -> Topology:
     left = [name.partition("/") for name in names]
     if topology.coordinator.name not in ["/".join((role, index)) for role, _, index in left]:
         return topology
-    sizes = {role: max((int(i) + 1 for r, _, i in left if r == role and i.isdigit()), default=0) for role in Role}
-    return resized(topology, max(1, sizes[Role.VERIFY]), sizes[Role.DRAFT])
+    sizes = {
+        role: max((int(i) + 1 for r, _, i in left if r == role and i.isdigit()), default=0) for role in ProcessRole
+    }
+    return resized(topology, max(1, sizes[ProcessRole.VERIFY]), sizes[ProcessRole.DRAFT])
 
 
 def _labels(selector: str | None) -> dict[str, str]:
@@ -114,12 +118,19 @@ def _labels(selector: str | None) -> dict[str, str]:
     return {label: value} if label else {}
 
 
-def _counts(verifiers: int, drafters: int, frontends: int) -> dict[Role, int]:
-    return {Role.COORDINATOR: 1, Role.VERIFY: verifiers, Role.DRAFT: drafters, Role.FRONTEND: frontends}
+def _counts(verifiers: int, drafters: int, frontends: int) -> dict[ProcessRole, int]:
+    return {
+        ProcessRole.COORDINATOR: 1,
+        ProcessRole.VERIFY: verifiers,
+        ProcessRole.DRAFT: drafters,
+        ProcessRole.FRONTEND: frontends,
+    }
 
 
-def _build(templates: Mapping[Role, Replica], counts: Mapping[Role, int], homes: Mapping[str, str]) -> Topology:
-    names = {f"{role}/{index}": role for role in Role for index in range(counts[role])}
+def _build(
+    templates: Mapping[ProcessRole, Replica], counts: Mapping[ProcessRole, int], homes: Mapping[str, str]
+) -> Topology:
+    names = {f"{role}/{index}": role for role in ProcessRole for index in range(counts[role])}
     replicas = [_at_home(replace(templates[role], name=name), homes.get(name)) for name, role in names.items()]
     return Topology(tuple(replicas), templates, homes)
 

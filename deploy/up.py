@@ -21,7 +21,7 @@ from deploy.placement import homes
 from deploy.ray_auth import check_guarded
 from deploy.reserving import Node, reserve
 from deploy.rooms import load_settings
-from deploy.topology import Role, Topology, desired
+from deploy.topology import ProcessRole, Topology, desired
 from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
@@ -38,7 +38,7 @@ Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
 
 POLL_S = 0.25
 REMIND_EVERY_S = 10.0
-WORKERS = (f"{Role.VERIFY}/", f"{Role.DRAFT}/")
+WORKERS = (f"{ProcessRole.VERIFY}/", f"{ProcessRole.DRAFT}/")
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
 
 
@@ -94,19 +94,22 @@ def plan_topology(
         "rule": config.rule,
     }
     fronts = {**shared, "http": http_bind(config.http)}
-    binds = {Role.COORDINATOR: f"{config.bind}:{port}"}
+    binds = {ProcessRole.COORDINATOR: f"{config.bind}:{port}"}
     settings = {
         role: load_settings(
             role,
             file=file,
             environ=environ,
-            flags={**(fronts if role is Role.COORDINATOR else shared), "bind": binds.get(role, f"{config.bind}:0")},
+            flags={
+                **(fronts if role is ProcessRole.COORDINATOR else shared),
+                "bind": binds.get(role, f"{config.bind}:0"),
+            },
         )
-        for role in Role
+        for role in ProcessRole
     }
     for own in settings.values():  # one name on every process's metrics
-        own["served_model"] = own["served_model"] or settings[Role.COORDINATOR]["served_model"]
-    threads = max(settings[role]["threads"] for role in (Role.VERIFY, Role.DRAFT))
+        own["served_model"] = own["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
+    threads = max(settings[role]["threads"] for role in (ProcessRole.VERIFY, ProcessRole.DRAFT))
     # Who joins a cluster does not know what its machines have.
     return desired(config, settings, homes(usable(), threads) if config.address is None else None)
 
@@ -218,12 +221,12 @@ def _serve(
             cell = Cell(**{**cell.__dict__, "http": url})
             write_cell(cell)
             say(f"OpenAI endpoint: {url}/v1")
-        fronts = [row["endpoint"] for row in rows if row["name"].startswith(f"{Role.FRONTEND}/")]
+        fronts = [row["endpoint"] for row in rows if row["name"].startswith(f"{ProcessRole.FRONTEND}/")]
         if fronts:
             cell = Cell(**{**cell.__dict__, "frontends": ",".join(fronts)})
             write_cell(cell)
             say(f"clients: {cell.frontends}")
-        await_lanes(cell, topology.count(Role.VERIFY), topology.count(Role.DRAFT), deadline, say)
+        await_lanes(cell, topology.count(ProcessRole.VERIFY), topology.count(ProcessRole.DRAFT), deadline, say)
     finally:
         cluster.disconnect()
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
@@ -234,10 +237,10 @@ def _reserved(
     topology: Topology, config: ClusterConfig, autoscale: AutoscaleConfig, nodes: Sequence[Node], say: Say
 ) -> Topology:
     """The cell with what Ray is to reserve for each process."""
-    most = {role: topology.count(role) for role in Role}
+    most = {role: topology.count(role) for role in ProcessRole}
     if autoscale.enabled:
-        most[Role.VERIFY] = max(most[Role.VERIFY], autoscale.max_verifiers)
-        most[Role.DRAFT] = max(most[Role.DRAFT], autoscale.max_drafters if topology.has_drafter else 0)
+        most[ProcessRole.VERIFY] = max(most[ProcessRole.VERIFY], autoscale.max_verifiers)
+        most[ProcessRole.DRAFT] = max(most[ProcessRole.DRAFT], autoscale.max_drafters if topology.has_drafter else 0)
     memory = {role: footprint.of(role, template.settings) for role, template in topology.templates.items()}
     topology, warning = reserve(topology, config, nodes, most=most, memory=memory)
     if warning:

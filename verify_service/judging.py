@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import structlog
 from torch import Tensor
 
-from dspark.decoding.acceptance import Case, Watch, judge
+from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.decoding.logprobs import token_logprobs
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.errors import DsparkError
@@ -58,11 +58,11 @@ def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[TokenLogpr
 Decided = tuple[int, int] | Refusal  # drafted tokens accepted, the token behind them
 
 # Of the logits [T, V] of a packed pass and its cases; counts near-ties by sequence, lets the watch see what was drawn.
-Sampler = Callable[[Tensor, list[Case], Counter[int] | None, Watch | None], list[Decided]]
+Sampler = Callable[[Tensor, list[PackedCase], Counter[int] | None, DrawsWatch | None], list[Decided]]
 
 
 def judge_each(
-    logits: Tensor, cases: list[Case], near_ties: Counter[int] | None = None, watch: Watch | None = None
+    logits: Tensor, cases: list[PackedCase], near_ties: Counter[int] | None = None, watch: DrawsWatch | None = None
 ) -> list[tuple[int, int] | Refusal]:
     """The rule on all cases at once, or one by one when some cannot be judged.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.decoding.acceptance import Case, Watch
+from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.types import Draws, Refusal, TokenLogprobs, Verdict
@@ -67,7 +67,7 @@ class PackedStep:
     def __init__(self, runner: Runner, holdings: Holdings, sampler: Sampler) -> None:
         self._runner, self._holdings, self._sampler = runner, holdings, sampler
         self._near_ties: Counter[int] = Counter()
-        self._watch = Watch(secrets.randbits(128))  # its noise is a secret of this process
+        self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
 
     def take_near_ties(self) -> int:
@@ -96,14 +96,14 @@ class PackedStep:
     def _run(self, items: Sequence[VerifyItem], chunks: Sequence[Chunk]) -> Stepped:
         holdings = self._holdings
         segments: list[Segment] = []
-        cases: list[Case] = []
+        cases: list[PackedCase] = []
         row = 0
         for item in items:
             state = holdings.states[item.cursor.sequence]
             ids = [item.anchor, *item.draft_ids]
             slots = holdings.slots(state, 0, state.cached + len(ids))
             segments.append(Segment(state.sequence, state.cached, ids, slots, state.given))
-            cases.append(Case(item.cursor, state.law, row, item.draft_ids, item.q, shaper_of(state)))
+            cases.append(PackedCase(item.cursor, state.law, row, item.draft_ids, item.q, shaper_of(state)))
             row += len(ids)
         tokens, logit_rows = row, list(range(row))
         for chunk in chunks:
@@ -127,7 +127,7 @@ class PackedStep:
         return Stepped(outcomes, rows[: len(items)], rows[len(items) :], tokens)
 
     def _judge(
-        self, items: Sequence[VerifyItem], cases: list[Case], result: Pass
+        self, items: Sequence[VerifyItem], cases: list[PackedCase], result: Pass
     ) -> tuple[list[Verdict | Refusal], list[_Committed | None]]:
         outcomes: list[Verdict | Refusal] = []
         wanted: list[_Committed | None] = []

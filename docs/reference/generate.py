@@ -90,11 +90,11 @@ def _every_command() -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
 def _shared_by_roles() -> argparse.ArgumentParser:
     """What every role of `dspark serve` takes besides the keys of its section."""
     from deploy.rooms import config_class
-    from deploy.topology import Role
+    from deploy.topology import ProcessRole
     from dspark.cli import serve
 
-    keys = {field.name for field in dataclasses.fields(config_class(Role.COORDINATOR))}
-    parser = serve.room_parser(Role.COORDINATOR.value)
+    keys = {field.name for field in dataclasses.fields(config_class(ProcessRole.COORDINATOR))}
+    parser = serve.room_parser(ProcessRole.COORDINATOR.value)
     for action in parser._actions:
         if action.dest in keys:
             action.help = argparse.SUPPRESS

@@ -79,7 +79,7 @@ def _bench(args: argparse.Namespace) -> int:
     elif args.others:
         raise InvalidRequest("with", "needs --plot")
     earlier = [point for path in args.others for point in report.load(path)]
-    order = sweep.Order(
+    order = sweep.SweepOrder(
         endpoint=None if args.openai else _cell(args),
         token=_token(args),
         tls=_tls(args),

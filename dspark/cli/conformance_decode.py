@@ -39,7 +39,7 @@ REST = 4  # the round before which a drafter has lost its context
 
 
 @dataclasses.dataclass
-class Run:
+class CaseRun:
     """One case on its way."""
 
     cursor: Cursor
@@ -112,11 +112,11 @@ def decode_cases(file: Path, *, drafter: Drafter, target_folder: Path | None) ->
     return problems
 
 
-def _run_of(number: int, case: dict[str, Any]) -> Run:
+def _run_of(number: int, case: dict[str, Any]) -> CaseRun:
     if case.get("temperature", 0.0) != 0.0:
         raise CheckpointError(f"case {number}: temperature {case['temperature']}, only greedy runs have one answer")
     prompt = list(case["prompt_ids"])
-    return Run(
+    return CaseRun(
         cursor=Cursor(sequence=number + 1, epoch=1, round=0, committed_len=len(prompt)),
         prompt_len=len(prompt),
         end=len(prompt) + case["max_new_tokens"],
@@ -129,7 +129,7 @@ def _run_of(number: int, case: dict[str, Any]) -> Run:
 class _Turn:
     """All runs of a file once, by two engines that are served."""
 
-    def __init__(self, verify: Any, draft: Any, runs: list[Run], *, prefixes_are_kept: bool) -> None:
+    def __init__(self, verify: Any, draft: Any, runs: list[CaseRun], *, prefixes_are_kept: bool) -> None:
         self._verify, self._draft, self._kept = verify, draft, prefixes_are_kept
         self._runs = {run.cursor.sequence: run for run in runs}
         self._anchored: set[int] = set()
@@ -158,7 +158,7 @@ class _Turn:
             self._verify.release(sequence, 1)
             self._draft.release(sequence, 1)
 
-    def _open(self, run: Run) -> None:
+    def _open(self, run: CaseRun) -> None:
         from verify_service.interface import Prefill
 
         cursor, told = run.cursor, self._told_at_once(run)
@@ -172,10 +172,10 @@ class _Turn:
             send_rows(self._draft, rows)
         self._verify.line_up(Prefill(cursor.sequence, cursor.epoch, tuple(run.ids), told))
 
-    def _open_context(self, run: Run) -> None:
+    def _open_context(self, run: CaseRun) -> None:
         served(self._draft.open(run.cursor, run.end + self._size + MARGIN))
 
-    def _told_at_once(self, run: Run) -> bool:
+    def _told_at_once(self, run: CaseRun) -> bool:
         """Of every other prompt, and of every other round, rows are owed until they are asked for."""
         return (run.cursor.sequence + run.cursor.round) % 2 == 0
 
@@ -193,7 +193,7 @@ class _Turn:
             run.stopped = run.ids[-1] in run.stops
             self._anchored.add(sequence)
 
-    def _round(self, runs: list[Run]) -> None:
+    def _round(self, runs: list[CaseRun]) -> None:
         """Draft, schedule, verify, once, for every run that goes on."""
         from draft_service.engine import DraftItem
         from verify_service.sequences import VerifyItem
@@ -217,7 +217,7 @@ class _Turn:
             if item.wants_rows:
                 send_rows(draft, rows)
 
-    def _fill(self, run: Run) -> None:
+    def _fill(self, run: CaseRun) -> None:
         """Rows that the drafter lacks; once in a run it has lost all of them, as after a rest."""
         if run.cursor.round == REST:
             self._draft.release(run.cursor.sequence, run.cursor.epoch)
@@ -227,7 +227,7 @@ class _Turn:
             send_rows(self._draft, served(self._verify.features(run.cursor, has)))
 
 
-def _prefixes(runs: list[Run], blocks: list[Block], *, ends_at_stop: bool) -> list[tuple[tuple[int, ...], SparseQ]]:
+def _prefixes(runs: list[CaseRun], blocks: list[Block], *, ends_at_stop: bool) -> list[tuple[tuple[int, ...], SparseQ]]:
     """What of each block goes to verification, by the coordinator's own scheduler.
 
     The reference drafts no further after a stop token where a family drafts token by token; slots past it are not

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import CheckpointError
-from dspark.model.calibration import BUCKETS, FILE_NAME, RULES, Calibration, Fit, calibration_to_json
+from dspark.model.calibration import BUCKETS, FILE_NAME, RULES, Calibration, SlotFit, calibration_to_json
 from dspark.model.config import CONFIG_NAME
 from dspark.model.weights_file import weight_files
 from dspark.types import Cursor, Refusal
@@ -30,7 +30,7 @@ FIRST_SPACER = 1 << 32  # ids of sequences that only take room
 
 def calibration_for(block_size: int) -> Calibration:
     """One that no checkpoint has, the same for every slot: thresholds of raw confidence then have their like."""
-    fit = Fit((2.0,) * block_size, (0.75,) * block_size)
+    fit = SlotFit((2.0,) * block_size, (0.75,) * block_size)
     return Calibration(None, {rule: dict.fromkeys(BUCKETS, fit) for rule in RULES})
 
 

@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, help="print the version and end")
+    parser.add_argument("--version", action=_ShowVersion, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     mine = (lifecycle, scale, status, top, logs, doctor, health, discovery)
     for module in (*mine, chat, generate, bench, serve, simulate, judging, checkpoint, certificates, passed_on):
@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Version(argparse.Action):
+class _ShowVersion(argparse.Action):
     """Looked up only when asked for."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:

@@ -35,9 +35,9 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 def room_parser(role: str) -> argparse.ArgumentParser:
     """Options of one room, read from its configuration class."""
     from deploy.rooms import config_class
-    from deploy.topology import Role
+    from deploy.topology import ProcessRole
 
-    cls = config_class(Role(role))
+    cls = config_class(ProcessRole(role))
     parser = Parser(prog=f"dspark serve {role}", description=(cls.__doc__ or "").strip())
     parser.add_argument("--debug", action="store_true", help="print the traceback of a failure")
     parser.add_argument("--config", metavar="FILE", help="YAML file with a section for this role")
@@ -63,14 +63,14 @@ def _serve(args: argparse.Namespace) -> int:
     given = room_parser(args.role).parse_args(args.rest)
     args.debug = args.debug or given.debug
     from deploy.rooms import config_class, load_settings, start_room
-    from deploy.topology import Role
+    from deploy.topology import ProcessRole
     from dspark.runtime.parent import end_with
     from dspark.runtime.process import Process, run_until_signal
     from dspark.runtime.telemetry import configure_logging
 
     if given.parent_pid is not None:
         end_with(given.parent_pid)
-    role = Role(args.role)
+    role = ProcessRole(args.role)
     known = {field.name for field in dataclasses.fields(config_class(role))}
     flags = {key: value for key, value in vars(given).items() if key in known}
     settings = load_settings(role, file=given.config, environ=os.environ, flags=flags)

@@ -15,7 +15,7 @@ from dspark.errors import DsparkError, Expired, Unavailable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Window = Any  # a `deploy.readings.Window`: rooms are imported inside functions alone
+ReadingWindow = Any  # a `deploy.readings.Window`: rooms are imported inside functions alone
 
 WINDOW_S = 10.0
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -35,11 +35,11 @@ def _top(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from deploy.readings import Look, Window
+    from deploy.readings import Look, ReadingWindow
     from dspark.cli.generate import open_client
 
     every = max(args.every, 0.1)
-    window, console = Window(WINDOW_S), Console()
+    window, console = ReadingWindow(WINDOW_S), Console()
     with open_client(args) as client:
         window.add(Look(time.monotonic(), client.status()))
         if args.once:
@@ -58,7 +58,7 @@ def _top(args: argparse.Namespace) -> int:
                     live.update(frame(window, client.endpoint), refresh=True)
 
 
-def frame(window: Window, endpoint: str) -> RenderableType:
+def frame(window: ReadingWindow, endpoint: str) -> RenderableType:
     """What is shown: the cell, its pools, its lanes, the hint."""
     from rich.console import Group
     from rich.text import Text
@@ -72,7 +72,7 @@ def frame(window: Window, endpoint: str) -> RenderableType:
     return Group(*parts)
 
 
-def _cell(window: Window, endpoint: str) -> RenderableType:
+def _cell(window: ReadingWindow, endpoint: str) -> RenderableType:
     from rich.table import Table
 
     from deploy.readings import PER_TOKEN, QUEUE, TTFT
@@ -99,7 +99,7 @@ def _cell(window: Window, endpoint: str) -> RenderableType:
     return table
 
 
-def _pools(window: Window) -> RenderableType:
+def _pools(window: ReadingWindow) -> RenderableType:
     from rich.table import Table
 
     busy = window.busy("verify") | window.busy("draft")
@@ -119,7 +119,7 @@ def _pools(window: Window) -> RenderableType:
     return table
 
 
-def _lanes(window: Window) -> RenderableType:
+def _lanes(window: ReadingWindow) -> RenderableType:
     from rich.table import Table
 
     from deploy.readings import DRAFT_RPC, VERIFY_RPC

@@ -121,11 +121,11 @@ def _regenerate(args: argparse.Namespace, settings: Any, asking: Any, prompts: P
 
     if args.endpoint:
         return ask(args.endpoint, read_token(args.token_file), settings.target, asking, prompts, rows)
-    from deploy.processes import LocalCell
+    from deploy.processes import ProcessCell
 
     logs = rows.parent / "logs"
     logs.mkdir(exist_ok=True)
-    with LocalCell(settings.target, "", drafters=0, folder=logs) as cell:  # plain decoding: there is no drafter yet
+    with ProcessCell(settings.target, "", drafters=0, folder=logs) as cell:  # plain decoding: there is no drafter yet
         return ask(cell.endpoint, None, settings.target, asking, prompts, rows)
 
 
@@ -164,10 +164,10 @@ def _train(settings: Any) -> dict[str, Any]:
 
 def _serve(target: str, drafter: Path, prompts: Path, out: Path, tokens: int) -> dict[str, Any]:
     """A cell with the new pair answers held-out prompts, with its drafter and without."""
-    from deploy.processes import LocalCell
+    from deploy.processes import ProcessCell
     from dspark.training.chain_stages import measure_cell
 
-    with LocalCell(target, drafter, folder=out / "logs") as cell, cell.client() as client:
+    with ProcessCell(target, drafter, folder=out / "logs") as cell, cell.client() as client:
         return measure_cell(client, target, prompts, tokens)
 
 

@@ -57,12 +57,12 @@ def add_asking(parser: argparse.ArgumentParser, *, prefix: str = "") -> None:
 
 def asking_of(args: argparse.Namespace, *, prefix: str = "") -> Any:
     """How answers are asked for."""
-    from dspark.training.regenerate import Asking
+    from dspark.training.regenerate import RegenerationSettings
 
-    given = {field.name: getattr(args, prefix + field.name, None) for field in dataclasses.fields(Asking)}
+    given = {field.name: getattr(args, prefix + field.name, None) for field in dataclasses.fields(RegenerationSettings)}
     if prefix:
         given["seed"] = getattr(args, "seed", None)
-    return Asking(**{name: value for name, value in given.items() if value is not None})
+    return RegenerationSettings(**{name: value for name, value in given.items() if value is not None})
 
 
 def _layers(text: str) -> tuple[int, ...]:

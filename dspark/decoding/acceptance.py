@@ -17,10 +17,10 @@ from torch import Tensor
 
 from dspark.decoding.block_rule import block_rule as block_rule
 from dspark.decoding.block_rule import judge_block
-from dspark.decoding.case import Case as Case
+from dspark.decoding.case import PackedCase as PackedCase
 from dspark.decoding.case import take
 from dspark.decoding.coupled_rule import first_coupled, judge_coupled
-from dspark.decoding.draws import Watch as Watch
+from dspark.decoding.draws import DrawsWatch as DrawsWatch
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import residual as residual
 from dspark.decoding.sampling import LawColumns, best, distribution, draw
@@ -35,7 +35,7 @@ Verdicts = list[tuple[int, int]]  # (accepted, next token)
 
 
 def judge(
-    logits: Tensor, cases: Sequence[Case], near_ties: Counter[int] | None = None, watch: Watch | None = None
+    logits: Tensor, cases: Sequence[PackedCase], near_ties: Counter[int] | None = None, watch: DrawsWatch | None = None
 ) -> Verdicts:
     """(accepted, next token) of every sequence of a packed pass: logits [T, V] of any float dtype.
 
@@ -45,15 +45,15 @@ def judge(
     """
     if any(case.shaper is not None for case in cases):
         logits = shaped(logits, ((case.first_row, case.draft_ids, case.shaper) for case in cases))
-    ways: dict[Callable[[Tensor, Sequence[Case]], Verdicts], list[int]] = {}
+    ways: dict[Callable[[Tensor, Sequence[PackedCase]], Verdicts], list[int]] = {}
 
-    def coupled(logits: Tensor, cases: Sequence[Case]) -> Verdicts:
+    def coupled(logits: Tensor, cases: Sequence[PackedCase]) -> Verdicts:
         return judge_coupled(logits, cases, near_ties)
 
-    def token(logits: Tensor, cases: Sequence[Case]) -> Verdicts:
+    def token(logits: Tensor, cases: Sequence[PackedCase]) -> Verdicts:
         return judge_token(logits, cases, watch)
 
-    def block(logits: Tensor, cases: Sequence[Case]) -> Verdicts:
+    def block(logits: Tensor, cases: Sequence[PackedCase]) -> Verdicts:
         return judge_block(logits, cases, watch)
 
     by_rule = {Rule.TOKEN: token, Rule.BLOCK: block, Rule.COUPLED: coupled}
@@ -80,7 +80,7 @@ def first_token(logits: Tensor, law: Law, cursor: Cursor, shaper: Shaper | None 
     return int(draw(probs, torch.from_numpy(u).to(probs.device)))
 
 
-def _judge_greedy(logits: Tensor, cases: Sequence[Case]) -> Verdicts:
+def _judge_greedy(logits: Tensor, cases: Sequence[PackedCase]) -> Verdicts:
     """Greedy matching: no softmax, and q does not matter."""
     rows = [case.first_row + slot for case in cases for slot in range(len(case.draft_ids) + 1)]
     top = best(take(logits, rows)).tolist()

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.case import Case, target_law
-from dspark.decoding.draws import Watch
+from dspark.decoding.case import PackedCase, target_law
+from dspark.decoding.draws import DrawsWatch
 from dspark.decoding.ratio import (
     Floats,
     coins_of_emission,
@@ -90,7 +90,7 @@ def longest(made: Chances, slots: Slots, accept_u: Floats) -> tuple[list[int], l
     return kept, rejected, alive
 
 
-def judge_block(logits: Tensor, cases: Sequence[Case], watch: Watch | None = None) -> list[tuple[int, int]]:
+def judge_block(logits: Tensor, cases: Sequence[PackedCase], watch: DrawsWatch | None = None) -> list[tuple[int, int]]:
     """(accepted, next token) of sampled sequences: logits [T, V]."""
     slots = slots_of(cases)
     p = probabilities(logits, spots_of(cases), slots.slot, slots.ids)

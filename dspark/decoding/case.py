@@ -12,11 +12,11 @@ from dspark.decoding.sampling import LawColumns, distribution
 from dspark.decoding.shaping import Shaper
 from dspark.types import Cursor, Law, SparseQ
 
-Spot = tuple["Case", int]  # a sequence and a slot of it, from 0; the last slot is where the target adds one token
+Spot = tuple["PackedCase", int]  # a sequence and a slot of it, from 0; the last slot is where the target adds one token
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PackedCase:
     """One sequence of a packed pass, `validate_q` passed: its rows start at `first_row`, the anchor's."""
 
     cursor: Cursor

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dspark.decoding.case import Case, Spot, target_law
+from dspark.decoding.case import PackedCase, Spot, target_law
 from dspark.decoding.race import NEAR_TIE, times, winners
 from dspark.types import Cursor, Law
 
@@ -22,7 +22,7 @@ AHEAD = 4  # rows raced at a time: few are run in vain, and starting a race is n
 
 
 def judge_coupled(
-    logits: Tensor, cases: Sequence[Case], near_ties: Counter[int] | None = None
+    logits: Tensor, cases: Sequence[PackedCase], near_ties: Counter[int] | None = None
 ) -> list[tuple[int, int]]:
     """(accepted, next token) of sampled sequences: logits [T, V]. Counts near-ties by sequence."""
     verdicts: list[tuple[int, int]] = [(0, -1)] * len(cases)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dspark.decoding.case import Case
+from dspark.decoding.case import PackedCase
 from dspark.decoding.slots import Slots
 from dspark.types import PLACES, Draws
 
@@ -35,7 +35,7 @@ Ints = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]  # [slots, 2] of one sequence
 
 
-class _Seen(NamedTuple):
+class _RuleCall(NamedTuple):
     """Of one call of a rule."""
 
     sequences: list[int]  # [m]
@@ -49,16 +49,16 @@ class _Seen(NamedTuple):
     luck_variance: Floats  # [m]
 
 
-class Watch:
+class DrawsWatch:
     """Gathers over the calls of one pass. `secret` keys its own noise and nothing else."""
 
     def __init__(self, secret: int) -> None:
         self._noise = np.random.Generator(np.random.Philox(secret))
-        self._seen: list[_Seen] = []
+        self._seen: list[_RuleCall] = []
 
     def note(
         self,
-        cases: Sequence[Case],
+        cases: Sequence[PackedCase],
         slots: Slots,
         if_drawn: Floats,  # [N] alive of an entry's slot if the entry were its token
         alive: Floats,  # [S]
@@ -87,7 +87,7 @@ class Watch:
         square = np.bincount(sequence, (2.0 * slots.within - 1.0) * mine, minlength=len(lengths))
         unit = np.maximum(np.array(counting, np.float64), 1.0)
         self._seen.append(
-            _Seen(
+            _RuleCall(
                 [case.cursor.sequence for case in cases],
                 slots.lengths,
                 counts,

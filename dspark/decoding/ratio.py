@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.case import Case, Spot, target_law
+from dspark.decoding.case import PackedCase, Spot, target_law
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import draw
 from dspark.decoding.slots import Slots
@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 PIECE = 1 << 16  # probabilities a CPU works on at a time
 
 
-def slots_of(cases: Sequence[Case]) -> Slots:
+def slots_of(cases: Sequence[PackedCase]) -> Slots:
     """The drafted slots of all sequences."""
     return Slots.of(
         [case.draft_ids for case in cases],
@@ -37,7 +37,7 @@ def slots_of(cases: Sequence[Case]) -> Slots:
     )
 
 
-def spots_of(cases: Sequence[Case]) -> list[Spot]:
+def spots_of(cases: Sequence[PackedCase]) -> list[Spot]:
     """Every drafted slot, in the order of `slots_of`."""
     return [(case, slot) for case in cases for slot in range(len(case.draft_ids))]
 
@@ -60,7 +60,7 @@ def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) 
     return p
 
 
-def coins(purpose: Purpose, cases: Sequence[Case], counts: Sequence[int], slots: Ints) -> Floats:
+def coins(purpose: Purpose, cases: Sequence[PackedCase], counts: Sequence[int], slots: Ints) -> Floats:
     """Draws for the next `counts` of `slots`, case after case."""
     names = [
         (case.law.seed, case.law.choice, int(case.law.rule), case.cursor.epoch, case.cursor.anchor_position)
@@ -73,12 +73,12 @@ def coins(purpose: Purpose, cases: Sequence[Case], counts: Sequence[int], slots:
     return uniforms(seed, choice, rule, purpose, epoch, position, slots)
 
 
-def coins_of_slots(cases: Sequence[Case], slots: Slots) -> Floats:
+def coins_of_slots(cases: Sequence[PackedCase], slots: Slots) -> Floats:
     """The coin of every drafted slot: [S]."""
     return coins(Purpose.ACCEPT, cases, slots.lengths, slots.within)
 
 
-def coins_of_emission(cases: Sequence[Case], accepted: Sequence[int]) -> Floats:
+def coins_of_emission(cases: Sequence[PackedCase], accepted: Sequence[int]) -> Floats:
     """The coin of the token the target adds: [m]."""
     return coins(Purpose.EMIT, cases, [1] * len(cases), np.array(accepted) + 1)
 

@@ -30,7 +30,7 @@ Schedule = Callable[[int, Sequence[float]], int]  # (anchor position, confidence
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RecordedRound:
     """One round as it can be recorded: the choices (anchor, block, prefix) and what came of them."""
 
     anchor_position: int
@@ -44,11 +44,11 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReferenceRun:
     """The answer, without the prompt, and its rounds; the prefill's token is no round."""
 
     token_ids: tuple[int, ...]
-    rounds: tuple[Round, ...]
+    rounds: tuple[RecordedRound, ...]
 
 
 def generate(
@@ -62,25 +62,25 @@ def generate(
     stop_ids: Collection[int] = (),
     entries: int = 64,
     epoch: int = 1,
-) -> Run:
+) -> ReferenceRun:
     """Decodes until a stop token or `max_tokens`."""
     law = replace(law, prompt_len=len(prompt))
-    tokens, rounds = list(prompt), list[Round]()
+    tokens, rounds = list(prompt), list[RecordedRound]()
     tokens.append(_first(tokens, target, law, epoch))
     while len(tokens) < len(prompt) + max_tokens and not _stopped(tokens[len(prompt) :], stop_ids):
         anchor = len(tokens) - 1
         draft_ids, q, confidence = _draft(tokens, drafter, law, entries, epoch)
         prefix = min(schedule(anchor, confidence), len(draft_ids))
         accepted, token = _verify(tokens, draft_ids[:prefix], q.prefix(prefix), target, law, epoch)
-        rounds.append(Round(anchor, draft_ids, q, prefix, accepted, token, epoch))
+        rounds.append(RecordedRound(anchor, draft_ids, q, prefix, accepted, token, epoch))
         tokens += [*draft_ids[:accepted], token]
-    return Run(_cut(tokens[len(prompt) :], max_tokens, stop_ids), tuple(rounds))
+    return ReferenceRun(_cut(tokens[len(prompt) :], max_tokens, stop_ids), tuple(rounds))
 
 
 def replay(
     prompt: Sequence[int],
     target: Target,
-    rounds: Sequence[Round],
+    rounds: Sequence[RecordedRound],
     law: Law,
     *,
     max_tokens: int,

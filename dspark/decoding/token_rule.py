@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.case import Case, target_law
-from dspark.decoding.draws import Watch
+from dspark.decoding.case import PackedCase, target_law
+from dspark.decoding.draws import DrawsWatch
 from dspark.decoding.ratio import (
     Floats,
     coins_of_emission,
@@ -36,7 +36,7 @@ def accept_probability(p: npt.ArrayLike, q: npt.ArrayLike) -> Floats:
     return kept
 
 
-def judge_token(logits: Tensor, cases: Sequence[Case], watch: Watch | None = None) -> list[tuple[int, int]]:
+def judge_token(logits: Tensor, cases: Sequence[PackedCase], watch: DrawsWatch | None = None) -> list[tuple[int, int]]:
     """(accepted, next token) of sampled sequences: logits [T, V]."""
     slots = slots_of(cases)
     of_entries = probabilities(logits, spots_of(cases), slots.slot, slots.ids)
@@ -62,7 +62,9 @@ def token_rule(
     return kept[0], emit(target_probs[kept], slots, rejected, np.array([emit_u]))[0]
 
 
-def _note(watch: Watch, cases: Sequence[Case], slots: Slots, of_entries: Floats, p: Floats, kept: list[int]) -> None:
+def _note(
+    watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, of_entries: Floats, p: Floats, kept: list[int]
+) -> None:
     """of_entries [N] and p [S]: the target's probabilities."""
     q = slots.of_drafted()
     alive, start = accept_probability(p, q), 0

@@ -17,7 +17,7 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamPiece:
     """What one message of the stream brought: new tokens and bytes; `speculation` comes at most once.
 
     tokens UNKNOWN: some text, the server does not say how many tokens; `spread` later gives the total of such messages.
@@ -26,12 +26,12 @@ class Piece:
     tokens: int
     size: int  # bytes of the message, framing included
     token_ids: tuple[int, ...] = ()
-    speculation: Speculation | None = None
+    speculation: SpeculationFigures | None = None
     spread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculationFigures:
     """What drafting did for one answer, where the server says so."""
 
     rounds: int
@@ -41,7 +41,7 @@ class Speculation:
 
 
 @dataclass(slots=True)
-class Answer:
+class MeasuredAnswer:
     """A request and its trace."""
 
     question: Question
@@ -53,9 +53,9 @@ class Answer:
     size: int = 0  # bytes received
     ended: float = 0.0
     error: str = ""  # "" for a whole answer; "cut" when the measurement ended first
-    speculation: Speculation | None = None
+    speculation: SpeculationFigures | None = None
 
-    def take(self, piece: Piece, now: float) -> None:
+    def take(self, piece: StreamPiece, now: float) -> None:
         """Books one message."""
         self.size += piece.size
         self.token_ids += piece.token_ids
@@ -105,7 +105,7 @@ class Endpoint(Protocol):
 
     name: str
 
-    def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+    def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
         """The answer to one question; `number` keys its draws. Raises DsparkError when the server refuses or fails."""
 
     async def counters(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Chunk, Finished, ModelInfo, read_event
 from dspark.client.request import SERVICE_CONFIG, Sampling, write_request
 from dspark.loadgen import prometheus
-from dspark.loadgen.answer import Piece, Speculation
+from dspark.loadgen.answer import SpeculationFigures, StreamPiece
 from dspark.loadgen.prompts import Question
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.tls import Tls
@@ -37,7 +37,7 @@ class GrpcEndpoint:
         self._channel = open_channel(endpoint, tls=tls, service_config=SERVICE_CONFIG)
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
 
-    async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+    async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
         options = self._options
         if question.max_tokens is not None:
             options = replace(options, max_tokens=question.max_tokens)
@@ -50,13 +50,16 @@ class GrpcEndpoint:
             async for reply in call:
                 event, size = read_event(reply), reply.ByteSize() + FRAME
                 if isinstance(event, Chunk):
-                    yield Piece(len(event.token_ids), size, event.token_ids)
+                    yield StreamPiece(len(event.token_ids), size, event.token_ids)
                 elif isinstance(event, Finished):
                     whole = True
                     spec = event.speculation
                     committed = spec.mean_acceptance_length * spec.rounds
-                    yield Piece(
-                        0, size, (), Speculation(spec.rounds, committed, spec.verified_tokens, spec.accepted_tokens)
+                    yield StreamPiece(
+                        0,
+                        size,
+                        (),
+                        SpeculationFigures(spec.rounds, committed, spec.verified_tokens, spec.accepted_tokens),
                     )
         except grpc.aio.AioRpcError as error:
             raise read_error(error, self._endpoint) from None

@@ -14,7 +14,7 @@ from typing import Any
 
 from dspark.errors import DsparkError, Unavailable
 from dspark.loadgen import prometheus
-from dspark.loadgen.answer import UNKNOWN, Piece
+from dspark.loadgen.answer import UNKNOWN, StreamPiece
 from dspark.loadgen.http_stream import post_lines
 from dspark.loadgen.prompts import Question
 
@@ -50,7 +50,7 @@ class OpenAiEndpoint:
         self._base = options.url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
 
-    async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+    async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
         counted, unknown, done = 0, False, False
         async for line in post_lines(f"{self._base}/completions", self._body(question, number), self._headers):
             if not line.startswith(b"data:"):
@@ -72,7 +72,7 @@ class OpenAiEndpoint:
                 tokens, unknown = UNKNOWN, True
             elif unknown and not counted and (total := (message.get("usage") or {}).get("completion_tokens")):
                 self.counted_by, spread = "total", int(total)
-            yield Piece(tokens, size, ids, spread=spread)
+            yield StreamPiece(tokens, size, ids, spread=spread)
         if not done:
             raise Unavailable(f"{self._base} ended the answer without saying why")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dspark.errors import DsparkError, Expired, InvalidRequest
-from dspark.loadgen.answer import Answer, Endpoint
+from dspark.loadgen.answer import Endpoint, MeasuredAnswer
 from dspark.loadgen.prompts import Question
 
 CUT = "cut"
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]  # (answers, tokens) so far, warm-up left 
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """Exactly one of `concurrency` (users) and `rate` (requests a second) is set.
 
     requests: measured ones; 0 leaves it to duration_s. duration_s: longest window; 0 leaves it to requests.
@@ -57,26 +57,26 @@ class Plan:
 class Outcome:
     """Answers of the window and of what was under way when it opened; counters are differences over the window."""
 
-    plan: Plan
+    plan: LoadPlan
     opened: float = 0.0
     closed: float = 0.0
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[MeasuredAnswer] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
 
     @property
-    def measured(self) -> list[Answer]:
+    def measured(self) -> list[MeasuredAnswer]:
         """Answers that were meant to start inside the window."""
         return [answer for answer in self.answers if answer.intended >= self.opened]
 
 
-async def run(endpoint: Endpoint, questions: Iterator[Question], plan: Plan, progress: Progress) -> Outcome:
+async def run(endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress) -> Outcome:
     """Warm-up and window."""
     load = _Load(endpoint, questions, plan, progress)
     return await (load.closed_loop() if plan.concurrency else load.open_loop())
 
 
 class _Load:
-    def __init__(self, endpoint: Endpoint, questions: Iterator[Question], plan: Plan, progress: Progress) -> None:
+    def __init__(self, endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress) -> None:
         self._endpoint = endpoint
         self._questions = questions
         self._plan = plan
@@ -170,7 +170,7 @@ class _Load:
                 group.create_task(user())
 
     async def _ask(self, intended: float) -> None:
-        answer = Answer(next(self._questions), intended, sent=time.perf_counter())
+        answer = MeasuredAnswer(next(self._questions), intended, sent=time.perf_counter())
         self._outcome.answers.append(answer)
         stream = self._endpoint.stream(answer.question, next(self._numbers))
         try:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from dspark.loadgen.answer import Answer
+from dspark.loadgen.answer import MeasuredAnswer
 from dspark.loadgen.run import CUT, Outcome
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -73,7 +73,7 @@ def summarise(outcome: Outcome, *, series: str, counted_by: str = "ids") -> dict
     }
 
 
-def _speculation(whole: list[Answer], outcome: Outcome) -> dict[str, Any]:
+def _speculation(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, Any]:
     """From the answers where they say it, else from the server's counters (rounds with a draft alone, then)."""
     told = [answer.speculation for answer in whole if answer.speculation is not None]
     rounds = sum(spec.rounds for spec in told)
@@ -99,7 +99,7 @@ def _speculation(whole: list[Answer], outcome: Outcome) -> dict[str, Any]:
     return {"tau": None, "tau_over": None, "verified_per_token": None, "budget": None}
 
 
-def _bytes(whole: list[Answer], outcome: Outcome) -> dict[str, float]:
+def _bytes(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, float]:
     received = sum(answer.tokens for answer in whole)
     found = {"client": round(sum(answer.size for answer in whole) / received, 2)} if received else {}
     tokens = sum(answer.tokens for answer in outcome.answers)  # the counters saw them all

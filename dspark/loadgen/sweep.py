@@ -30,7 +30,7 @@ PER_USER, LEAST = 4, 16  # measured requests of a point where none are asked for
 
 
 @dataclass(frozen=True)
-class Order:
+class SweepOrder:
     """What `dspark bench` was asked for; see its --help. `endpoint` None means `openai`."""
 
     endpoint: str | None
@@ -71,7 +71,7 @@ class Order:
 
 
 async def run_point(
-    endpoint: Endpoint, questions: list[Question], plan: loop.Plan, bar: Bar, series: str
+    endpoint: Endpoint, questions: list[Question], plan: loop.LoadPlan, bar: Bar, series: str
 ) -> dict[str, Any]:
     """One measurement, summed up."""
     loads = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
@@ -80,7 +80,7 @@ async def run_point(
     return summarise(outcome, series=series, counted_by=getattr(endpoint, "counted_by", "ids"))
 
 
-async def run(order: Order, bar: Bar) -> list[dict[str, Any]]:
+async def run(order: SweepOrder, bar: Bar) -> list[dict[str, Any]]:
     """Every point of the order."""
     endpoints = [_endpoint(order, policy) for policy in order.policies]
     try:
@@ -98,12 +98,12 @@ async def run(order: Order, bar: Bar) -> list[dict[str, Any]]:
             await endpoint.close()
 
 
-def _plan(order: Order, concurrency: int, rate: float) -> loop.Plan:
+def _plan(order: SweepOrder, concurrency: int, rate: float) -> loop.LoadPlan:
     requests = order.requests
     if not requests and not order.duration_s:
         requests = max(LEAST, PER_USER * concurrency)
     warmup = order.warmup if order.warmup is not None else max(2, concurrency)
-    return loop.Plan(
+    return loop.LoadPlan(
         concurrency=concurrency,
         rate=rate,
         requests=requests,
@@ -114,7 +114,7 @@ def _plan(order: Order, concurrency: int, rate: float) -> loop.Plan:
     )
 
 
-def _endpoint(order: Order, policy: str) -> Endpoint:
+def _endpoint(order: SweepOrder, policy: str) -> Endpoint:
     if order.endpoint is None:
         options = OpenAiOptions(
             url=order.openai,
@@ -136,7 +136,7 @@ def _endpoint(order: Order, policy: str) -> Endpoint:
     return GrpcEndpoint(order.endpoint, sampling, token=order.token, tls=order.tls)
 
 
-async def _questions(order: Order, endpoint: Endpoint) -> list[Question]:
+async def _questions(order: SweepOrder, endpoint: Endpoint) -> list[Question]:
     if order.prompts is not None:
         return prompts.from_file(order.prompts)
     info = await endpoint.model_info() if isinstance(endpoint, GrpcEndpoint) else None

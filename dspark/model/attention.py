@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from dspark.model.block_mask import Group
+from dspark.model.block_mask import QueryGroup
 from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm, rms_norm, rotate
@@ -128,7 +128,7 @@ class Attention(nn.Module):
         context_k: Tensor,  # [B, T, Hkv, hd]
         context_v: Tensor,
         angles: Tensor,  # [B, A*k, hd]
-        groups: Sequence[Group],
+        groups: Sequence[QueryGroup],
     ) -> Tensor:
         """Many blocks per row of a batch, each behind its own mask: [B, A*k, H]."""
         query, key, value = self.project(rows, angles)

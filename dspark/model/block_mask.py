@@ -12,7 +12,7 @@ from torch import Tensor
 _GROUPS = 4
 
 
-class Group(NamedTuple):
+class QueryGroup(NamedTuple):
     """A run of queries that share one attention call."""
 
     queries: slice  # into the A*k queries
@@ -32,7 +32,7 @@ def for_padded_context(context_len: Tensor, rows: int, block_size: int) -> Tenso
 
 def for_training(
     anchor_positions: Tensor, block_keep_mask: Tensor, *, block_size: int, first_rows: Tensor | None = None
-) -> list[Group]:
+) -> list[QueryGroup]:
     """anchors [B, A], keep [B, A] -> groups that together cover all A*k queries in order.
 
     A query sees the context rows strictly before its anchor, and its own block. `first_rows` [B, A] says where its
@@ -53,5 +53,5 @@ def for_training(
         own = (owner.unsqueeze(-1) == owner).expand(len(part), -1, -1)
         mask = torch.cat((before.repeat_interleave(block_size, dim=1), own), dim=-1).unsqueeze(1)
         queries = slice(start * block_size, (start + anchors) * block_size)
-        groups.append(Group(queries, rows, mask))
+        groups.append(QueryGroup(queries, rows, mask))
     return groups

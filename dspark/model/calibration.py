@@ -32,7 +32,7 @@ Wide = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class SlotFit:
     """Of every slot of a block. Increasing in the logit: no slot's ranking changes."""
 
     temperatures: tuple[float, ...]
@@ -46,7 +46,7 @@ class Fit:
         return scaled + np.asarray(self.offsets[:slots]) if self.offsets else scaled
 
 
-Buckets = Mapping[Bucket, Fit]
+Buckets = Mapping[Bucket, SlotFit]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Calibration:
     top_k_cut: int | None = None  # draft truncation the fit was made with, None if unknown
     rules: Mapping[RuleName, Buckets] = field(default_factory=dict)
 
-    def fit(self, bucket: Bucket, rule: RuleName) -> Fit | None:
+    def fit(self, bucket: Bucket, rule: RuleName) -> SlotFit | None:
         """That of the rule; of a rule that was not fitted, that of the first that was: nearer than none."""
         for name in (rule, *RULES):
             if name in self.rules:
@@ -131,17 +131,17 @@ def _buckets(place: str, value: object, version: int, block_size: int) -> Bucket
     return {name: _fit(f"{place}.{name}", value[name], version, block_size) for name in BUCKETS if name in value}
 
 
-def _fit(place: str, value: object, version: int, block_size: int) -> Fit:
+def _fit(place: str, value: object, version: int, block_size: int) -> SlotFit:
     if version < VERSION:
-        return Fit(_numbers(place, value, block_size, above=0.0))
+        return SlotFit(_numbers(place, value, block_size, above=0.0))
     if not isinstance(value, dict):
         raise CheckpointError(f"{place}: expected an object, found {value!r}")
     if strange := sorted(value.keys() - {"temperatures", "offsets"}):
         raise CheckpointError(f"{place}.{strange[0]}: expected temperatures or offsets")
     temperatures = _numbers(f"{place}.temperatures", value.get("temperatures"), block_size, above=0.0)
     if "offsets" not in value:
-        return Fit(temperatures)
-    return Fit(temperatures, _numbers(f"{place}.offsets", value["offsets"], block_size))
+        return SlotFit(temperatures)
+    return SlotFit(temperatures, _numbers(f"{place}.offsets", value["offsets"], block_size))
 
 
 def _numbers(name: str, value: object, block_size: int, above: float = -math.inf) -> tuple[float, ...]:

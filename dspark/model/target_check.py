@@ -18,7 +18,7 @@ from dspark.errors import CheckpointError
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
 from dspark.model.formats.saved import without_computed
 from dspark.model.json_file import listed
-from dspark.model.weights_file import Entry, read_tensors
+from dspark.model.weights_file import TensorEntry, read_tensors
 
 MOST_LAYERS = 1024
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
@@ -27,7 +27,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _ADAPTER = "adapter_config.json"  # names another checkpoint, which would be loaded in its place
 
 
-def check_target_config(folder: Path, entries: Mapping[str, Entry]) -> None:
+def check_target_config(folder: Path, entries: Mapping[str, TensorEntry]) -> None:
     """Refuses settings that do not go with the folder's own weights, by key."""
     if (folder / _ADAPTER).exists():
         raise CheckpointError(f"{folder / _ADAPTER}: adapters are not supported; merge it into its model")
@@ -42,7 +42,7 @@ def check_target_config(folder: Path, entries: Mapping[str, Entry]) -> None:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def check_target_headers(folder: Path, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+def check_target_headers(folder: Path, entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """Refuses tensors that the library's model of this config has in another shape, does not have, or has as floats.
 
     By name, without reading any. Where the library knows weights by other names than they are stored under, or cannot
@@ -81,7 +81,7 @@ def check_target_headers(folder: Path, entries: Mapping[str, Entry]) -> dict[str
     return entries
 
 
-def check_target_values(entries: Mapping[str, Entry]) -> bool:
+def check_target_values(entries: Mapping[str, TensorEntry]) -> bool:
     """Refuses NaN and infinities, one tensor at a time. Whether that was all: there are formats it cannot read."""
     names = [name for name, entry in entries.items() if entry.dtype in _FLOATS]
     for _ in read_tensors(entries, names):
@@ -114,7 +114,7 @@ def _check_finite(key: str, value: object) -> None:
         _check_finite(f"{key}.{name}" if key else str(name), part)
 
 
-def _check(raw: dict[str, Any], entries: Mapping[str, Entry]) -> None:
+def _check(raw: dict[str, Any], entries: Mapping[str, TensorEntry]) -> None:
     for key in _IMPLEMENTATIONS:
         if "/" in show(raw.get(key)):
             raise CheckpointError(f"{key}: {show(raw[key])} names code from elsewhere")

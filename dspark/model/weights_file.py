@@ -27,7 +27,7 @@ _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor as its file's header describes it."""
 
     file: Path
@@ -37,9 +37,9 @@ class Entry:
     rows: Tensor | None = field(default=None, compare=False)  # int64, of the stored tensor; None: all of it
 
 
-def read_directory(folder: Path) -> dict[str, Entry]:
+def read_directory(folder: Path) -> dict[str, TensorEntry]:
     """Name -> entry over all weight files of a folder."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     files = weight_files(folder)
     for file in files:
         for name, entry in _read_header(file).items():
@@ -66,7 +66,7 @@ def weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder}: neither {SINGLE_NAME} nor {INDEX_NAME} is there")
 
 
-def check_shapes(folder: Path, entries: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:
+def check_shapes(folder: Path, entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Exactly the expected names and shapes, all floating point; else one error with all of them."""
     floats = ("F64", "F32", "F16", "BF16")
     shared = sorted(expected.keys() & entries.keys())
@@ -87,7 +87,7 @@ def check_shapes(folder: Path, entries: Mapping[str, Entry], expected: Mapping[s
         raise CheckpointError(f"{folder}: {'; '.join(found)}")
 
 
-def read_tensors(entries: Mapping[str, Entry], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(entries: Mapping[str, TensorEntry], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
     """(name, CPU tensor in the file's dtype), each checked to be finite."""
     by_file: dict[Path, list[str]] = {}
     for name in names:
@@ -149,7 +149,7 @@ def _read_index(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path}: not a weight index ({error!r})") from error
 
 
-def _check_index(path: Path, entries: Mapping[str, Entry]) -> None:
+def _check_index(path: Path, entries: Mapping[str, TensorEntry]) -> None:
     """The index and the files name the same tensors, each in the same file."""
     said = _read_index(path)
     wrong = sorted(name for name in said.keys() | entries.keys() if not _in_place(name, said, entries))
@@ -157,7 +157,7 @@ def _check_index(path: Path, entries: Mapping[str, Entry]) -> None:
         raise CheckpointError(f"{path}: says otherwise than the files of {listed(wrong)}")
 
 
-def _in_place(name: str, said: Mapping[str, str], entries: Mapping[str, Entry]) -> bool:
+def _in_place(name: str, said: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> bool:
     return name in entries and said.get(name) == entries[name].file.name
 
 
@@ -169,7 +169,7 @@ def _stays(folder: Path, file: Path) -> None:
         raise CheckpointError(f"{file}: a link that leaves the folder")
 
 
-def _read_header(file: Path) -> dict[str, Entry]:
+def _read_header(file: Path) -> dict[str, TensorEntry]:
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
@@ -182,7 +182,7 @@ def _read_header(file: Path) -> dict[str, Entry]:
         if len(header) > MAX_ENTRIES:
             raise CheckpointError(f"{file}: {len(header)} tensors, more than {MAX_ENTRIES}")
         return {
-            name: Entry(file, str(value["dtype"]), tuple(int(size) for size in value["shape"]))
+            name: TensorEntry(file, str(value["dtype"]), tuple(int(size) for size in value["shape"]))
             for name, value in header.items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dspark.synthetic.law import Ints, Purpose, SyntheticLaw, keyed, uniform
+from dspark.synthetic.law import Ints, KeyPurpose, SyntheticLaw, keyed, uniform
 from dspark.types import NO_Q, Block, Cursor, Law, Rule, SparseQ
 
 
@@ -44,7 +44,7 @@ class BlockMaker:
         confidences = law.confidences(keys, anchors, chances)
         ranks = np.zeros(drafted.shape, np.int64)
         if not all(one.greedy for one in laws):
-            hashes = keyed(keys[:, None], Purpose.RANK, anchors[:, None], np.arange(size))
+            hashes = keyed(keys[:, None], KeyPurpose.RANK, anchors[:, None], np.arange(size))
             ranks = np.minimum(np.searchsorted(self._edges, uniform(hashes), side="right"), self._entries - 1)
         blocks = []
         for row, (cursor, one, watermark) in enumerate(zip(cursors, laws, watermarks, strict=True)):

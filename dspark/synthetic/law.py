@@ -33,7 +33,7 @@ _QUANTILE = np.uint64(QUANTILES - 1)
 _S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 
 
-class Purpose(enum.IntEnum):
+class KeyPurpose(enum.IntEnum):
     """No hash is used for two things."""
 
     SEQUENCE = 1
@@ -60,7 +60,7 @@ def mix_one(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def keyed(keys: Keys, purpose: Purpose, a: Ints, b: Ints | None = None) -> Keys:
+def keyed(keys: Keys, purpose: KeyPurpose, a: Ints, b: Ints | None = None) -> Keys:
     """Hashes of (key, purpose, a, b), arrays that broadcast; distinct arguments, distinct steps of splitmix64."""
     step = keys + a.astype(np.uint64) * _A + np.uint64((int(purpose) << 48) & _MASK)
     return mix(step if b is None else step + b.astype(np.uint64) * _B)
@@ -106,12 +106,12 @@ class SyntheticLaw:
 
     def key(self, first_token: int, seed: int, choice: int) -> int:
         """Of a sequence: what all its hashes begin with."""
-        key = mix_one((self._seed + int(Purpose.SEQUENCE) + first_token * 0x9E3779B97F4A7C15) & _MASK)
+        key = mix_one((self._seed + int(KeyPurpose.SEQUENCE) + first_token * 0x9E3779B97F4A7C15) & _MASK)
         return mix_one((mix_one((key + seed) & _MASK) + choice) & _MASK)
 
     def target(self, keys: Keys, positions: Ints) -> Ints:
         """The target's token at each position."""
-        ids: Ints = (keyed(keys, Purpose.TOKEN, positions) % self._vocabulary).astype(np.int64)
+        ids: Ints = (keyed(keys, KeyPurpose.TOKEN, positions) % self._vocabulary).astype(np.int64)
         return ids
 
     def draft(self, keys: Keys, domains: Ints, anchors: Ints) -> tuple[Ints, Floats]:
@@ -119,7 +119,7 @@ class SyntheticLaw:
 
         An id is the target's where the slot's coin falls below its chance.
         """
-        hashes = keyed(keys[:, None], Purpose.SLOT, anchors[:, None], self._after)
+        hashes = keyed(keys[:, None], KeyPurpose.SLOT, anchors[:, None], self._after)
         drawn = (hashes & _QUANTILE).astype(np.int64)  # the coin takes the upper 53 bits of 64
         chances: Floats = self._chances[domains[:, None], self._after, drawn]
         ids = self.target(keys[:, None], anchors[:, None] + (1 + self._after))
@@ -130,7 +130,7 @@ class SyntheticLaw:
         """[n, k] what the drafter believes of its slots; the chances themselves without noise and bias."""
         if not self.spec.noise and not self.spec.bias:
             return chances
-        hashes = keyed(keys[:, None], Purpose.NOISE, anchors[:, None], self._after)
+        hashes = keyed(keys[:, None], KeyPurpose.NOISE, anchors[:, None], self._after)
         # Two uniforms of one hash give a normal value (Box and Muller).
         radius = np.sqrt(-2.0 * np.log1p(-uniform(hashes)))
         error = self.spec.bias + self.spec.noise * radius * np.cos(2.0 * np.pi * uniform(mix(hashes)))

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from dspark.synthetic.law import Purpose, keyed, mix, uniform
+from dspark.synthetic.law import KeyPurpose, keyed, mix, uniform
 
 SPIN_S = 0.0002  # the last stretch is watched, because a sleep ends late by about this much
 
@@ -25,7 +25,7 @@ class Pace:
         self._passes += 1
         if not self._jitter:
             return seconds
-        hashes = keyed(self._key, Purpose.JITTER, np.array([self._passes]))
+        hashes = keyed(self._key, KeyPurpose.JITTER, np.array([self._passes]))
         radius = math.sqrt(-2.0 * math.log1p(-float(uniform(hashes)[0])))
         normal = radius * math.cos(2.0 * math.pi * float(uniform(mix(hashes))[0]))
         deviation = math.sqrt(math.log1p(self._jitter**2))

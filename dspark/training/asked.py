@@ -33,7 +33,7 @@ _LAYOUT = 1  # of kept answers
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DatasetPrompt:
     """One prompt of a data set."""
 
     dataset: str  # the file's stem
@@ -42,10 +42,10 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TargetText:
     """The target's own text after a question, drawn under one law."""
 
-    question: Question
+    question: DatasetPrompt
     ids: Tensor  # [1, T]: prompt, answer, and room for a block after the last anchor
     ends: tuple[bool, ...]  # of every token from the first new one on: whether it ends the text
     anchors: int  # new tokens that rounds may start at
@@ -53,7 +53,7 @@ class Answer:
     choice: int
 
 
-def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0) -> list[Question]:
+def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0) -> list[DatasetPrompt]:
     """The rows of a file as the target is asked; more than `rows` (0: no limit) are shuffled with the seed and cut."""
     if not path.is_file():
         raise ConfigError(f"data: {path} is no file")
@@ -66,7 +66,7 @@ def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0)
         ids = tuple(chat.prompt_ids(turns))
         if not ids or max(ids) >= target.vocab_size:
             raise ConfigError(f"{path}: row {number}: turns: empty, or an id outside the vocabulary")
-        found.append(Question(path.stem, str(domain), ids))
+        found.append(DatasetPrompt(path.stem, str(domain), ids))
     if not found:
         raise ConfigError(f"{path}: no row to ask")
     if rows and len(found) > rows:
@@ -86,7 +86,7 @@ def _first_turn(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | str:
 
 def answers(
     target: LoadedTarget,
-    asked: Sequence[Question],
+    asked: Sequence[DatasetPrompt],
     *,
     temperature: float,
     rule: Rule,
@@ -94,7 +94,7 @@ def answers(
     new_tokens: int,
     room: int,  # tokens after the last anchor: a block and the target's own
     keep: Path | None = None,  # folder of answers that were drawn before, whichever drafter is measured on them
-) -> Iterator[Answer]:
+) -> Iterator[TargetText]:
     """The answers, in order of the questions' lengths; the same for all ratio rules, drawn with its noise for coupled.
 
     A text that ends early goes on in the tensor, but no round starts after its end.
@@ -132,7 +132,7 @@ def answers(
             last = ends.index(True) if True in ends[:new_tokens] else new_tokens
             if last:
                 text = ids[row : row + 1, : start + last + room]
-                yield Answer(asked[number], text, ends, last, seed, number)
+                yield TargetText(asked[number], text, ends, last, seed, number)
 
 
 def _digest(about: object) -> str:

@@ -16,7 +16,7 @@ from dspark.training.features import Features
 from dspark.training.samples import Sample, Samples
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """The conversations of a run."""
 
     used: int  # samples 0 .. used - 1 are trained on, the rest is held out
@@ -24,14 +24,14 @@ class Plan(NamedTuple):
     steps: int
 
 
-def make_plan(samples: Samples, *, batch: int, epochs: int, steps: int, held_out: int) -> Plan:
+def make_plan(samples: Samples, *, batch: int, epochs: int, steps: int, held_out: int) -> BatchPlan:
     """A batch larger than the data is the data; at least one conversation is trained on."""
     used = max(1, len(samples) - held_out)
     batch = min(batch, used)
-    return Plan(used, batch, steps or epochs * (used // batch))
+    return BatchPlan(used, batch, steps or epochs * (used // batch))
 
 
-def numbers_of(plan: Plan, *, seed: int, step: int, rank: int = 0, size: int = 1) -> list[int]:
+def numbers_of(plan: BatchPlan, *, seed: int, step: int, rank: int = 0, size: int = 1) -> list[int]:
     """The samples a worker reads in a step."""
     epoch, place = divmod(step, plan.used // plan.batch)
     order = torch.randperm(plan.used, generator=torch.Generator().manual_seed(seed + epoch))

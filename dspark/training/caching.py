@@ -16,7 +16,7 @@ from dspark.training.settings import Settings
 from dspark.training.shape import describe_target, drafter_config
 
 
-def plan_for(settings: Settings, dtype: str) -> target_cache.Plan:
+def plan_for(settings: Settings, dtype: str) -> target_cache.CachePlan:
     """What the cache of a run will hold. Reads the target's config and the digests of its files, no weight."""
     target = describe_target(settings.target)
     config = drafter_config(target, settings)
@@ -31,7 +31,7 @@ def plan_for(settings: Settings, dtype: str) -> target_cache.Plan:
     )
 
 
-def make_cache(settings: Settings, plan: target_cache.Plan, folder: Path) -> None:
+def make_cache(settings: Settings, plan: target_cache.CachePlan, folder: Path) -> None:
     """Writes what is missing of the cache, with a progress bar."""
     device = pick_device(settings.device, key="device")
     target = load_target(

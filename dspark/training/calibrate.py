@@ -14,13 +14,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspark.errors import ConfigError
-from dspark.model.calibration import FILE_NAME, RULES, Bucket, Buckets, Calibration, Fit, RuleName, calibration_to_json
+from dspark.model.calibration import (
+    FILE_NAME,
+    RULES,
+    Bucket,
+    Buckets,
+    Calibration,
+    RuleName,
+    SlotFit,
+    calibration_to_json,
+)
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import calibration_report, record, reliability, sts
 from dspark.training.asked import questions
 from dspark.training.disk import write_whole
-from dspark.training.held_rounds import Rounds, Source
+from dspark.training.held_rounds import JudgedRounds, RoundSource
 from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
@@ -64,7 +73,7 @@ def calibrate(
     if any(len(rows_of) < 2 for rows_of in asked.values()):
         raise ConfigError("prompts: two rows at least of every file, one to fit on and one to measure on")
     named = f"{fingerprint(target)} {fingerprint(drafter, target=target)} {cut} {new_tokens} {seed} {rows}"
-    source = Source(loaded, made, asked, seed=seed, new_tokens=new_tokens, cut=cut, keep=keep, named=named)
+    source = RoundSource(loaded, made, asked, seed=seed, new_tokens=new_tokens, cut=cut, keep=keep, named=named)
     sampled = [path.stem for path in prompts]
     jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
     jobs += [_Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]
@@ -114,7 +123,7 @@ def _check_names(prompts: Sequence[Path]) -> None:
         known[path.stem] = path
 
 
-def _fit(job: _Job, fitted: Rounds, measured: Rounds, offsets: bool, plots: Path | None) -> dict[str, Any]:
+def _fit(job: _Job, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool, plots: Path | None) -> dict[str, Any]:
     """The fit to one half, figures from the other."""
     published = sts.temperatures(*fitted)
     fit = _rounded(sts.with_offsets(*fitted) if offsets else published)
@@ -132,17 +141,17 @@ def _fit(job: _Job, fitted: Rounds, measured: Rounds, offsets: bool, plots: Path
     }
 
 
-def _rounded(fit: Fit) -> Fit:
+def _rounded(fit: SlotFit) -> SlotFit:
     """As it will be written."""
-    return Fit(*(tuple(round(value, 4) for value in column) for column in (fit.temperatures, fit.offsets)))
+    return SlotFit(*(tuple(round(value, 4) for value in column) for column in (fit.temperatures, fit.offsets)))
 
 
 def _write(
     path: Path, rules: Sequence[RuleName], found: Mapping[tuple[RuleName, Bucket], Mapping[str, Any]], cut: int | None
 ) -> None:
-    def fit(rule: RuleName, bucket: Bucket) -> Fit:
+    def fit(rule: RuleName, bucket: Bucket) -> SlotFit:
         told = found[rule, bucket]
-        return Fit(tuple(told["temperatures"]), tuple(told["offsets"]))
+        return SlotFit(tuple(told["temperatures"]), tuple(told["offsets"]))
 
     greedy = fit("token", "greedy")
     fits: dict[RuleName, Buckets] = {rule: {"greedy": greedy, "sampled": fit(rule, "sampled")} for rule in rules}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dspark.model.calibration import Fit
+from dspark.model.calibration import SlotFit
 from dspark.training import reliability
-from dspark.training.held_rounds import Rounds
+from dspark.training.held_rounds import JudgedRounds
 
 FEW = 5_000  # rounds of a half below which a figure is mostly noise
 
 
-def figures(fit: Fit, published: Fit, fitted: Rounds, measured: Rounds) -> dict[str, Any]:
+def figures(fit: SlotFit, published: SlotFit, fitted: JudgedRounds, measured: JudgedRounds) -> dict[str, Any]:
     """Before and after `fit`, by slot, and what the `published` one, of temperatures alone, would have left."""
     was, plain, now = (
         reliability.by_slot(reliability.survival(measured.logits, how), measured.accepted)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.model.calibration import IDENTITY, Bucket, Fit, RuleName, load_calibration
+from dspark.model.calibration import IDENTITY, Bucket, RuleName, SlotFit, load_calibration
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import metrics, record
@@ -121,7 +121,7 @@ def evaluate(
 
 
 def _measured(
-    texts: Sequence[Text], size: int, new_tokens: int, fit: Fit | None, thresholds: Sequence[float]
+    texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit | None, thresholds: Sequence[float]
 ) -> dict[str, Any]:
     """One data set at one temperature."""
     if not texts:

@@ -16,7 +16,7 @@ from dspark.errors import ConfigError
 from dspark.model.calibration import RuleName
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
-from dspark.training.asked import Answer, Question, answers
+from dspark.training.asked import DatasetPrompt, TargetText, answers
 from dspark.training.disk import save_tensors
 from dspark.training.judged import judged, whole_blocks
 from dspark.training.reliability import Floats, Ints
@@ -25,21 +25,21 @@ from dspark.types import Rule
 PIECE = 24  # prompts whose rounds are kept in one file
 
 
-class Rounds(NamedTuple):
+class JudgedRounds(NamedTuple):
     """Rounds whose blocks were verified whole."""
 
     logits: Floats  # [n, k] raw confidence
     accepted: Ints  # [n]
 
 
-class Source:
+class RoundSource:
     """Where the rounds of one calibration come from."""
 
     def __init__(
         self,
         target: LoadedTarget,
         drafter: Drafter,
-        asked: Mapping[str, Sequence[Question]],  # by the name of the file
+        asked: Mapping[str, Sequence[DatasetPrompt]],  # by the name of the file
         *,
         seed: int,
         new_tokens: int,
@@ -50,7 +50,7 @@ class Source:
         self._target, self._drafter, self._asked = target, drafter, asked
         self._seed, self._new_tokens, self._cut = seed, new_tokens, cut
         self._keep, self._named = keep, named
-        self._drawn: dict[tuple[str, bool, float], list[Answer]] = {}
+        self._drawn: dict[tuple[str, bool, float], list[TargetText]] = {}
 
     def half(
         self,
@@ -59,7 +59,7 @@ class Source:
         temperatures: Sequence[float],
         names: Sequence[str],  # of the prompts
         told: Callable[[int], None],  # counts prompts done
-    ) -> Rounds:
+    ) -> JudgedRounds:
         """Of every second prompt, from the `half`-th on, at all temperatures."""
         parts = []
         for temperature in temperatures:
@@ -73,11 +73,11 @@ class Source:
                     told(len(piece))
         if not sum(len(part.accepted) for part in parts):
             raise ConfigError("prompts: no round was played; the target ends every answer at once")
-        return Rounds(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        return JudgedRounds(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def _piece(
-        self, name: str, asked: Sequence[Question], first: int, half: int, rule: RuleName, temperature: float
-    ) -> Rounds:
+        self, name: str, asked: Sequence[DatasetPrompt], first: int, half: int, rule: RuleName, temperature: float
+    ) -> JudgedRounds:
         kept = None if self._keep is None else self._keep / f"{rule}-{temperature:g}-{name}.safetensors"
         digest = _digest(asked)
         if kept is not None and kept.is_file():
@@ -85,7 +85,7 @@ class Source:
                 found = file.metadata() or {}
                 # Older files do not name their prompts.
                 if found.get("named") == self._named and found.get("prompts", digest) == digest:
-                    return Rounds(file.get_tensor("logits").astype(np.float64), file.get_tensor("accepted"))
+                    return JudgedRounds(file.get_tensor("logits").astype(np.float64), file.get_tensor("accepted"))
         # Texts of the halves, pieces and temperatures are drawn apart.
         seed = 2 * (self._seed + 1009 * round(1000 * temperature) + 7 * first) + half
         texts = judged(
@@ -97,15 +97,15 @@ class Source:
             seed=seed + 1,
             cut=self._cut,
         )
-        made = Rounds(*whole_blocks(texts, self._drafter.config.block_size, self._new_tokens))
+        made = JudgedRounds(*whole_blocks(texts, self._drafter.config.block_size, self._new_tokens))
         if kept is not None:
             tensors = {"logits": torch.from_numpy(made.logits).float(), "accepted": torch.from_numpy(made.accepted)}
             save_tensors(kept, tensors, {"named": self._named, "prompts": digest})
         return made
 
     def _answers(
-        self, name: str, asked: Sequence[Question], rule: RuleName, temperature: float, seed: int
-    ) -> list[Answer]:
+        self, name: str, asked: Sequence[DatasetPrompt], rule: RuleName, temperature: float, seed: int
+    ) -> list[TargetText]:
         """Drawn once for both ratio rules, which leave the target's law alone and say nothing of its noise."""
         raced = rule == "coupled" and temperature > 0
         place = (name, raced, temperature)
@@ -124,6 +124,6 @@ class Source:
         return self._drawn[place]
 
 
-def _digest(asked: Sequence[Question]) -> str:
+def _digest(asked: Sequence[DatasetPrompt]) -> str:
     """Names the prompts of a piece by their ids."""
     return hashlib.sha256(json.dumps([question.ids for question in asked]).encode()).hexdigest()[:16]

@@ -11,7 +11,7 @@ import torch
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.training import rounds
-from dspark.training.asked import Answer
+from dspark.training.asked import TargetText
 from dspark.training.reliability import Floats, Ints
 from dspark.types import Rule
 
@@ -20,7 +20,7 @@ from dspark.types import Rule
 class Text:
     """One answer, judged at every new token of it."""
 
-    answer: Answer
+    answer: TargetText
     accepted: Ints  # [A]
     confidence: Floats | None  # [A, k] logits
 
@@ -32,7 +32,7 @@ class Text:
 def judged(
     target: LoadedTarget,
     drafter: Drafter,
-    drawn: Iterable[Answer],
+    drawn: Iterable[TargetText],
     *,
     temperature: float,
     rule: Rule,

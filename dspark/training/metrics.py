@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark.model.calibration import Fit
+from dspark.model.calibration import SlotFit
 from dspark.training import reliability
 from dspark.training.judged import Text, whole_blocks
 from dspark.training.reliability import Floats
@@ -71,7 +71,9 @@ def above(threshold: float) -> PrefixRule:
     return lengths
 
 
-def played(texts: Sequence[Text], size: int, new_tokens: int, rule: PrefixRule, fit: Fit | None) -> list[list[Played]]:
+def played(
+    texts: Sequence[Text], size: int, new_tokens: int, rule: PrefixRule, fit: SlotFit | None
+) -> list[list[Played]]:
     """Rounds of every text under a prefix rule; confidence is calibrated by `fit`, or not."""
     made = []
     for text in texts:
@@ -83,7 +85,7 @@ def played(texts: Sequence[Text], size: int, new_tokens: int, rule: PrefixRule, 
     return made
 
 
-def confidence(texts: Sequence[Text], size: int, new_tokens: int, fit: Fit | None) -> dict[str, Any] | None:
+def confidence(texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit | None) -> dict[str, Any] | None:
     """How good the confidence is, raw and calibrated, by slot; None for a drafter without the head."""
     if not texts or texts[0].confidence is None:
         return None
@@ -109,7 +111,7 @@ def distinct(texts: Sequence[Text], new_tokens: int) -> float:
 
 
 def sweep(
-    texts: Sequence[Text], size: int, new_tokens: int, thresholds: Sequence[float], fit: Fit | None
+    texts: Sequence[Text], size: int, new_tokens: int, thresholds: Sequence[float], fit: SlotFit | None
 ) -> list[dict[str, float]]:
     """tau and verified tokens at every threshold; the same texts and drafts throughout."""
     points = []

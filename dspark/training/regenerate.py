@@ -30,7 +30,7 @@ PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before asking again what failed
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RegenerationSettings:
     """How answers are drawn; the published settings of Qwen3 without thinking.
 
     max_tokens: longest answer; what the context has no room for is left out. concurrency: answers asked for at the same
@@ -60,7 +60,12 @@ Progress = Callable[[int, int], None]  # rows done, tokens written by this run
 
 
 async def regenerate(
-    client: AsyncClient, prompts: Path, out: Path, chat: Chat, asking: Asking, progress: Progress | None = None
+    client: AsyncClient,
+    prompts: Path,
+    out: Path,
+    chat: Chat,
+    asking: RegenerationSettings,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Answers every row of `prompts` into `out`; returns counts.
 
@@ -96,7 +101,7 @@ class _Window:
         client: AsyncClient,
         info: ModelInfo,
         chat: Chat,
-        asking: Asking,
+        asking: RegenerationSettings,
         rows: Sequence[Mapping[str, Any]],
         first: int,
     ) -> None:
@@ -220,7 +225,7 @@ def _rows_done(out: Path, rows: Sequence[Mapping[str, Any]]) -> int:
     return done
 
 
-def _check_same_run(out: Path, prompts: Path, asking: Asking, info: ModelInfo) -> None:
+def _check_same_run(out: Path, prompts: Path, asking: RegenerationSettings, info: ModelInfo) -> None:
     """A file is continued with the prompts, settings and target it was begun with, or not at all."""
     beside = out.with_name(f"{out.name}.settings.json")
     ours = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dspark.model.calibration import Fit
+from dspark.model.calibration import SlotFit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ def sigmoid(z: Floats) -> Floats:
     return chances
 
 
-def survival(logits: Floats, fit: Fit | None = None) -> Floats:
+def survival(logits: Floats, fit: SlotFit | None = None) -> Floats:
     """Raw confidence logits [n, k] -> predicted chance that slots 1..k are all accepted [n, k]; None: as they are."""
     scaled = logits if fit is None else fit.logits(logits)
     products: Floats = np.cumprod(sigmoid(scaled), axis=-1, dtype=np.float64)

@@ -31,7 +31,7 @@ _FLOATS = 1 << 26  # logits that are held at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class JudgedBlocks:
     """A drafted and judged block at every anchor of one text."""
 
     accepted: Tensor  # [A] how many slots were accepted, 0..k
@@ -97,7 +97,7 @@ def judge(
     rule: Rule = Rule.TOKEN,
     seed: int = 0,  # of the coupled rule's noise, with which the text was drawn
     choice: int = 0,
-) -> Blocks:
+) -> JudgedBlocks:
     """Drafts a block at every anchor and judges it against the text. No random state but `generator`'s is used."""
     first, layers = int(anchors.min()), drafter.target_layer_ids
     with TargetTaps(target, layers) as taps:
@@ -116,7 +116,7 @@ def judge(
         last = None if rows is None else rows[piece]
         parts.append(_blocks(drafter, text, anchors[piece], context, last, temperature, generator, cut, rule))
     told = [part.confidence for part in parts if part.confidence is not None]
-    return Blocks(torch.cat([part.accepted for part in parts]), torch.cat(told) if told else None)
+    return JudgedBlocks(torch.cat([part.accepted for part in parts]), torch.cat(told) if told else None)
 
 
 def _blocks(
@@ -129,7 +129,7 @@ def _blocks(
     generator: torch.Generator,
     cut: int | None,
     rule: Rule,
-) -> Blocks:
+) -> JudgedBlocks:
     count, size = len(anchors), drafter.config.block_size
     previous = text.ids[anchors]
     proposal = drafter.propose(
@@ -161,7 +161,7 @@ def _blocks(
         previous = torch.where(alive, truth, drawn)
         if rule is Rule.BLOCK:
             kept = torch.where(alive, (1 / ratio).clamp(max=1.0), 1.0)
-    return Blocks(accepted, proposal.confidence_logits(torch.stack(before, dim=1)))
+    return JudgedBlocks(accepted, proposal.confidence_logits(torch.stack(before, dim=1)))
 
 
 class Played(NamedTuple):

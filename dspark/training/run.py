@@ -16,29 +16,29 @@ from dspark.model.config import DrafterConfig
 from dspark.model.family import Drafter
 from dspark.model.placement import pick_device
 from dspark.training import target_cache
-from dspark.training.batches import Batch, Plan, assemble, make_plan, pieces
+from dspark.training.batches import Batch, BatchPlan, assemble, make_plan, pieces
 from dspark.training.features import FeatureSource, OnlineFeatures
 from dspark.training.loss import LossSums
 from dspark.training.objective import add_sums, batch_loss
 from dspark.training.samples import Samples
 from dspark.training.settings import Settings
 from dspark.training.shape import DescribedTarget, make_drafter
-from dspark.training.world import World
+from dspark.training.world import WorkerGroup
 
 
 @dataclass(slots=True)
-class Run:
+class TrainingRun:
     """What a training run holds."""
 
     settings: Settings
-    world: World
+    world: WorkerGroup
     drafter: Drafter
     samples: Samples
     features: FeatureSource
     target_head: Tensor  # [V, H]
     device: torch.device
     mixed: bool  # products in bf16
-    plan: Plan
+    plan: BatchPlan
     identity: dict[str, str]  # names the content of the samples and of the target
 
     def batches(self, numbers: list[int]) -> Iterator[Batch]:
@@ -72,7 +72,7 @@ class Run:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.mixed)
 
 
-def open_run(settings: Settings, world: World) -> Run:
+def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     """Loads everything; nothing of the run has happened yet."""
     device = pick_device(settings.device, key="device")
     mixed = settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
@@ -90,7 +90,7 @@ def open_run(settings: Settings, world: World) -> Run:
     identity = {"samples": samples.digest(), "target": fingerprint(target.folder)}
     if settings.keep_tokens:
         identity["keep_tokens"] = hashlib.sha256(Path(settings.keep_tokens).read_bytes()).hexdigest()[:16]
-    return Run(
+    return TrainingRun(
         settings=settings,
         world=world,
         drafter=drafter,

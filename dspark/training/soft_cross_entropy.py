@@ -21,7 +21,7 @@ from dspark.model.vocabulary import softcapped
 SLICE_ROWS = 128  # [128, V] in fp32 stays in the second-level cache for small vocabularies
 
 
-class Judged(NamedTuple):
+class JudgedRows(NamedTuple):
     """What became of R rows."""
 
     total: Tensor  # [] sum of scale sum_v -p_t(v) log p_d(v) over the rows, with gradient
@@ -37,10 +37,10 @@ def soft_cross_entropy(
     scale: Tensor | None = None,  # [R] weight of each row; none: 1
     cap: float | None = None,
     kept: Tensor | None = None,  # [Vd] target ids of the head's rows; None: Vd = V
-) -> Judged:
+) -> JudgedRows:
     """Gradients flow to `hidden` alone."""
     scale = torch.ones(len(hidden), device=hidden.device) if scale is None else scale
-    return Judged(*_Sliced.apply(hidden, head, wanted, target_head, scale, cap, kept))  # type: ignore[no-untyped-call]
+    return JudgedRows(*_Sliced.apply(hidden, head, wanted, target_head, scale, cap, kept))  # type: ignore[no-untyped-call]
 
 
 class _Sliced(torch.autograd.Function):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dspark.model.calibration import Fit
+from dspark.model.calibration import SlotFit
 from dspark.training.reliability import Floats, Ints, calibration_error, labels, sigmoid
 
 LEAST, MOST = 0.2, 8.0  # temperatures
@@ -27,7 +27,7 @@ def gentlest(errors: list[float], tolerance: float) -> float:
     return float(good[np.argmin(np.abs(np.log(good)))])
 
 
-def temperatures(logits: Floats, accepted: Ints) -> Fit:
+def temperatures(logits: Floats, accepted: Ints) -> SlotFit:
     """logits [n, k] raw confidence, accepted [n] slots kept, n > 0."""
     label = labels(accepted, logits.shape[1])
     tolerance = TOLERANCE * 0.5 / len(logits) ** 0.5
@@ -37,10 +37,10 @@ def temperatures(logits: Floats, accepted: Ints) -> Fit:
         errors = [calibration_error(alive * sigmoid(logits[:, slot] / t), label[:, slot]) for t in GRID]
         found.append(gentlest(errors, tolerance))
         alive = alive * sigmoid(logits[:, slot] / found[-1])
-    return Fit(tuple(found))
+    return SlotFit(tuple(found))
 
 
-def with_offsets(logits: Floats, accepted: Ints) -> Fit:
+def with_offsets(logits: Floats, accepted: Ints) -> SlotFit:
     """logits [n, k] raw confidence, accepted [n] slots kept, n > 0."""
     label = labels(accepted, logits.shape[1])
     alive = np.ones(len(logits))
@@ -49,7 +49,7 @@ def with_offsets(logits: Floats, accepted: Ints) -> Fit:
         slope, offset = _line(logits[:, slot], alive, label[:, slot])
         found.append((1.0 / slope, offset))
         alive = alive * sigmoid(slope * logits[:, slot] + offset)
-    return Fit(*(tuple(column) for column in zip(*found, strict=True)))
+    return SlotFit(*(tuple(column) for column in zip(*found, strict=True)))
 
 
 def _line(z: Floats, alive: Floats, label: Floats) -> tuple[float, float]:

@@ -34,7 +34,7 @@ _ROOM_LEFT = 0.95  # of the free space that a cache may take
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CachePlan:
     """What a cache holds and how large it gets; made before anything runs."""
 
     samples: str  # digest of the file
@@ -86,11 +86,11 @@ def plan_cache(
     hidden_size: int,
     dtype: str = "bfloat16",
     shard_bytes: int = SHARD_BYTES,
-) -> Plan:
+) -> CachePlan:
     """Lays the samples out in shards of about `shard_bytes`; a longer sample has a shard of its own."""
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is none of {', '.join(_DTYPES)}")
-    plan = Plan(samples.digest(), len(samples), samples.tokens, target, target_layer_ids, hidden_size, dtype, (0,))
+    plan = CachePlan(samples.digest(), len(samples), samples.tokens, target, target_layer_ids, hidden_size, dtype, (0,))
     starts, room = [0], shard_bytes
     for number in range(len(samples)):
         size = samples.length(number) * plan.bytes_per_token
@@ -102,7 +102,7 @@ def plan_cache(
 
 
 def write_cache(
-    folder: Path, plan: Plan, samples: Samples, source: FeatureSource, done: Callable[[int], None] | None = None
+    folder: Path, plan: CachePlan, samples: Samples, source: FeatureSource, done: Callable[[int], None] | None = None
 ) -> None:
     """Writes the shards that are missing; `done` hears the number of samples that are there.
 
@@ -138,7 +138,7 @@ def write_cache(
 class CachedFeatures:
     """Reads what `write_cache` wrote; `expect` is the plan of the run that reads."""
 
-    def __init__(self, folder: Path, expect: Plan, samples: Samples) -> None:
+    def __init__(self, folder: Path, expect: CachePlan, samples: Samples) -> None:
         kept = read_manifest(folder)
         wanted = expect.to_json()
         for name in ("version", "samples", "target", "target_layer_ids", "hidden_size"):

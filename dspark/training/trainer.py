@@ -24,9 +24,9 @@ from dspark.training.disk import write_whole
 from dspark.training.loss import LossSums, figures
 from dspark.training.objective import own_weights
 from dspark.training.optimisers import make_optimisers, set_step
-from dspark.training.run import Run, open_run
+from dspark.training.run import TrainingRun, open_run
 from dspark.training.settings import Settings, check_same_run
-from dspark.training.world import World
+from dspark.training.world import WorkerGroup
 
 STATE, LOG, CURVE, MODEL = "state", "log.csv", "loss.png", "drafter"
 CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}
@@ -35,12 +35,12 @@ HELD_OUT_KEY = 0x7E57  # anchors of held-out conversations are the same at every
 OnStep = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the figures of the step
 
 
-def train_drafter(settings: Settings, *, world: World | None = None, on_step: OnStep | None = None) -> Path:
+def train_drafter(settings: Settings, *, world: WorkerGroup | None = None, on_step: OnStep | None = None) -> Path:
     """Trains, or goes on below `settings.out`; returns the folder of the drafter in the released format.
 
     Beside it: `state.safetensors`, `log.csv` and `loss.png`. ConfigError where the folder holds another run.
     """
-    world = world or World.of_process_group()
+    world = world or WorkerGroup.of_process_group()
     run = open_run(settings, world)
     out, plan = Path(settings.out), run.plan
     optimisers = make_optimisers(run.drafter, settings)
@@ -89,7 +89,7 @@ def train_with_bar(settings: Settings) -> Path:
         return train_drafter(settings, on_step=tell)
 
 
-def learn(run: Run, optimisers: Mapping[str, torch.optim.Optimizer], step: int) -> dict[str, float]:
+def learn(run: TrainingRun, optimisers: Mapping[str, torch.optim.Optimizer], step: int) -> dict[str, float]:
     """One step; returns its figures."""
     settings, world = run.settings, run.world
     numbers = numbers_of(run.plan, seed=settings.seed, step=step, rank=world.rank, size=world.size)
@@ -110,7 +110,7 @@ def learn(run: Run, optimisers: Mapping[str, torch.optim.Optimizer], step: int) 
 
 
 @torch.no_grad()
-def held_out(run: Run) -> dict[str, float]:
+def held_out(run: TrainingRun) -> dict[str, float]:
     """Figures of the held-out conversations, every worker a part of them."""
     numbers = list(range(run.plan.used, len(run.samples)))[run.world.rank :: run.world.size]
     run.drafter.eval()
@@ -125,7 +125,7 @@ def held_out(run: Run) -> dict[str, float]:
     return {f"held_out_{name}": shown[name] for name in ("loss", "tau")}
 
 
-def loss_figures(run: Run, sums: LossSums) -> dict[str, float]:
+def loss_figures(run: TrainingRun, sums: LossSums) -> dict[str, float]:
     """What a log line shows: the loss itself, the expected accepted length, and the parts."""
     told = figures(sums)
     parts = {name: told[name] for name in ("ce_loss", "l1_loss", "confidence_loss")}
@@ -136,7 +136,7 @@ def loss_figures(run: Run, sums: LossSums) -> dict[str, float]:
     return {"loss": loss, "tau": told["tau_probabilistic"]} | parts | rates
 
 
-def _check_same_content(run: Run, kept: Mapping[str, str]) -> None:
+def _check_same_content(run: TrainingRun, kept: Mapping[str, str]) -> None:
     for name in sorted(run.identity.keys() | kept.keys()):
         if kept.get(name) != run.identity.get(name):
             raise ConfigError(f"{name}: {run.settings.out} was begun with other {name}; name another folder")
@@ -148,7 +148,7 @@ def _row(step: int, seconds: float, shown: Mapping[str, float], held: bool) -> d
     return {"step": step, "seconds": seconds} | blank | dict(shown)
 
 
-def _finish(run: Run, out: Path) -> None:
+def _finish(run: TrainingRun, out: Path) -> None:
     dtype = torch.bfloat16 if run.mixed else torch.float32
     save_drafter(run.drafter, out / MODEL, dtype=dtype)
     write_whole(out / "settings.json", json.dumps(run.settings.to_json(), indent=2) + "\n")

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class WorkerGroup:
     """One worker's place."""
 
     rank: int = 0
     size: int = 1
 
     @staticmethod
-    def of_process_group() -> World:
+    def of_process_group() -> WorkerGroup:
         """The place in the group of this process, alone where there is none."""
         if not distributed.is_available() or not distributed.is_initialized():
-            return World()
-        return World(distributed.get_rank(), distributed.get_world_size())
+            return WorkerGroup()
+        return WorkerGroup(distributed.get_rank(), distributed.get_world_size())
 
     @property
     def leads(self) -> bool:

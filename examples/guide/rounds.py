@@ -115,7 +115,7 @@ whole blocks, odd prefixes, a drafter that babbles at confidence 0.99, and no dr
 ```"""
 
 
-def _four_ways(tour: Tour, prompt: Sequence[int]) -> list[reference.Run]:
+def _four_ways(tour: Tour, prompt: Sequence[int]) -> list[reference.ReferenceRun]:
     babble = Generator().manual_seed(1)
 
     def hostile(_ids: Sequence[int], pick: Callable[[Tensor], int]) -> list[float]:

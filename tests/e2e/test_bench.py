@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.pair import Pair
 from benchmarks.twin import build
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.cli.main import main
 
 pytestmark = pytest.mark.e2e
@@ -19,12 +19,12 @@ ATTEMPTS = 3  # on a crowded machine a row may come too late for its draft, once
 
 
 @pytest.fixture(scope="module")
-def cell(golden_target: Path, golden_drafter: Path) -> Iterator[LocalCell]:
-    with LocalCell(golden_target, golden_drafter, verify={"measure_cost": False}) as running:
+def cell(golden_target: Path, golden_drafter: Path) -> Iterator[ProcessCell]:
+    with ProcessCell(golden_target, golden_drafter, verify={"measure_cost": False}) as running:
         yield running
 
 
-def bench(cell: LocalCell, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+def bench(cell: ProcessCell, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
     asked = ["bench", "--endpoint", cell.endpoint, "--input-len", "12", "--output-len", "10", "--json", *words]
     code = main(asked)
     out = capsys.readouterr()
@@ -33,7 +33,7 @@ def bench(cell: LocalCell, capsys: pytest.CaptureFixture[str], *words: str) -> d
     return content
 
 
-def test_a_sweep_over_users_and_policies(cell: LocalCell, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_sweep_over_users_and_policies(cell: ProcessCell, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot, saved = tmp_path / "sweep.svg", tmp_path / "sweep.json"
     more = ("--policy", "off,fixed:3", "--plot", str(plot), "--save", str(saved))
     found = bench(cell, capsys, "--concurrency", "1,3", "--requests", "6", *more)
@@ -54,12 +54,12 @@ def test_a_sweep_over_users_and_policies(cell: LocalCell, capsys: pytest.Capture
     assert json.loads(saved.read_text(encoding="utf-8")) == found
 
 
-def test_an_open_loop(cell: LocalCell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_open_loop(cell: ProcessCell, capsys: pytest.CaptureFixture[str]) -> None:
     (point,) = bench(cell, capsys, "--rate", "40", "--requests", "8", "--warmup", "2")["points"]  # type: ignore[misc]
     assert (point["loop"], point["rate"], point["answers"]) == ("open", 40.0, 8)
 
 
-def test_what_cannot_be_asked_is_said_by_name(cell: LocalCell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_asked_is_said_by_name(cell: ProcessCell, capsys: pytest.CaptureFixture[str]) -> None:
     for words, name in (
         (["--input-len", "8", "--output-len", "100000"], "max_tokens"),
         (["--input-len", "8", "--output-len", "0"], "output-len"),
@@ -74,12 +74,12 @@ def test_what_cannot_be_asked_is_said_by_name(cell: LocalCell, capsys: pytest.Ca
 
 
 def test_the_twin_is_served_with_the_ids_of_its_target(
-    cell: LocalCell, golden_target: Path, golden_drafter: Path, tmp_path: Path
+    cell: ProcessCell, golden_target: Path, golden_drafter: Path, tmp_path: Path
 ) -> None:
     twin = build(Pair(golden_target, golden_drafter), times=3, out=tmp_path).pair
     prompt, options = [3, 1, 4, 1, 5, 9], {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
     with (
-        LocalCell(twin.target, twin.drafter, verify={"measure_cost": False}) as deep,
+        ProcessCell(twin.target, twin.drafter, verify={"measure_cost": False}) as deep,
         cell.client() as client,
         deep.client() as deep_client,
     ):

@@ -18,7 +18,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.client.cell import Cell, write_cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.services]
@@ -27,18 +27,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCell]:
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCell]:
     folder = tmp_path_factory.mktemp("cell")
     door = {"http": "127.0.0.1:0", "journal": folder / "journal"}
     verify = {"measure_cost": False}
     pair = ROOT / "tests" / "data" / "pair"
     target, drafter = pair / "target", pair / "drafter"
-    with LocalCell(target, drafter, coordinator=door, verify=verify, draft=verify, folder=folder) as running:
+    with ProcessCell(target, drafter, coordinator=door, verify=verify, draft=verify, folder=folder) as running:
         yield running
 
 
 @pytest.fixture
-def home(cell: LocalCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def home(cell: ProcessCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A state folder that names the cell, as `dspark up` leaves one."""
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
     write_cell(
@@ -82,7 +82,7 @@ def test_many_are_asked_at_once_and_one_is_given_up(home: Path) -> None:
     assert re.search(r"gave one up after \d+ tokens", said)
 
 
-def test_every_way_to_cancel_frees_what_was_held(cell: LocalCell, home: Path) -> None:
+def test_every_way_to_cancel_frees_what_was_held(cell: ProcessCell, home: Path) -> None:
     said = run("cancel.py")
     assert "left the loop" in said
     assert "left the block" in said
@@ -96,7 +96,7 @@ def test_every_way_to_cancel_frees_what_was_held(cell: LocalCell, home: Path) ->
             time.sleep(0.05)
 
 
-def test_an_answer_goes_on_behind_a_lost_coordinator(cell: LocalCell, home: Path) -> None:
+def test_an_answer_goes_on_behind_a_lost_coordinator(cell: ProcessCell, home: Path) -> None:
     whole = run("resume.py", "300")
     assert "[300 tokens, resumed 0 times]" in whole
     with start("resume.py", "300") as process:
@@ -111,7 +111,7 @@ def test_an_answer_goes_on_behind_a_lost_coordinator(cell: LocalCell, home: Path
     assert (begun + rest).rpartition("[")[0] == whole.rpartition("[")[0]
 
 
-def test_reflection_tells_enough_to_call_without_protos(cell: LocalCell) -> None:
+def test_reflection_tells_enough_to_call_without_protos(cell: ProcessCell) -> None:
     with grpc.insecure_channel(cell.endpoint) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert {"dspark.wire.v1.Generation", "grpc.health.v1.Health"} <= set(database.get_services())

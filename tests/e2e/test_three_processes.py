@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from faults.oracle import plain_greedy
 
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.client import Client, Finished, InvalidRequest
 from dspark.errors import Unavailable
 from dspark.runtime.cpus import usable
@@ -25,8 +25,8 @@ TOKENS = 48
 
 
 @pytest.fixture(scope="module")
-def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCell]:
-    with LocalCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
+def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCell]:
+    with ProcessCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
         yield cell
 
 
@@ -46,7 +46,7 @@ def _settled(client: Client) -> bool:
 
 
 @pytest.mark.skipif(len(usable()) != 2, reason="cells are placed on machines of two processors")
-def test_the_workers_of_a_lane_share_a_processor_and_the_coordinator_has_the_other(cell: LocalCell) -> None:
+def test_the_workers_of_a_lane_share_a_processor_and_the_coordinator_has_the_other(cell: ProcessCell) -> None:
     first, second = ({number} for number in usable())
     wanted = {"verify/0": first, "draft/0": first, "coordinator/0": second}
     for name, child in cell.children.items():
@@ -55,7 +55,7 @@ def test_the_workers_of_a_lane_share_a_processor_and_the_coordinator_has_the_oth
 
 @pytest.mark.parametrize("policy", ["off", "greedy", "fixed:1", "fixed:7", "threshold:0.5"])
 def test_greedy_answers_equal_the_target_alone_under_every_policy(
-    cell: LocalCell, plain: list[list[int]], policy: str
+    cell: ProcessCell, plain: list[list[int]], policy: str
 ) -> None:
     with cell.client() as client:
         for prompt, expected in zip(PROMPTS, plain, strict=True):
@@ -64,7 +64,7 @@ def test_greedy_answers_equal_the_target_alone_under_every_policy(
             assert answer.end.speculation.policy == policy
 
 
-def test_answers_at_the_same_time_equal_those_one_by_one(cell: LocalCell, plain: list[list[int]]) -> None:
+def test_answers_at_the_same_time_equal_those_one_by_one(cell: ProcessCell, plain: list[list[int]]) -> None:
     with cell.client() as client:
         options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
         streams = [client.generate(prompt, **options) for prompt in PROMPTS * 3]
@@ -72,7 +72,7 @@ def test_answers_at_the_same_time_equal_those_one_by_one(cell: LocalCell, plain:
     assert answers == plain * 3
 
 
-def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_as_before(cell: LocalCell) -> None:
+def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_as_before(cell: ProcessCell) -> None:
     prompt = [2 + n * 7 % 120 for n in range(101)]
     asked = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:7"}
     with cell.client() as client:
@@ -86,7 +86,7 @@ def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_as_be
     assert warm.end.speculation == cold.end.speculation
 
 
-def test_a_seed_fixes_a_sampled_answer(cell: LocalCell) -> None:
+def test_a_seed_fixes_a_sampled_answer(cell: ProcessCell) -> None:
     with cell.client() as client:
         first, again, other = (
             client.complete(PROMPTS[0], max_tokens=24, seed=seed, ignore_eos=True).token_ids for seed in (11, 11, 12)
@@ -95,7 +95,7 @@ def test_a_seed_fixes_a_sampled_answer(cell: LocalCell) -> None:
     assert first != other
 
 
-def test_an_answer_says_what_it_took(cell: LocalCell) -> None:
+def test_an_answer_says_what_it_took(cell: ProcessCell) -> None:
     with cell.client() as client:
         answer = client.complete(PROMPTS[2], max_tokens=TOKENS, temperature=0.0, ignore_eos=True, policy="fixed:3")
     shape = answer.as_json()
@@ -108,7 +108,9 @@ def test_an_answer_says_what_it_took(cell: LocalCell) -> None:
     assert shape["timings"]["ttft_ms"] <= shape["timings"]["total_ms"]
 
 
-def test_status_shows_every_process_and_the_curve_in_force(cell: LocalCell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_every_process_and_the_curve_in_force(
+    cell: ProcessCell, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "dspark.cli.main", "status", "--json", "--endpoint", cell.endpoint],
         capture_output=True,
@@ -129,7 +131,7 @@ def test_status_shows_every_process_and_the_curve_in_force(cell: LocalCell, caps
 
 
 @pytest.mark.parametrize("moment", ["before the first token", "in the middle", "after the end"])
-def test_a_client_that_leaves_frees_everything_within_a_second(cell: LocalCell, moment: str) -> None:
+def test_a_client_that_leaves_frees_everything_within_a_second(cell: ProcessCell, moment: str) -> None:
     with cell.client() as client:
         stream = client.generate(PROMPTS[0], max_tokens=400, ignore_eos=True)
         taken = {"before the first token": 0, "in the middle": 20, "after the end": 1_000}[moment]
@@ -140,7 +142,7 @@ def test_a_client_that_leaves_frees_everything_within_a_second(cell: LocalCell, 
         assert _settled(client)
 
 
-def test_a_request_beyond_the_model_is_refused_by_field(cell: LocalCell) -> None:
+def test_a_request_beyond_the_model_is_refused_by_field(cell: ProcessCell) -> None:
     with cell.client() as client:
         with pytest.raises(InvalidRequest) as caught:
             client.complete([5, 128], max_tokens=4)
@@ -150,7 +152,7 @@ def test_a_request_beyond_the_model_is_refused_by_field(cell: LocalCell) -> None
         assert "top_p" in caught.value.field
 
 
-def test_generate_prints_ids_for_a_target_without_a_tokenizer(cell: LocalCell, plain: list[list[int]]) -> None:
+def test_generate_prints_ids_for_a_target_without_a_tokenizer(cell: ProcessCell, plain: list[list[int]]) -> None:
     words = ["generate", "--token-ids", ",".join(map(str, PROMPTS[0])), "--max-tokens", str(TOKENS)]
     command = [sys.executable, "-m", "dspark.cli.main", *words, "--temperature", "0", "--ignore-eos"]
     shown = subprocess.run([*command, "--endpoint", cell.endpoint], capture_output=True, text=True, check=True)
@@ -158,7 +160,7 @@ def test_generate_prints_ids_for_a_target_without_a_tokenizer(cell: LocalCell, p
 
 
 def test_a_checkpoint_that_is_not_there_is_named_and_nothing_is_left(golden_drafter: Path, tmp_path: Path) -> None:
-    cell = LocalCell(tmp_path / "nowhere", golden_drafter, folder=tmp_path)
+    cell = ProcessCell(tmp_path / "nowhere", golden_drafter, folder=tmp_path)
     with pytest.raises(Unavailable, match=r"verify/0 did not start: dspark: .*nowhere"):
         cell.start()
     assert not cell.children

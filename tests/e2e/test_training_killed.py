@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.training.record import Log
 from dspark.training.row_file import read_rows
 from dspark.training.samples import Sample, write_samples
@@ -110,8 +110,8 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
 
 
 @pytest.fixture(scope="module")
-def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCell]:
-    with LocalCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
+def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCell]:
+    with ProcessCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
         yield cell
 
 
@@ -120,7 +120,7 @@ def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.Tem
     "kills", [pytest.param(3, id="3 kills"), pytest.param(20, id="20 kills", marks=pytest.mark.slow)]
 )
 def test_regeneration_killed_and_resumed_has_every_row_once_and_in_order(
-    kills: int, cell: LocalCell, golden_target: Path, tmp_path: Path
+    kills: int, cell: ProcessCell, golden_target: Path, tmp_path: Path
 ) -> None:
     rng, rows = random.Random(kills), 40 + 12 * kills
     prompts = tmp_path / "prompts.jsonl"

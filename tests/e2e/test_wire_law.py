@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from tests.wire_law.pair import write_tiny_pair
 from tests.wire_law.settings import PARAMETERS, VOCABULARY, Setting
 from tests.wire_law.verdict import P_BAR, corrected, draw
@@ -24,7 +24,7 @@ SETTINGS = (
 
 def test_sampled_answers_follow_the_law_and_drafts_are_both_kept_and_refused(tmp_path: Path) -> None:
     target, drafter = write_tiny_pair(tmp_path, vocabulary=VOCABULARY, seed=20_000)
-    with LocalCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
+    with ProcessCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
         rows = draw(cell.endpoint, target, 800, seed=7, settings=SETTINGS)
     assert min(corrected(rows)) > P_BAR
     for row in rows:  # the drafter is near; how many rounds had a draft in time hangs on the machine

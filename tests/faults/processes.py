@@ -7,7 +7,7 @@
         cell.proxies["draft/0"].blackhole()      # with between="tcp"
         cell.plan.rules.append(once("VerifyEvent.verdicts", Action.DROP))   # with between="wire"
 
-Everything that `LocalCell` offers is here too. With `between`, the coordinator and the verifiers know workers by the
+Everything that `ProcessCell` offers is here too. With `between`, the coordinator and the verifiers know workers by the
 address of a proxy of their own; with "kernel" by their own address in a network of their own (`namespaces`).
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from deploy.processes import Child, LocalCell
+from deploy.processes import Child, ProcessCell
 from faults import namespaces
 from faults.pair import DRAFTER, TARGET
 from faults.plan import Plan
@@ -30,9 +30,9 @@ from faults.wire_proxy import WireProxy
 EXIT_S = 30.0
 
 
-class FaultCell(LocalCell):
-    """A `LocalCell` to be hurt. between: what stands before every worker, a proxy of TCP or of messages, a cable of the
-    kernel (which loses packets, and needs `namespaces.enter`), or nothing."""
+class FaultCell(ProcessCell):
+    """A `ProcessCell` to be hurt. between: what stands before every worker, a proxy of TCP or of messages, a cable of
+    the kernel (which loses packets, and needs `namespaces.enter`), or nothing."""
 
     def __init__(
         self,

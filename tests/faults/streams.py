@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
 from faults import oracle, pair
 
@@ -101,7 +101,7 @@ def judged(streams: Sequence[Stream]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def asking(cell: LocalCell, streams: Sequence[Stream], *, resume_s: float = 0.0) -> AsyncIterator[list[Stream]]:
+async def asking(cell: ProcessCell, streams: Sequence[Stream], *, resume_s: float = 0.0) -> AsyncIterator[list[Stream]]:
     """These requests again and again beside the body; all have ended behind it. Gives all that were asked."""
     asked: list[Stream] = []
     over = asyncio.Event()
@@ -131,7 +131,7 @@ async def until(true: Callable[[], bool], *, within_s: float = 60.0) -> None:
         await asyncio.sleep(0.02)
 
 
-def whole(cell: LocalCell) -> bool:
+def whole(cell: ProcessCell) -> bool:
     """Whether the coordinator says that every process serves."""
     with cell.client() as client:
         states = [process.state for process in client.status().processes]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dspark.decoding.philox import Purpose, uniforms
-from dspark.decoding.reference import Round, replay
+from dspark.decoding.reference import RecordedRound, replay
 from dspark.model.checkpoint import load_projection
 from dspark.types import NO_Q, Law, Refusal, Rule, Verdict
 from faults import oracle
@@ -35,7 +35,7 @@ class Taken:
     law: Law
     ids: list[int]  # that were prefilled
     first: int | None = None
-    rounds: dict[int, Round] = field(default_factory=dict)  # by the position of their anchor
+    rounds: dict[int, RecordedRound] = field(default_factory=dict)  # by the position of their anchor
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ class Tape:
     def _judged(self, taken: Taken, item: Any, verdict: Verdict) -> None:
         at = item.cursor.anchor_position
         prefix = verdict.judged
-        made = Round(
+        made = RecordedRound(
             at, item.draft_ids[:prefix], item.q.prefix(prefix), prefix, verdict.accepted, verdict.next_token,
             item.cursor.epoch,
         )  # fmt: skip
@@ -146,19 +146,19 @@ class Tape:
         return ""
 
 
-def _chain(tokens: list[int], start: int, mine: list[Taken]) -> list[Round] | None:
+def _chain(tokens: list[int], start: int, mine: list[Taken]) -> list[RecordedRound] | None:
     """A way from the prompt to the end of the text over what was recorded, prefills included; None when there is none.
 
     What was judged and never heard of (its verifier died) is on the tape too, so each step looks for one that fits.
     """
-    stack: list[tuple[int, int, tuple[Round, ...]]] = [(start, -1, ())]  # tokens there, epoch, rounds so far
+    stack: list[tuple[int, int, tuple[RecordedRound, ...]]] = [(start, -1, ())]  # tokens there, epoch, rounds so far
     while stack:
         there, epoch, so_far = stack.pop()
         if there >= len(tokens):
             return list(so_far)
         for one in sorted(mine, key=lambda each: -each.epoch):
             if one.epoch > epoch and len(one.ids) == there and one.ids == tokens[:there] and one.first == tokens[there]:
-                made = Round(there - 1, (), NO_Q, 0, 0, one.first, one.epoch, prefilled=True)
+                made = RecordedRound(there - 1, (), NO_Q, 0, 0, one.first, one.epoch, prefilled=True)
                 stack.append((there + 1, one.epoch, (*so_far, made)))
             elif one.epoch == epoch and (made := one.rounds.get(there - 1)) is not None:
                 said = [*made.draft_ids[: made.accepted], made.next_token]

@@ -14,7 +14,7 @@ import pytest
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
-from deploy.fleet import Pending, Started
+from deploy.fleet import Pending, StartedProcess
 from deploy.probe import ControlAnnouncer
 from deploy.topology import Replica, desired
 from faults.simulated import Answer, SimulatedCell, simulate
@@ -30,14 +30,14 @@ class CellFleet:
     def __init__(self, cell: SimulatedCell) -> None:
         self._cell = cell
 
-    def _started(self, name: str) -> Started:
+    def _started(self, name: str) -> StartedProcess:
         process = self._cell.processes[name]
-        return Started(process.endpoint, process.incarnation, 1)
+        return StartedProcess(process.endpoint, process.incarnation, 1)
 
-    async def adopt(self) -> Mapping[str, Started]:
+    async def adopt(self) -> Mapping[str, StartedProcess]:
         return {name: self._started(name) for name in self._cell.processes}
 
-    async def launch(self, replica: Replica) -> Started:
+    async def launch(self, replica: Replica) -> StartedProcess:
         await self._cell.begin(replica.name)
         return self._started(replica.name)
 

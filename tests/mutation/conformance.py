@@ -15,8 +15,8 @@ CONFORMANCE = [
         "dspark/model/drafter.py",
         (
             "conformance: hidden states negated in the drafter that is served on CPUs",
-            "proposal(run(*inputs, context, tables)[:, -slots:])",
-            "proposal(-run(*inputs, context, tables)[:, -slots:])",
+            "proposal(self._drafter.through_layers(hidden, angles, attend)[:, -slots:])",
+            "proposal(-self._drafter.through_layers(hidden, angles, attend)[:, -slots:])",
             CASES,
         ),
     ),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from worker_stream import GREEDY, DraftStream, VerifyStream, draft_item, drafter, until, verifier, verify_item
 
-from dspark.decoding.reference import Round, replay
+from dspark.decoding.reference import RecordedRound, replay
 from dspark.model.checkpoint import load_target
 from dspark.types import Cursor, Law, Rule, Verdict
 from dspark.wire import codec
@@ -31,7 +31,7 @@ def greedy_alone(path: Path, prompt: list[int], count: int) -> list[int]:
 
 async def run_rounds(
     verify: VerifyStream, draft: DraftStream, sink: types_pb2.FeatureSink, law: Law, count: int, *, sequence: int = 9
-) -> tuple[list[int], list[Round]]:
+) -> tuple[list[int], list[RecordedRound]]:
     """The coordinator's loop with full verification; tokens after the prompt, and the choices made."""
     cursor = Cursor(sequence, 1, 0, len(PROMPT))
     assert not (await draft.open(cursor, 200, law)).HasField("refusal")
@@ -47,7 +47,7 @@ async def run_rounds(
         assert isinstance(verdict, Verdict), verdict
         kept = list(block.token_ids[: verdict.accepted])
         rounds.append(
-            Round(
+            RecordedRound(
                 cursor.anchor_position, block.token_ids, block.q, len(block.token_ids), verdict.accepted,
                 verdict.next_token,
             )

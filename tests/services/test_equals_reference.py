@@ -22,7 +22,7 @@ from worker_stream import drafter, verifier
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
 from dspark.client import AsyncClient
-from dspark.decoding.reference import Round, Target, replay
+from dspark.decoding.reference import RecordedRound, Target, replay
 from dspark.model.checkpoint import load_target
 from dspark.types import Law, Rule, Verdict
 
@@ -37,7 +37,7 @@ class Cell:
 
     endpoint: str
     coordinator: Any
-    rounds: dict[int, list[Round]] = field(default_factory=lambda: defaultdict(list))
+    rounds: dict[int, list[RecordedRound]] = field(default_factory=lambda: defaultdict(list))
 
 
 def _record(cell: Cell, engine: Any) -> None:
@@ -49,7 +49,7 @@ def _record(cell: Cell, engine: Any) -> None:
         judged = inner(items)
         for item, outcome in zip(items, judged.outcomes, strict=True):
             assert isinstance(outcome, Verdict), outcome
-            made = Round(
+            made = RecordedRound(
                 item.cursor.anchor_position,
                 item.draft_ids,
                 item.q,

@@ -20,7 +20,7 @@ from worker_stream import drafter, verifier
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
 from dspark.client import AsyncClient, Chunk, Completion, Finished, ServerError
-from dspark.decoding.reference import Round, replay
+from dspark.decoding.reference import RecordedRound, replay
 from dspark.decoding.shaping import Shaper
 from dspark.model.checkpoint import load_target
 from dspark.types import Law, Rule, Verdict
@@ -38,7 +38,7 @@ class Cell:
     client: AsyncClient
     coordinator: Any
     model: Any
-    rounds: dict[tuple[int, int], list[Round]] = field(default_factory=lambda: defaultdict(list))
+    rounds: dict[tuple[int, int], list[RecordedRound]] = field(default_factory=lambda: defaultdict(list))
 
     def target(self, tokens: Any, rows: int) -> torch.Tensor:
         with torch.inference_mode():
@@ -55,7 +55,9 @@ class Cell:
                 assert isinstance(outcome, Verdict), outcome
                 law, ids = laws[item.cursor.sequence], item.draft_ids
                 self.rounds[law.seed, law.choice].append(
-                    Round(item.cursor.anchor_position, ids, item.q, len(ids), outcome.accepted, outcome.next_token, 0)
+                    RecordedRound(
+                        item.cursor.anchor_position, ids, item.q, len(ids), outcome.accepted, outcome.next_token, 0
+                    )
                 )
             return judged
 

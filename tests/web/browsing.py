@@ -13,7 +13,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, Playwright
 
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from dspark.client import Client
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,9 +32,9 @@ def launch(playwright: Playwright, chromium: str) -> Browser:
     return playwright.chromium.launch(executable_path=chromium, args=alone)
 
 
-def tiny_cell(folder: Path | None, port: int, *, drafters: int = 1, **settings: object) -> LocalCell:
+def tiny_cell(folder: Path | None, port: int, *, drafters: int = 1, **settings: object) -> ProcessCell:
     """Of the tiny pair, not started yet; `settings` go to the coordinator."""
-    return LocalCell(
+    return ProcessCell(
         ROOT / "tests" / "data" / "pair" / "target",
         ROOT / "tests" / "data" / "pair" / "drafter",
         drafters=drafters,

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deploy.processes import LocalCell
+from deploy.processes import ProcessCell
 from tests.wire_law.pair import write_tiny_pair
 from tests.wire_law.settings import SETTINGS, VOCABULARY
 from tests.wire_law.verdict import P_BAR, TOKENS_BAR, corrected, draw
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         target, drafter = write_tiny_pair(Path(folder), vocabulary=VOCABULARY, seed=args.seed)
         task = bar.add_task("", total=len(settings) * args.draws)
         # One entry fewer than there are tokens: the sparse form of the rules is what is tested.
-        with LocalCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
+        with ProcessCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
             rows = draw(
                 cell.endpoint, target, args.draws, seed=args.seed, settings=settings, kept=args.kept,
                 told=lambda came: bar.advance(task, came),

@@ -13,19 +13,19 @@ from pathlib import Path
 import torch
 
 from dspark.errors import CheckpointError
-from dspark.model.weights_file import Entry, read_tensors
+from dspark.model.weights_file import TensorEntry, read_tensors
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # older releases stored the frequencies of each layer
 _INSIDE = "model."
 
 
-def without_computed(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+def without_computed(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """All but what follows from the configuration, which the library leaves alone too."""
     return {name: entry for name, entry in entries.items() if _COMPUTED not in name}
 
 
-def language_entries(folder: Path, entries: Mapping[str, Entry], *, tied: bool) -> dict[str, Entry]:
+def language_entries(folder: Path, entries: Mapping[str, TensorEntry], *, tied: bool) -> dict[str, TensorEntry]:
     """Names as in `LanguageDrafter.stored_names`; a tied head that is stored beside its table must be equal to it."""
     inner = [name for name in entries if name != HEAD]
     while inner and all(name.startswith(2 * _INSIDE) or name == _INSIDE + HEAD for name in inner):
@@ -47,12 +47,12 @@ def _shorter(name: str) -> str:
     return name.removeprefix(_INSIDE)
 
 
-def _renamed(entry: Entry, name: str) -> Entry:
+def _renamed(entry: TensorEntry, name: str) -> TensorEntry:
     """The same tensor, which its file knows by this name."""
     return entry if entry.stored else dataclasses.replace(entry, stored=name)
 
 
-def _check_equal(folder: Path, table: Entry, head: Entry) -> None:
+def _check_equal(folder: Path, table: TensorEntry, head: TensorEntry) -> None:
     both = dict(read_tensors({EMBEDDING: table, HEAD: head}, (EMBEDDING, HEAD)))
     if not torch.equal(both[EMBEDDING], both[HEAD]):
         raise CheckpointError(

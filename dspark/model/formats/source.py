@@ -18,25 +18,25 @@ from dspark.model.config_keys import read_json
 from dspark.model.formats.saved import language_entries, without_computed
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.formats.vocabulary import DRAFTABLE, OFFSETS, DraftVocabulary, read_vocabulary
-from dspark.model.weights_file import Entry, read_directory, read_tensors
+from dspark.model.weights_file import TensorEntry, read_directory, read_tensors
 
 SHARED = ("embed_tokens.weight", "lm_head.weight")
 # Written by trainers for themselves; drafting needs none of them.
 _TRAINING_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight", "mask_embedding")
 
 
-class Source(NamedTuple):
+class TensorSource(NamedTuple):
     """What a loader reads from."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     vocabulary: DraftVocabulary | None  # of a head that speaks fewer tokens than the target
 
 
-def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Path] | None = None) -> Source:
+def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Path] | None = None) -> TensorSource:
     """The tensor directory of a drafter. `target` finds the target's folder and is asked where tables are left out."""
     entries = without_computed(read_directory(folder))
     if config.kind == "lm":
-        return Source(language_entries(folder, entries, tied=config.tie_word_embeddings), None)
+        return TensorSource(language_entries(folder, entries, tied=config.tie_word_embeddings), None)
     if is_speculators(read_json(folder / CONFIG_NAME)):
         entries = {name: entry for name, entry in entries.items() if name not in _TRAINING_ONLY}
     maps = {name: entries.pop(name) for name in (OFFSETS, DRAFTABLE) if name in entries}
@@ -50,7 +50,7 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
             size=config.draft_vocab_size,
             vocab_size=config.vocab_size,
         )
-    return Source(entries | _shared(folder, entries, config, vocabulary, target), vocabulary)
+    return TensorSource(entries | _shared(folder, entries, config, vocabulary, target), vocabulary)
 
 
 def left_out(folder: Path, config: DrafterConfig) -> list[str]:
@@ -58,17 +58,17 @@ def left_out(folder: Path, config: DrafterConfig) -> list[str]:
     return [] if config.kind == "lm" else _absent(read_directory(folder))
 
 
-def _absent(entries: Mapping[str, Entry]) -> list[str]:
+def _absent(entries: Mapping[str, TensorEntry]) -> list[str]:
     return [name for name in SHARED if name not in entries]
 
 
 def _shared(
     folder: Path,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, TensorEntry],
     config: DrafterConfig,
     vocabulary: DraftVocabulary | None,
     target: Callable[[], Path] | None,
-) -> dict[str, Entry]:
+) -> dict[str, TensorEntry]:
     """The target's own tables for those that the file leaves out."""
     absent = _absent(entries)
     if not absent:
@@ -94,7 +94,7 @@ def _shared(
     return found
 
 
-def target_tables(folder: Path) -> dict[str, Entry]:
+def target_tables(folder: Path) -> dict[str, TensorEntry]:
     """A target's embedding and head under the drafter's names. One that ties them stores one, under either name."""
     theirs = read_directory(folder)
     stored = {table: _one(theirs, folder, table) for table in SHARED if any(name.endswith(table) for name in theirs)}
@@ -104,7 +104,7 @@ def target_tables(folder: Path) -> dict[str, Entry]:
     return {table: dataclasses.replace(theirs[name], stored=name) for table, name in found.items()}
 
 
-def _one(entries: dict[str, Entry], folder: Path, ending: str) -> str:
+def _one(entries: dict[str, TensorEntry], folder: Path, ending: str) -> str:
     names = [name for name in entries if name == ending or name.endswith("." + ending)]
     if len(names) != 1:
         raise CheckpointError(f"{folder}: expected one tensor that ends in {ending}, found {names[:4]}")

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.row import Row, note
 from coordinator.lanes.monitor import FALSE_ALARM, Monitor
-from dspark.decoding.acceptance import Case, Watch, judge
+from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Cursor, Law, Rule, SparseQ
 from faults.rows.program import arguments
@@ -122,7 +122,7 @@ def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: in
     logits = torch.from_numpy(tables.logits)
     ids, sent = tables.ids.astype("<u4"), tables.sent.astype("<f4")
     metrics = Metrics()
-    monitor, watch, law = Monitor(metrics), Watch(seed), Law(rule=rule)
+    monitor, watch, law = Monitor(metrics), DrawsWatch(seed), Law(rule=rule)
     draws = number = 0
     while draws < most and monitor.trusts("d", law):
         chosen = rng.integers(TABLES, size=(SEQUENCES, SLOTS + 1))
@@ -134,7 +134,7 @@ def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: in
             tables_of = chosen[row, :SLOTS]
             q = SparseQ(ENTRIES, ids[tables_of].tobytes(), sent[tables_of].tobytes())
             key = Law(rule=rule, seed=(seed << 40) + number)
-            cases.append(Case(Cursor(row, 0, 1, 9), key, row * (SLOTS + 1), tokens[row], q))
+            cases.append(PackedCase(Cursor(row, 0, 1, 9), key, row * (SLOTS + 1), tokens[row], q))
             number += 1
         judge(logits[torch.from_numpy(chosen.ravel())], cases, watch=watch)
         sums = watch.sums(dict.fromkeys(range(SEQUENCES), "d"))

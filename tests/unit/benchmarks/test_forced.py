@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from benchmarks.forced import Forced, chance_for
-from dspark.decoding.acceptance import Case
+from dspark.decoding.acceptance import PackedCase
 from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason
 
 
-def cases(count: int, slots: int = 7) -> list[Case]:
+def cases(count: int, slots: int = 7) -> list[PackedCase]:
     return [
-        Case(Cursor(n % 64, 1, n, 100 + n), Law(seed=n), n * (slots + 1), tuple(range(slots)), NO_Q)
+        PackedCase(Cursor(n % 64, 1, n, 100 + n), Law(seed=n), n * (slots + 1), tuple(range(slots)), NO_Q)
         for n in range(count)
     ]
 

@@ -53,7 +53,7 @@ def test_a_foreign_server_and_its_children_end_with_the_benchmark(number: signal
 def test_a_row_that_gives_nothing_is_a_row_that_fails(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(quick, "ENTRIES", (quick.Entry("3.9", "benchmarks.nothing_of_that_name", 1, 60),))
+    monkeypatch.setattr(quick, "ENTRIES", (quick.QuickProgram("3.9", "benchmarks.nothing_of_that_name", 1, 60),))
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert quick.main([]) == 1

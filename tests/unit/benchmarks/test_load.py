@@ -12,10 +12,10 @@ import pytest
 
 from dspark.errors import InvalidRequest, Overloaded
 from dspark.loadgen import plots, prompts, report
-from dspark.loadgen.answer import UNKNOWN, Answer, Piece, Speculation
+from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, SpeculationFigures, StreamPiece
 from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
-from dspark.loadgen.run import CUT, Outcome, Plan, run
+from dspark.loadgen.run import CUT, LoadPlan, Outcome, run
 from dspark.loadgen.summary import quantile, summarise
 from dspark.plots import check
 
@@ -27,13 +27,13 @@ class Server:
 
     name = "arithmetic"
 
-    def __init__(self, messages: list[Piece], *, pause_s: float = 0.0, serial: bool = False) -> None:
+    def __init__(self, messages: list[StreamPiece], *, pause_s: float = 0.0, serial: bool = False) -> None:
         self._messages = messages
         self._pause_s = pause_s
         self._gate = asyncio.Semaphore(1 if serial else 1_000_000)
         self.running = self.most = self.asked = 0
 
-    async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+    async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
         self.asked += 1
         self.running += 1
         self.most = max(self.most, self.running)
@@ -52,14 +52,14 @@ class Server:
         pass
 
 
-def measure(server: Server, plan: Plan) -> Outcome:
+def measure(server: Server, plan: LoadPlan) -> Outcome:
     return asyncio.run(run(server, itertools.repeat(QUESTION), plan, lambda answers, tokens: None))
 
 
 def test_gaps_are_per_token_and_not_per_message() -> None:
-    answer = Answer(QUESTION, intended=0.0)
+    answer = MeasuredAnswer(QUESTION, intended=0.0)
     for when, count in ((1.0, 1), (1.4, 4), (1.5, 1)):
-        answer.take(Piece(count, 10), when)
+        answer.take(StreamPiece(count, 10), when)
     assert answer.token_gaps() == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.1])
     assert answer.gaps() == pytest.approx([0.4, 0.1])
     assert answer.rate == pytest.approx(5 / 0.5)
@@ -67,18 +67,18 @@ def test_gaps_are_per_token_and_not_per_message() -> None:
 
 
 def test_a_total_given_at_the_end_is_spread_over_the_messages_of_unknown_length() -> None:
-    answer = Answer(QUESTION, intended=0.0)
+    answer = MeasuredAnswer(QUESTION, intended=0.0)
     for when in (1.0, 2.0, 3.0):
-        answer.take(Piece(UNKNOWN, 10), when)
+        answer.take(StreamPiece(UNKNOWN, 10), when)
     assert answer.tokens == 0
-    answer.take(Piece(0, 10, spread=7), 3.5)
+    answer.take(StreamPiece(0, 10, spread=7), 3.5)
     assert sum(answer.counts) == answer.tokens == 7
     assert max(answer.counts) - min(answer.counts) <= 1
 
 
 def test_a_closed_loop_keeps_its_users_busy_and_leaves_the_warm_up_out() -> None:
-    server = Server([Piece(1, 8), Piece(2, 8)])
-    outcome = measure(server, Plan(concurrency=3, requests=10, warmup=4))
+    server = Server([StreamPiece(1, 8), StreamPiece(2, 8)])
+    outcome = measure(server, LoadPlan(concurrency=3, requests=10, warmup=4))
     assert (server.asked, server.most) == (14, 3)
     assert len(outcome.measured) == 10
     assert outcome.counters == {"bytes_features": 1000.0}
@@ -88,8 +88,8 @@ def test_a_closed_loop_keeps_its_users_busy_and_leaves_the_warm_up_out() -> None
 
 
 def test_an_open_loop_charges_waiting_to_the_server_it_waits_for() -> None:
-    server = Server([Piece(1, 8)], pause_s=0.02, serial=True)
-    outcome = measure(server, Plan(rate=2000.0, requests=12, outstanding=1))
+    server = Server([StreamPiece(1, 8)], pause_s=0.02, serial=True)
+    outcome = measure(server, LoadPlan(rate=2000.0, requests=12, outstanding=1))
     waits = [answer.latency_s for answer in outcome.measured]
     # All were meant to start within milliseconds; the n-th was served after n others, and its latency says so.
     assert waits == sorted(waits)
@@ -100,8 +100,8 @@ def test_an_open_loop_charges_waiting_to_the_server_it_waits_for() -> None:
 
 
 def test_when_its_time_is_over_a_run_cuts_what_is_under_way_and_counts_its_tokens_alone() -> None:
-    server = Server([Piece(1, 8)] * 1000, pause_s=0.005)
-    outcome = measure(server, Plan(concurrency=2, duration_s=0.2))
+    server = Server([StreamPiece(1, 8)] * 1000, pause_s=0.005)
+    outcome = measure(server, LoadPlan(concurrency=2, duration_s=0.2))
     assert server.running == 0
     assert [answer.error for answer in outcome.measured] == [CUT, CUT]
     point = summarise(outcome, series="x")
@@ -111,29 +111,29 @@ def test_when_its_time_is_over_a_run_cuts_what_is_under_way_and_counts_its_token
 
 def test_refusals_are_counted_by_kind_and_a_wrong_request_ends_the_run() -> None:
     class Full(Server):
-        async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+        async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
             if number % 2:
                 raise Overloaded("full", 1.0)
-            yield Piece(1, 8)
+            yield StreamPiece(1, 8)
 
-    assert summarise(measure(Full([]), Plan(concurrency=1, requests=6)), series="x")["errors"] == {"Overloaded": 3}
+    assert summarise(measure(Full([]), LoadPlan(concurrency=1, requests=6)), series="x")["errors"] == {"Overloaded": 3}
 
     class Picky(Server):
-        async def stream(self, question: Question, number: int) -> AsyncIterator[Piece]:
+        async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
             raise InvalidRequest("max_tokens", "too many")
-            yield Piece(1, 8)
+            yield StreamPiece(1, 8)
 
-    for plan in (Plan(concurrency=2, requests=6, warmup=2), Plan(rate=500.0, duration_s=0.1)):
+    for plan in (LoadPlan(concurrency=2, requests=6, warmup=2), LoadPlan(rate=500.0, duration_s=0.1)):
         with pytest.raises(InvalidRequest, match="too many"):
             measure(Picky([]), plan)
 
 
 def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
-    outcome = Outcome(Plan(concurrency=1, requests=2), opened=0.0, closed=2.0)
+    outcome = Outcome(LoadPlan(concurrency=1, requests=2), opened=0.0, closed=2.0)
     for rounds, committed, verified in ((2, 8.0, 10), (6, 8.0, 6)):
-        answer = Answer(QUESTION, intended=0.5)
-        answer.take(Piece(8, 10), 1.0)
-        answer.take(Piece(0, 10, (), Speculation(rounds, committed, verified, 0)), 1.1)
+        answer = MeasuredAnswer(QUESTION, intended=0.5)
+        answer.take(StreamPiece(8, 10), 1.0)
+        answer.take(StreamPiece(0, 10, (), SpeculationFigures(rounds, committed, verified, 0)), 1.1)
         outcome.answers.append(answer)
     point = summarise(outcome, series="x")
     assert (point["tau"], point["budget"], point["verified_per_token"]) == (2.0, 2.0, 1.0)
@@ -148,7 +148,7 @@ def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
 @pytest.mark.parametrize("wrong", [{"requests": 1}, {"concurrency": 1}, {"concurrency": 1, "rate": 1.0, "requests": 1}])
 def test_a_plan_that_says_too_little_or_too_much_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest):
-        Plan(**wrong)  # type: ignore[arg-type]
+        LoadPlan(**wrong)  # type: ignore[arg-type]
 
 
 def test_prompts_come_from_files_by_name_of_what_is_wrong(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_quantiles_lie_between_neighbours() -> None:
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
-    server = Server([Piece(1, 8), Piece(2, 8, (), Speculation(1, 2.0, 3, 1))], pause_s=0.001)
-    points = [summarise(measure(server, Plan(concurrency=n, requests=4)), series="x") for n in (1, 2)]
+    server = Server([StreamPiece(1, 8), StreamPiece(2, 8, (), SpeculationFigures(1, 2.0, 3, 1))], pause_s=0.001)
+    points = [summarise(measure(server, LoadPlan(concurrency=n, requests=4)), series="x") for n in (1, 2)]
     saved = tmp_path / "saved.json"
     saved.write_text(json.dumps({"points": points}))
     assert report.load(saved) == points

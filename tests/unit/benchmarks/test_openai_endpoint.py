@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dspark.errors import Denied, InvalidRequest, Overloaded, Unavailable
-from dspark.loadgen.answer import Answer
+from dspark.loadgen.answer import MeasuredAnswer
 from dspark.loadgen.openai_endpoint import OpenAiEndpoint, OpenAiOptions
 from dspark.loadgen.prompts import Question
 
@@ -18,10 +18,10 @@ QUESTION = Question((1, 2, 3))
 Reply = Callable[[dict[str, Any]], bytes]
 
 
-def ask(reply: Reply) -> tuple[Answer, OpenAiEndpoint, dict[str, Any]]:
+def ask(reply: Reply) -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
     """One question to a server that answers with the bytes `reply` makes of the request."""
 
-    async def talk() -> tuple[Answer, OpenAiEndpoint, dict[str, Any]]:
+    async def talk() -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
         seen: dict[str, Any] = {}
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,7 +34,7 @@ def ask(reply: Reply) -> tuple[Answer, OpenAiEndpoint, dict[str, Any]]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         endpoint = OpenAiEndpoint(OpenAiOptions(f"http://127.0.0.1:{port}/v1", "m", max_tokens=9, api_key="k"))
-        answer = Answer(QUESTION, intended=0.0)
+        answer = MeasuredAnswer(QUESTION, intended=0.0)
         async with server:
             async for piece in endpoint.stream(QUESTION, 0):
                 answer.take(piece, asyncio.get_running_loop().time())

@@ -15,7 +15,7 @@ ARGS = argparse.Namespace(vllm_python=None)
 
 
 def _run(program: str, statements: int, capfd: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, object]]]:
-    code = quick._run(quick.Entry("3.0", program, statements, 20), ARGS, 20.0)
+    code = quick._run(quick.QuickProgram("3.0", program, statements, 20), ARGS, 20.0)
     return code, [json.loads(line) for line in capfd.readouterr().out.splitlines()]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.readings import Look, Window
+from deploy.readings import Look, ReadingWindow
 from dspark.cli import checks
 from dspark.cli.checks import Level
 from dspark.cli.discovery import groups, serve
@@ -156,7 +156,7 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
 def test_a_frame_shows_rates_of_the_window() -> None:
     from rich.console import Console
 
-    window = Window(10)
+    window = ReadingWindow(10)
     window.add(Look(0.0, STATUS))
     totals = {
         "dspark_generation_tokens_total": 210,

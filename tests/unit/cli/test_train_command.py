@@ -13,7 +13,7 @@ import pytest
 from dspark.cli.main import main
 from dspark.cli.train import build_parser
 from dspark.cli.train_options import asking_of, settings_of
-from dspark.training.regenerate import Asking
+from dspark.training.regenerate import RegenerationSettings
 from dspark.training.settings import Settings
 
 REQUIRED = ["drafter", "s.safetensors", "--target", "t", "--out", "o"]
@@ -22,7 +22,7 @@ REQUIRED = ["drafter", "s.safetensors", "--target", "t", "--out", "o"]
 def test_without_flags_a_run_has_the_published_settings() -> None:
     assert settings_of(build_parser().parse_args(REQUIRED)) == Settings(target="t", samples="s.safetensors", out="o")
     words = ["regenerate", "p.jsonl", "--target", "t", "--out", "o"]
-    assert asking_of(build_parser().parse_args(words)) == Asking()
+    assert asking_of(build_parser().parse_args(words)) == RegenerationSettings()
 
 
 def test_every_setting_is_a_flag() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dspark.decoding.acceptance import (
-    Case,
+    PackedCase,
     accept_probability,
     block_rule,
     first_token,
@@ -116,7 +116,7 @@ def test_the_very_numbers_that_were_sent_are_weighed() -> None:
     sent = rng.random((2, 3, 5)).astype(np.float32)
     ids = np.array([rng.permutation(9)[:5] for _ in range(6)], np.uint32).reshape(2, 3, 5)
     drafts = ids[:, :, 0].tolist()
-    cases = [Case(Cursor(k, 1, 1, 9), Law(), 4 * k, drafts[k], SparseQ.of(ids[k], sent[k])) for k in range(2)]
+    cases = [PackedCase(Cursor(k, 1, 1, 9), Law(), 4 * k, drafts[k], SparseQ.of(ids[k], sent[k])) for k in range(2)]
     slots = slots_of(cases)
     exact = sent.astype(np.float64) / sent.astype(np.float64).sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(slots.probs, exact.ravel(), rtol=1e-15)
@@ -196,7 +196,7 @@ def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
             refused += 1
             continue
         law = Law(1.0, top_k=3, seed=int(rng.integers(0, 2**63)))
-        ((accepted, token),) = judge(logits, [Case(Cursor(1, 1, 1, 9), law, 0, draft, q)])
+        ((accepted, token),) = judge(logits, [PackedCase(Cursor(1, 1, 1, 9), law, 0, draft, q)])
         assert not any(excluded[k, draft[k]] for k in range(accepted))
         assert not excluded[accepted, token]
         judged += 1
@@ -216,7 +216,7 @@ LAWS = [
 ]
 
 
-def packed_pass(seed: int) -> tuple[torch.Tensor, list[Case]]:
+def packed_pass(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
     """Honest drafts of unequal lengths and entries, from a drafter that is nearly the target; rules at random."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -232,13 +232,13 @@ def packed_pass(seed: int) -> tuple[torch.Tensor, list[Case]]:
             noise = DraftNoise([law], [cursor], slots, VOCAB)
             draft_ids = [int(noise.pick(k, ids[k : k + 1], probs[k : k + 1])) for k in range(slots)]
             q = NO_Q if law.rule is Rule.COUPLED else SparseQ.of(ids.numpy(), probs.numpy())
-        cases.append(Case(cursor, law, row, draft_ids, q))
+        cases.append(PackedCase(cursor, law, row, draft_ids, q))
         parts.append(logits)
         row += slots + 1
     return torch.cat(parts), cases
 
 
-def alone(logits: torch.Tensor, case: Case) -> tuple[int, int]:
+def alone(logits: torch.Tensor, case: PackedCase) -> tuple[int, int]:
     law, slots = case.law, len(case.draft_ids)
     probs = distribution(logits[case.first_row : case.first_row + slots + 1], LawColumns.of([law]))
 
@@ -310,7 +310,7 @@ def test_logits_that_are_not_numbers_are_an_error_not_a_token(law: Law, row: int
     logits[row, 7] = math.nan
     q = NO_Q if law.rule is Rule.COUPLED else SparseQ.of(np.array([[1, 2]]), np.array([[0.5, 0.5]], np.float32))
     with pytest.raises(FloatingPointError):
-        judge(logits, [Case(Cursor(1, 1, 1, 9), law, 0, [1], q)])
+        judge(logits, [PackedCase(Cursor(1, 1, 1, 9), law, 0, [1], q)])
 
 
 def test_nobody_to_judge_is_no_verdict() -> None:
@@ -329,5 +329,5 @@ def test_a_coupled_first_token_is_the_one_a_round_would_have_added() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(6))
     for seed in range(20):
         law = Law(1.0, seed=seed, rule=Rule.COUPLED)
-        ((_, token),) = judge(logits, [Case(Cursor(1, 1, 4, 17), law, 0, [], NO_Q)])
+        ((_, token),) = judge(logits, [PackedCase(Cursor(1, 1, 4, 17), law, 0, [], NO_Q)])
         assert first_token(logits[0], law, Cursor(1, 2, 0, 17)) == token, "a hand-over prefills what a round follows"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding.acceptance import Case, Watch, judge
+from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.types import PLACES, Cursor, Draws, Law, Rule, SparseQ
 
 VOCAB, SLOTS = 12, 3
@@ -30,7 +30,7 @@ def drawn(rng: Any, ids: Any, probs: Any) -> list[int]:
 def watched(rule: Rule, blocks: int, *, lie: bool = False, entries: int = 5, seed: int = 0) -> Draws:
     """Sums over so many blocks; a lie draws from q to the power 0.8."""
     rng = np.random.default_rng(seed)
-    watch = Watch(seed)
+    watch = DrawsWatch(seed)
     pairs = [pair(rng, entries) for _ in range(8)]
     for start in range(0, blocks, 64):
         cases, rows = [], []
@@ -39,7 +39,7 @@ def watched(rule: Rule, blocks: int, *, lie: bool = False, entries: int = 5, see
             drafts = drawn(rng, ids, probs**0.8 if lie else probs)
             q = SparseQ.of(ids, probs)
             law = Law(temperature=1.0, rule=rule, seed=(seed << 20) + number)
-            cases.append(Case(Cursor(number, 0, 1, 9), law, len(rows) * (SLOTS + 1), drafts, q))
+            cases.append(PackedCase(Cursor(number, 0, 1, 9), law, len(rows) * (SLOTS + 1), drafts, q))
             rows.append(logits)
         judge(torch.cat(rows), cases, watch=watch)
     (sums,) = watch.sums(dict.fromkeys(range(blocks + 64), "d"))
@@ -83,12 +83,12 @@ def test_labels_are_the_chances_of_what_happens(rule: Rule) -> None:
     told = np.zeros((SLOTS, 2))
     rounds = 2_000
     for start in range(0, rounds, 100):
-        watch = Watch(start)
+        watch = DrawsWatch(start)
         cases = []
         for number in range(start, start + 100):
             law = Law(temperature=1.0, rule=rule, seed=number)
             drafts = drawn(rng, ids, probs)
-            cases.append(Case(Cursor(number, 0, 1, 9), law, 0, drafts, SparseQ.of(ids, probs)))
+            cases.append(PackedCase(Cursor(number, 0, 1, 9), law, 0, drafts, SparseQ.of(ids, probs)))
         for accepted, _ in judge(logits, cases, watch=watch):
             reached += np.arange(SLOTS) <= accepted
             kept += np.arange(SLOTS) < accepted
@@ -99,7 +99,7 @@ def test_labels_are_the_chances_of_what_happens(rule: Rule) -> None:
 
 def test_sequences_of_all_kinds_keep_their_own_labels_and_versions() -> None:
     rng = np.random.default_rng(5)
-    watch = Watch(0)
+    watch = DrawsWatch(0)
     cases, rows = [], []
     kinds = [
         (Rule.BLOCK, 1.0, 3),
@@ -113,7 +113,7 @@ def test_sequences_of_all_kinds_keep_their_own_labels_and_versions() -> None:
         drafts = drawn(rng, ids, probs)[:length]
         q = SparseQ.of(ids[:length], probs[:length])
         law = Law(temperature=temperature, rule=rule, seed=7)
-        cases.append(Case(Cursor(number, 0, 1, 9), law, sum(map(len, rows)), drafts, q))
+        cases.append(PackedCase(Cursor(number, 0, 1, 9), law, sum(map(len, rows)), drafts, q))
         rows.append(logits[: length + 1])
     judge(torch.cat(rows), cases, watch=watch)
     labels = watch.labels()

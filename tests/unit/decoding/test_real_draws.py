@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding.acceptance import Case, judge
+from dspark.decoding.acceptance import PackedCase, judge
 from dspark.decoding.drafting import DraftNoise
 from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
 
@@ -50,7 +50,7 @@ def _runs(rule: Rule, p: dict[Tokens, np.ndarray], q: dict[Tokens, np.ndarray]) 
             draft = drafted[row][: budget[run]]
             numbers = np.tile(np.arange(VOCAB, dtype=np.uint32), (len(draft), 1))
             own = NO_Q if rule is Rule.COUPLED or not draft else SparseQ.of(numbers, sent[row, : len(draft)])
-            cases.append(Case(cursors[row], laws[row], len(rows), draft, own))
+            cases.append(PackedCase(cursors[row], laws[row], len(rows), draft, own))
             rows += [p[committed[run] + draft[:k]] for k in range(len(draft) + 1)]
             budget[run] = (0, 1, BLOCK)[drafted[row][1]]  # what was drafted past this round's anchor decides the next
         verdicts = judge(torch.from_numpy(np.log(rows)), cases)

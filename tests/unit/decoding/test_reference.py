@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dspark.decoding.acceptance import Case, first_token, judge
+from dspark.decoding.acceptance import PackedCase, first_token, judge
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose, Words, record
-from dspark.decoding.reference import Pick, Round, generate, replay
+from dspark.decoding.reference import Pick, RecordedRound, generate, replay
 from dspark.decoding.sampling import LawColumns, draft_distribution
 from dspark.rounds.policy import Greedy, Policy, Threshold
 from dspark.rounds.schedule import schedule
@@ -171,7 +171,7 @@ def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
     assert shown[-last.accepted - 1 :] == (*last_draft, last.next_token)
     committed = (*PROMPT, *shown)  # where another worker takes over: it prefills these and draws the next token
     then = generate(committed, target, drafter, full_block, law, max_tokens=20, entries=ENTRIES, epoch=2)
-    handed = Round(len(committed) - 1, (), NO_Q, 0, 0, then.token_ids[0], epoch=2, prefilled=True)
+    handed = RecordedRound(len(committed) - 1, (), NO_Q, 0, 0, then.token_ids[0], epoch=2, prefilled=True)
     rounds = [*first, handed, *then.rounds]
     assert replay(PROMPT, target, rounds, law, max_tokens=len(shown) + 20) == shown + then.token_ids
 
@@ -182,7 +182,7 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(policy: Policy) -> N
     laws = [*LAWS, Law(1.2, 0.7, 0, seed=9), Law(0.0, seed=4)]
     prompts = [PROMPT[: 2 + row % 4] for row in range(len(laws))]
     sequences = [list(prompt) for prompt in prompts]
-    made: list[list[Round]] = [[] for _ in laws]
+    made: list[list[RecordedRound]] = [[] for _ in laws]
     for row, law in enumerate(laws):
         sequences[row].append(first_token(target(sequences[row], 1)[0], law, Cursor(row, 1, 0, len(sequences[row]))))
     for _ in range(12):
@@ -205,12 +205,12 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(policy: Policy) -> N
             ids, probs = (np.stack([slot[part][row, :kept] for slot in sent]) for part in range(2))
             draft = seen[row][len(sequences[row]) :][:prefix]
             q = NO_Q if law.rule is Rule.COUPLED else SparseQ.of(ids, probs).prefix(prefix)
-            cases.append(Case(cursors[row], law, at, draft, q))
+            cases.append(PackedCase(cursors[row], law, at, draft, q))
             rows.append(target([*sequences[row], *draft], prefix + 1))
             at += prefix + 1
         for row, (case, (accepted, token)) in enumerate(zip(cases, judge(torch.cat(rows), cases), strict=True)):
             anchor = len(sequences[row]) - 1
-            made[row].append(Round(anchor, tuple(case.draft_ids), case.q, len(case.draft_ids), accepted, token))
+            made[row].append(RecordedRound(anchor, tuple(case.draft_ids), case.q, len(case.draft_ids), accepted, token))
             sequences[row] += [*case.draft_ids[:accepted], token]
     for row, law in enumerate(laws):
         answer = tuple(sequences[row][len(prompts[row]) :])

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark.decoding.acceptance import Case, accept_probability, first_token, judge, residual
+from dspark.decoding.acceptance import PackedCase, accept_probability, first_token, judge, residual
 from dspark.decoding.sampling import LawColumns, distribution
 from dspark.decoding.shaping import Shaper, law_problem, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, Law, SparseQ
@@ -258,11 +258,11 @@ def test_a_penalty_that_ignores_drafted_tokens_would_be_noticed(law: Law) -> Non
 def test_the_rule_judges_shaped_rows_and_leaves_neighbours_alone() -> None:
     rng = np.random.default_rng(5)
     logits = torch.from_numpy(rng.normal(0, 2, (5, VOCAB)).astype(np.float32))
-    plain = Case(Cursor(1, 1, 1, 4), Law(0.0), 0, (), NO_Q)
+    plain = PackedCase(Cursor(1, 1, 1, 4), Law(0.0), 0, (), NO_Q)
     (alone,) = judge(logits[:1], [plain])
     law = Law(0.0, logit_bias=((6, 100.0),))
     q = SparseQ.of(np.array([[6], [6], [2]], np.uint32), np.ones((3, 1), np.float32))
-    biased = Case(Cursor(2, 1, 1, 4), law, 1, (6, 6, 2), q, Shaper.of(law, [1, 2, 3, 4]))
+    biased = PackedCase(Cursor(2, 1, 1, 4), law, 1, (6, 6, 2), q, Shaper.of(law, [1, 2, 3, 4]))
     assert judge(logits, [plain, biased]) == [alone, (2, 6)]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from deploy import actors
 from deploy.actors import RoomShell
-from deploy.topology import Role
+from deploy.topology import ProcessRole
 from dspark.runtime.identity import read_token, write_token
 
 SECRET = "drawn-by-this-dspark-up"
@@ -23,7 +23,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """The process a shell hosts, with the settings it was started with."""
     process = SimpleNamespace(endpoint="127.0.0.1:7000", incarnation=5, http_url=None, settings={})
 
-    async def start_room(role: Role, settings: Mapping[str, Any], *, name: str) -> SimpleNamespace:
+    async def start_room(role: ProcessRole, settings: Mapping[str, Any], *, name: str) -> SimpleNamespace:
         process.settings = dict(settings)
         return process
 

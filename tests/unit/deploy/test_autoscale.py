@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.autoscale import Autoscaler, Memory, Need, Patience, Reading, drafters_needed, step, verifiers_needed
+from deploy.autoscale import Autoscaler, Memory, Need, Patience, PoolReading, drafters_needed, step, verifiers_needed
 from deploy.autoscale_config import AutoscaleConfig
 from dspark.errors import ConfigError
 
@@ -20,7 +20,7 @@ History = list[tuple[float, int, int]]
 
 
 def _simulate(
-    reading: Callable[[float, int, int], Reading],
+    reading: Callable[[float, int, int], PoolReading],
     seconds: float,
     *,
     start: tuple[int, int] = (1, 1),
@@ -41,13 +41,13 @@ def _simulate(
     return history
 
 
-def _work(streams: int, work: float, **more: float) -> Callable[[float, int, int], Reading]:
+def _work(streams: int, work: float, **more: float) -> Callable[[float, int, int], PoolReading]:
     """Drafters share `work` replica-seconds per second; beyond 1 each, cohorts wait."""
 
-    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+    def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
         busy = min(1.0, work / drafters) if drafters else None
         waits = 0.0 if not drafters or work / drafters < 0.95 else 0.05
-        return Reading(streams=streams, drafter_busy=busy, draft_wait_s=waits, **more)  # type: ignore[arg-type]
+        return PoolReading(streams=streams, drafter_busy=busy, draft_wait_s=waits, **more)  # type: ignore[arg-type]
 
     return reading
 
@@ -66,27 +66,27 @@ def test_drafters_reach_what_their_work_asks_for_and_stay(work: float, start: in
 def test_noise_around_the_target_does_not_flap() -> None:
     noise = random.Random(7)
 
-    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+    def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
         busy = min(1.0, max(0.0, (1.4 + noise.gauss(0, 0.25)) / drafters))
-        return Reading(streams=16, drafter_busy=busy)
+        return PoolReading(streams=16, drafter_busy=busy)
 
     history = _simulate(reading, 3600, start=(1, 2))
     assert len(history) <= 3, history
 
 
 def test_a_load_that_swings_faster_than_patience_moves_nothing_down() -> None:
-    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+    def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
         high = int(now / 20) % 2 == 0
-        return Reading(streams=16, drafter_busy=min(1.0, (2.0 if high else 0.3) / drafters))
+        return PoolReading(streams=16, drafter_busy=min(1.0, (2.0 if high else 0.3) / drafters))
 
     sizes = [drafters for _, _, drafters in _simulate(reading, 1800)]
     assert sizes == sorted(sizes)
 
 
 def test_an_idle_cell_gives_its_drafters_back_and_the_first_stream_brings_one() -> None:
-    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+    def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
         streams = 0 if now < 1000 else 4
-        return Reading(streams=streams, drafter_busy=0.0 if drafters else None)
+        return PoolReading(streams=streams, drafter_busy=0.0 if drafters else None)
 
     history = _simulate(reading, 1200, start=(1, 3))
     assert [drafters for _, _, drafters in history] == [3, 1, 0, 1]
@@ -97,7 +97,7 @@ def test_an_idle_cell_gives_its_drafters_back_and_the_first_stream_brings_one() 
 
 def test_a_floor_keeps_drafters_in_an_idle_cell() -> None:
     history = _simulate(
-        lambda now, v, d: Reading(streams=0, drafter_busy=0.0),
+        lambda now, v, d: PoolReading(streams=0, drafter_busy=0.0),
         1200,
         start=(1, 4),
         config=replace(CONFIG, min_drafters=2),
@@ -106,7 +106,7 @@ def test_a_floor_keeps_drafters_in_an_idle_cell() -> None:
 
 
 def test_verifiers_follow_pages() -> None:
-    history = _simulate(lambda now, v, d: Reading(streams=8, drafter_busy=0.5, pages=min(1.0, 1.7 / v)), 900)
+    history = _simulate(lambda now, v, d: PoolReading(streams=8, drafter_busy=0.5, pages=min(1.0, 1.7 / v)), 900)
     assert [verifiers for _, verifiers, _ in history][-1] == math.ceil(1.7 / CONFIG.verifier_pages)
 
 
@@ -115,8 +115,8 @@ def test_verifiers_follow_promises(field: str) -> None:
     config = replace(CONFIG, slo_ttft_ms=500, slo_itl_ms=50, queue_s=0.5)
     limit = {"ttft_s": 0.5, "itl_s": 0.05, "queue_s": 0.5}[field]
 
-    def reading(now: float, verifiers: int, drafters: int) -> Reading:
-        return Reading(streams=32, drafter_busy=0.5, **{field: 2.5 * limit / verifiers})  # type: ignore[arg-type]
+    def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
+        return PoolReading(streams=32, drafter_busy=0.5, **{field: 2.5 * limit / verifiers})  # type: ignore[arg-type]
 
     history = _simulate(reading, 1800, config=config)
     assert history[-1][1] == 3
@@ -127,16 +127,16 @@ def test_verifiers_follow_promises(field: str) -> None:
 
 
 def test_a_line_before_the_door_keeps_verifiers() -> None:
-    need = verifiers_needed(Reading(streams=9, queued=5), 3, CONFIG)
+    need = verifiers_needed(PoolReading(streams=9, queued=5), 3, CONFIG)
     assert need == Need(1, 3, need.why)
 
 
 def test_shrinking_never_asks_for_growing_again() -> None:
     for size in range(1, 7):
         for percent in range(101):
-            need = drafters_needed(Reading(streams=4, drafter_busy=percent / 100), size, CONFIG)
+            need = drafters_needed(PoolReading(streams=4, drafter_busy=percent / 100), size, CONFIG)
             if need.enough < size:
-                left = Reading(streams=4, drafter_busy=min(1.0, size * percent / 100 / need.enough))
+                left = PoolReading(streams=4, drafter_busy=min(1.0, size * percent / 100 / need.enough))
                 again = drafters_needed(left, need.enough, CONFIG)
                 assert again.at_least <= need.enough
 
@@ -168,10 +168,10 @@ def test_settings_that_cannot_work_are_named(key: str, value: float) -> None:
 
 
 def test_a_pool_that_shrank_under_load_still_goes_when_nobody_is_left() -> None:
-    def reading(now: float, verifiers: int, drafters: int) -> Reading:
+    def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
         if now < 70:
-            return Reading(streams=8, drafter_busy=min(1.0, 0.9 / drafters))
-        return Reading(streams=0, drafter_busy=0.0)
+            return PoolReading(streams=8, drafter_busy=min(1.0, 0.9 / drafters))
+        return PoolReading(streams=0, drafter_busy=0.0)
 
     sizes = [drafters for _, _, drafters in _simulate(reading, 900, start=(1, 6))]
     assert sizes == [6, 2, 1, 0]

@@ -14,8 +14,8 @@ from deploy import controller as controller_module
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
-from deploy.fleet import Announced, Pending, Started, StartFailed
-from deploy.topology import Replica, Role, desired
+from deploy.fleet import Announced, Pending, StartedProcess, StartFailed
+from deploy.topology import ProcessRole, Replica, desired
 from dspark.client import CellStatus, LaneStatus
 from dspark.errors import ConfigError, Unavailable
 
@@ -28,14 +28,14 @@ class HealthFleet:
         self.started: list[str] = []
         self.ended: list[str] = []
         self.broken: dict[str, StartFailed] = {}
-        self.left: dict[str, Started] = {}
+        self.left: dict[str, StartedProcess] = {}
         self.unplaced: set[str] = set()
         self._incarnations = itertools.count(1)
 
-    async def adopt(self) -> Mapping[str, Started]:
+    async def adopt(self) -> Mapping[str, StartedProcess]:
         return self.left
 
-    async def launch(self, replica: Replica) -> Started:
+    async def launch(self, replica: Replica) -> StartedProcess:
         self.started.append(replica.name)
         if replica.name in self.unplaced:
             await asyncio.Event().wait()
@@ -43,13 +43,13 @@ class HealthFleet:
             raise self.broken[replica.name]
         return await self.serve(replica.name)
 
-    async def serve(self, name: str) -> Started:
+    async def serve(self, name: str) -> StartedProcess:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self.servers[name] = server
-        return Started(f"127.0.0.1:{port}", next(self._incarnations), 1)
+        return StartedProcess(f"127.0.0.1:{port}", next(self._incarnations), 1)
 
     async def end(self, name: str, grace_s: float) -> None:
         self.ended.append(name)
@@ -75,7 +75,7 @@ class Listener:
         self.deaf = False
 
     async def announce(
-        self, coordinator: Started, workers: Mapping[str, tuple[Role, Started]], draining: Set[str]
+        self, coordinator: StartedProcess, workers: Mapping[str, tuple[ProcessRole, StartedProcess]], draining: Set[str]
     ) -> Announced:
         if self.deaf:
             raise Unavailable("not yet")
@@ -83,7 +83,7 @@ class Listener:
         self.drained.append(frozenset(draining))
         return Announced(len(workers), tuple(draining - self.needed))
 
-    async def status(self, coordinator: Started) -> CellStatus:
+    async def status(self, coordinator: StartedProcess) -> CellStatus:
         return self.cell
 
 
@@ -286,7 +286,7 @@ async def test_a_pool_that_somebody_sized_waits_for_its_node_and_says_so(cell: C
 
 
 def test_sizes_that_are_refused_leave_autoscaling_as_it_was() -> None:
-    topology = desired(ClusterConfig(target="t", drafter="none", drafters=0), {Role.DRAFT: {"drafter": "none"}})
+    topology = desired(ClusterConfig(target="t", drafter="none", drafters=0), {ProcessRole.DRAFT: {"drafter": "none"}})
     config = AutoscaleConfig(enabled=True, max_verifiers=2)
     controller = Controller(topology, HealthFleet(), Listener(), autoscale=config)
     with pytest.raises(ConfigError, match="without a drafter"):
@@ -305,7 +305,7 @@ async def test_a_cell_without_a_drafter_is_never_given_one(monkeypatch: pytest.M
     monkeypatch.setattr(controller_module, "TICK_S", 0.02)
     fleet, listener = HealthFleet(), Listener()
     listener.cell = CellStatus(lanes=(LaneStatus(verifier="verify/0", running=4),))
-    topology = desired(ClusterConfig(target="t", drafter="none", drafters=0), {Role.DRAFT: {"drafter": "none"}})
+    topology = desired(ClusterConfig(target="t", drafter="none", drafters=0), {ProcessRole.DRAFT: {"drafter": "none"}})
     config = AutoscaleConfig(enabled=True, look_s=0.03, window_s=0.1, up_after_s=0.0, cool_down_s=0.0)
     controller = Controller(topology, fleet, listener, autoscale=config)
     task = await _run(controller)
@@ -330,12 +330,12 @@ async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_we
     monkeypatch.setattr(controller_module, "TICK_S", 0.02)
     fleet, listener = HealthFleet(), Listener()
     topology = desired(
-        ClusterConfig(target="t", drafter="d", drafters=0, frontends=2), {Role.FRONTEND: {"bind": "127.0.0.1:0"}}
+        ClusterConfig(target="t", drafter="d", drafters=0, frontends=2), {ProcessRole.FRONTEND: {"bind": "127.0.0.1:0"}}
     )
     given: list[Replica] = []
     launch = fleet.launch
 
-    async def noting(replica: Replica) -> Started:
+    async def noting(replica: Replica) -> StartedProcess:
         given.append(replica)
         return await launch(replica)
 
@@ -344,7 +344,7 @@ async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_we
     task = await _run(controller)
     endpoints = {row["name"]: row["endpoint"] for row in controller.report()}
     assert fleet.started.index("coordinator/0") < fleet.started.index("frontend/0")
-    fronts = [replica for replica in given if replica.role is Role.FRONTEND]
+    fronts = [replica for replica in given if replica.role is ProcessRole.FRONTEND]
     assert [replica.settings["coordinator"] for replica in fronts] == [endpoints["coordinator/0"]] * 2
     await _until(lambda: bool(listener.told))
     assert set(listener.told[-1]) == {"verify/0"}, "a front end attaches by itself"

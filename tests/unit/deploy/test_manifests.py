@@ -23,7 +23,7 @@ from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.observability import dashboard
 from deploy.rooms import ROOMS, config_class, load_settings
-from deploy.topology import Role
+from deploy.topology import ProcessRole
 from dspark.cli.main import build_parser
 from dspark.cli.serve import room_parser
 from dspark.errors import ConfigError
@@ -95,9 +95,9 @@ def test_the_mounted_configuration_is_one_the_processes_read(name: str, tmp_path
     file = tmp_path / "cell.yaml"
     file.write_text(MANIFESTS[name]["data"]["cell.yaml"])
     sections = yaml.safe_load(file.read_text())
-    known = {ROOMS[role].section for role in Role} | {"cluster", "autoscale"}
+    known = {ROOMS[role].section for role in ProcessRole} | {"cluster", "autoscale"}
     assert set(sections) <= known
-    for role in Role:
+    for role in ProcessRole:
         load_settings(role, file=file, environ={}, flags={})
     if "cluster" in sections:
         config = load_config(ClusterConfig, section="cluster", file=file, environ={})
@@ -107,7 +107,7 @@ def test_the_mounted_configuration_is_one_the_processes_read(name: str, tmp_path
         assert {config.coordinator_selector, config.verifier_selector, config.drafter_selector} == labelled
 
 
-def _secured(role: Role, settings: dict[str, Any], secrets: Path) -> None:
+def _secured(role: ProcessRole, settings: dict[str, Any], secrets: Path) -> None:
     """Passes what a process checks before it listens; the files of its secrets stand in for the mounted ones."""
     mine = dict(settings)
     for key, value in settings.items():
@@ -124,13 +124,13 @@ def _secured(role: Role, settings: dict[str, Any], secrets: Path) -> None:
 def test_processes_listen_beyond_loopback_because_they_ask_for_secrets(tmp_path: Path) -> None:
     file = tmp_path / "cell.yaml"
     file.write_text(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
-    for role in (Role.COORDINATOR, Role.VERIFY, Role.DRAFT):
+    for role in (ProcessRole.COORDINATOR, ProcessRole.VERIFY, ProcessRole.DRAFT):
         _secured(role, load_settings(role, file=file, environ={}, flags={}), tmp_path)
         given = vars(room_parser(str(role)).parse_args(COMPOSE["services"][str(role)]["command"]))
         _secured(role, load_settings(role, file=None, environ={}, flags=_known(role, given)), tmp_path)
 
 
-def _known(role: Role, given: dict[str, Any]) -> dict[str, Any]:
+def _known(role: ProcessRole, given: dict[str, Any]) -> dict[str, Any]:
     fields = {field.name for field in dataclasses.fields(config_class(role))}
     return {key: value for key, value in given.items() if key in fields}
 

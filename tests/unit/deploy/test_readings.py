@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.readings import PER_TOKEN, TTFT, Look, Window, percentile
-from deploy.sizing import Curve, hint, hint_of
+from deploy.readings import PER_TOKEN, TTFT, Look, ReadingWindow, percentile
+from deploy.sizing import StepCurve, hint, hint_of
 from dspark.client import CellStatus, Distribution, LaneStatus, MeasuredCost, ProcessStatus
 
 BOUNDS = [0.1, 0.2, 0.4]
@@ -31,8 +31,8 @@ def _status(tokens: float, busy_s: float, counts: list[int], *, incarnation: int
     )  # fmt: skip
 
 
-def _window(first: CellStatus, second: CellStatus, span_s: float = 4.0) -> Window:
-    window = Window(10.0)
+def _window(first: CellStatus, second: CellStatus, span_s: float = 4.0) -> ReadingWindow:
+    window = ReadingWindow(10.0)
     window.add(Look(100.0, first))
     window.add(Look(100.0 + span_s, second))
     return window
@@ -60,7 +60,7 @@ def test_a_drafter_that_was_replaced_has_no_share_yet() -> None:
 
 
 def test_a_window_forgets_but_keeps_two() -> None:
-    window = Window(10.0)
+    window = ReadingWindow(10.0)
     for at in (0.0, 5.0, 9.0, 16.0, 60.0):
         window.add(Look(at, CellStatus()))
     assert window.span_s == 44.0
@@ -72,8 +72,8 @@ def test_percentiles_are_linear_inside_a_bucket(share: float, seconds: float) ->
     assert percentile(BOUNDS, [0, 0, 0, 5], share) == 0.4, "what lies beyond the last bound is at least that"
 
 
-DRAFT = Curve((1, 8, 16), (0,), ((0.002,), (0.005,), (0.009,)))
-VERIFY = Curve((1, 64), (0,), ((0.003,), (0.012,)))
+DRAFT = StepCurve((1, 8, 16), (0,), ((0.002,), (0.005,), (0.009,)))
+VERIFY = StepCurve((1, 64), (0,), ((0.003,), (0.012,)))
 
 
 def test_a_drafter_that_is_quick_beside_its_verifier_is_enough() -> None:
@@ -89,7 +89,7 @@ def test_more_verifiers_want_more_drafters() -> None:
 
 
 def test_the_fewest_drafters_that_stand_below_the_target() -> None:
-    slow, verify = Curve((1, 16), (0,), ((0.008,), (0.188,))), Curve((1, 128), (0,), ((0.03,), (0.04,)))
+    slow, verify = StepCurve((1, 16), (0,), ((0.008,), (0.188,))), StepCurve((1, 128), (0,), ((0.03,), (0.04,)))
     said = hint(slow, verify, verifiers=1, streams=16, verified=2, context=0)
     one_less = slow.at(16 / 2 / (said.drafters - 1), 0)
     assert said.busy <= 0.7
@@ -98,14 +98,14 @@ def test_the_fewest_drafters_that_stand_below_the_target() -> None:
 
 
 def test_one_cohort_where_halves_save_nothing() -> None:
-    flat = Curve((1, 16), (0,), ((0.01,), (0.01,)))
-    said = hint(flat, Curve((1, 64), (0,), ((0.01,), (0.01,))), verifiers=1, streams=16, verified=2, context=0)
+    flat = StepCurve((1, 16), (0,), ((0.01,), (0.01,)))
+    said = hint(flat, StepCurve((1, 64), (0,), ((0.01,), (0.01,))), verifiers=1, streams=16, verified=2, context=0)
     assert (said.cohorts, said.drafters) == (1, 1)
     assert said.busy == pytest.approx(0.5)
 
 
 def test_a_drafter_slower_than_any_split_can_mend_gets_one_sequence_each() -> None:
-    said = hint(Curve((1,), (0,), ((1.0,),)), VERIFY, verifiers=1, streams=5, verified=2, context=0)
+    said = hint(StepCurve((1,), (0,), ((1.0,),)), VERIFY, verifiers=1, streams=5, verified=2, context=0)
     assert said.drafters == 5
 
 

@@ -13,14 +13,17 @@ from deploy import footprint
 from deploy.config import ClusterConfig
 from deploy.reserving import GIB, Node, reserve
 from deploy.shortage import missing
-from deploy.topology import Replica, Role, Topology, desired, resized
+from deploy.topology import ProcessRole, Replica, Topology, desired, resized
 from dspark.errors import ConfigError
 from dspark.model.formats.sharing import without_tables
 
 PAIR = Path(__file__).parents[2] / "data" / "pair"
 ALONE: dict[str, Any] = {"target": "t", "drafter": "d"}
 JOINED: dict[str, Any] = {**ALONE, "address": "head:6379"}
-DEVICE: dict[Role, dict[str, Any]] = {Role.VERIFY: {"device": "auto"}, Role.DRAFT: {"device": "auto"}}
+DEVICE: dict[ProcessRole, dict[str, Any]] = {
+    ProcessRole.VERIFY: {"device": "auto"},
+    ProcessRole.DRAFT: {"device": "auto"},
+}
 
 
 def _node(number: int = 0, *, gpus: float = 0, cpus: float = 2, gib: float = 16, **labels: str) -> Node:
@@ -30,13 +33,13 @@ def _node(number: int = 0, *, gpus: float = 0, cpus: float = 2, gib: float = 16,
 def _cell(
     config: ClusterConfig,
     *nodes: Node,
-    settings: Mapping[Role, Mapping[str, Any]] = DEVICE,
+    settings: Mapping[ProcessRole, Mapping[str, Any]] = DEVICE,
     memory: int = GIB,
-    most: Mapping[Role, int] | None = None,
+    most: Mapping[ProcessRole, int] | None = None,
 ) -> tuple[Topology, str]:
     topology = desired(config, settings)
-    sizes = {role: topology.count(role) for role in Role} | dict(most or {})
-    return reserve(topology, config, nodes, most=sizes, memory=dict.fromkeys(Role, memory))
+    sizes = {role: topology.count(role) for role in ProcessRole} | dict(most or {})
+    return reserve(topology, config, nodes, most=sizes, memory=dict.fromkeys(ProcessRole, memory))
 
 
 def _named(topology: Topology, name: str) -> Replica:
@@ -67,13 +70,13 @@ def test_two_processors_hold_a_verifier_and_two_drafters_and_more_that_come() ->
 
 
 def test_a_large_machine_gives_a_processor_a_thread() -> None:
-    settings = {Role.VERIFY: {"threads": 4}, Role.DRAFT: {"threads": 2}}
+    settings = {ProcessRole.VERIFY: {"threads": 4}, ProcessRole.DRAFT: {"threads": 2}}
     topology, _ = _cell(ClusterConfig(**JOINED), _node(cpus=0), _node(1, cpus=32), settings=settings)
     assert [replica.cpus for replica in topology.replicas] == [1.0, 4.0, 2.0]
 
 
 def test_a_cell_of_many_threads_fits_on_its_own_machine_and_pays_what_was_said() -> None:
-    settings = {Role.VERIFY: {"threads": 8}, Role.DRAFT: {"threads": 8}}
+    settings = {ProcessRole.VERIFY: {"threads": 8}, ProcessRole.DRAFT: {"threads": 8}}
     topology, _ = _cell(ClusterConfig(**ALONE, drafters=3), _node(cpus=8), settings=settings)
     assert _fit(topology, _node(cpus=8)) == ""
     said, _ = _cell(ClusterConfig(**ALONE, verifier_cpus=1.5), _node(), settings=settings)
@@ -82,7 +85,7 @@ def test_a_cell_of_many_threads_fits_on_its_own_machine_and_pays_what_was_said()
 
 
 def test_pools_that_follow_the_load_have_room_for_their_largest() -> None:
-    topology, _ = _cell(ClusterConfig(**ALONE), _node(), most={Role.VERIFY: 4, Role.DRAFT: 8})
+    topology, _ = _cell(ClusterConfig(**ALONE), _node(), most={ProcessRole.VERIFY: 4, ProcessRole.DRAFT: 8})
     assert _fit(resized(topology, 4, 8), _node()) == ""
 
 
@@ -104,7 +107,9 @@ def test_a_worker_takes_a_card_where_there_are_cards() -> None:
     shared, _ = _cell(ClusterConfig(**JOINED, drafter_gpus=0.25), *nodes)
     assert _named(shared, "draft/0").gpus == 0.25
     for device in ("cpu", "cuda:1"):
-        chosen, _ = _cell(ClusterConfig(**JOINED), *nodes, settings={Role.VERIFY: {"device": device}, Role.DRAFT: {}})
+        chosen, _ = _cell(
+            ClusterConfig(**JOINED), *nodes, settings={ProcessRole.VERIFY: {"device": device}, ProcessRole.DRAFT: {}}
+        )
         assert _named(chosen, "verify/0").gpus == 0.0, "Ray would hide the card that was named"
 
 
@@ -158,27 +163,33 @@ def test_what_is_missing_is_said_by_name() -> None:
 def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     golden_target: Path, golden_drafter: Path, tmp_path: Path
 ) -> None:
-    def of(role: Role, **settings: Any) -> int:
+    def of(role: ProcessRole, **settings: Any) -> int:
         base = {"engine": "real", "dtype": "auto", "device": "auto", "kv_tokens": 0, "context_tokens": 0}
         return footprint.of(role, base | settings) - footprint.HEAVY
 
-    one, empty = (of(Role.VERIFY, target=str(golden_target), kv_tokens=tokens) for tokens in (1000, 0))
+    one, empty = (of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=tokens) for tokens in (1000, 0))
     size = sum(file.stat().st_size for file in golden_target.glob("*.safetensors"))
     assert empty in (size, 2 * size), "float32 on a processor"
-    half = of(Role.VERIFY, target=str(golden_target), kv_tokens=1000, dtype="bfloat16")
+    half = of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1000, dtype="bfloat16")
     assert 2 * half == pytest.approx(one, rel=1e-3)
-    assert of(Role.VERIFY, target=str(golden_target), kv_tokens=2000) - one == one - empty > 0
-    assert of(Role.DRAFT, drafter=str(golden_drafter), context_tokens=1000) > of(
-        Role.DRAFT, drafter=str(golden_drafter)
+    assert of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=2000) - one == one - empty > 0
+    assert of(ProcessRole.DRAFT, drafter=str(golden_drafter), context_tokens=1000) > of(
+        ProcessRole.DRAFT, drafter=str(golden_drafter)
     )
     without_tables(PAIR / "drafter", tmp_path / "shared", target=PAIR / "target")
-    whole = of(Role.DRAFT, drafter=str(PAIR / "drafter"))
-    assert of(Role.DRAFT, drafter=str(tmp_path / "shared")) == pytest.approx(whole, rel=1e-2), "tables of the target"
-    assert of(Role.VERIFY, target="no/such-model") == 0, "what is elsewhere is not weighed"
+    whole = of(ProcessRole.DRAFT, drafter=str(PAIR / "drafter"))
+    assert of(ProcessRole.DRAFT, drafter=str(tmp_path / "shared")) == pytest.approx(whole, rel=1e-2), (
+        "tables of the target"
+    )
+    assert of(ProcessRole.VERIFY, target="no/such-model") == 0, "what is elsewhere is not weighed"
     shutil.copytree(golden_target, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
-    assert of(Role.VERIFY, target=str(tmp_path / "broken")) == 0, "the worker says what is wrong"
-    assert footprint.of(Role.VERIFY, {"engine": "synthetic"}) == footprint.of(Role.COORDINATOR, {}) == footprint.LIGHT
+    assert of(ProcessRole.VERIFY, target=str(tmp_path / "broken")) == 0, "the worker says what is wrong"
+    assert (
+        footprint.of(ProcessRole.VERIFY, {"engine": "synthetic"})
+        == footprint.of(ProcessRole.COORDINATOR, {})
+        == footprint.LIGHT
+    )
 
 
 @pytest.mark.parametrize(

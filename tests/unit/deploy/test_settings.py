@@ -11,7 +11,7 @@ import pytest
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.rooms import config_class
-from deploy.topology import Role, resized
+from deploy.topology import ProcessRole, resized
 from deploy.up import await_replicas, http_bind, plan_topology, read_config, token_files, within
 from dspark.cli.lifecycle import pair
 from dspark.errors import ConfigError, Unavailable
@@ -71,7 +71,7 @@ def test_a_cell_without_a_drafter_starts_none_and_gets_none(tmp_path: Path) -> N
 
 def test_settings_build_the_configuration_of_their_room() -> None:
     for name, settings in _plan(ClusterConfig(target="t", drafter="d")).items():
-        config_class(Role(name.partition("/")[0]))(**settings)
+        config_class(ProcessRole(name.partition("/")[0]))(**settings)
 
 
 def test_the_example_file_is_valid_and_the_environment_overrides_it() -> None:

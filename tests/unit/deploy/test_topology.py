@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.config import ClusterConfig
-from deploy.topology import Role, desired, resized
+from deploy.topology import ProcessRole, desired, resized
 from dspark.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def test_a_cell_is_one_coordinator_and_two_pools_of_their_own_size() -> None:
 
 def test_each_replica_carries_the_settings_of_its_room() -> None:
     config = ClusterConfig(target="t", drafter="d", verifier_selector="zone=a")
-    topology = desired(config, {Role.VERIFY: {"target": "t"}, Role.DRAFT: {"drafter": "d"}})
+    topology = desired(config, {ProcessRole.VERIFY: {"target": "t"}, ProcessRole.DRAFT: {"drafter": "d"}})
     verify, draft = topology.named("verify/0"), topology.named("draft/0")
     assert verify is not None
     assert draft is not None
@@ -35,7 +35,7 @@ def test_each_replica_carries_the_settings_of_its_room() -> None:
 def test_front_ends_come_last_and_stay_when_pools_are_resized() -> None:
     topology = desired(ClusterConfig(target="t", drafter="d", frontends=2), {})
     assert [replica.name for replica in topology.replicas][-2:] == ["frontend/0", "frontend/1"]
-    assert resized(topology, 2, 0).count(Role.FRONTEND) == 2
+    assert resized(topology, 2, 0).count(ProcessRole.FRONTEND) == 2
 
 
 def test_a_cell_without_drafters_is_plain_decoding() -> None:
@@ -60,10 +60,12 @@ def test_a_senseless_value_is_refused_by_name(key: str, value: float) -> None:
 
 
 def test_resizing_keeps_names_and_drops_the_highest_numbers() -> None:
-    before = desired(ClusterConfig(target="t", drafter="d", verifiers=2, drafters=0), {Role.DRAFT: {"drafter": "d"}})
+    before = desired(
+        ClusterConfig(target="t", drafter="d", verifiers=2, drafters=0), {ProcessRole.DRAFT: {"drafter": "d"}}
+    )
     after = resized(before, 1, 2)
     assert after.names == {"coordinator/0", "verify/0", "draft/0", "draft/1"}
-    assert {r.settings["drafter"] for r in after.replicas if r.role is Role.DRAFT} == {"d"}
+    assert {r.settings["drafter"] for r in after.replicas if r.role is ProcessRole.DRAFT} == {"d"}
     assert resized(after, 2, 0) == before
     for verifiers, drafters in ((0, 1), (1, -1)):
         with pytest.raises(ConfigError):

@@ -15,7 +15,7 @@ from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.race import times_of, winners
-from dspark.model.calibration import BUCKETS, RULES, Calibration, Fit, calibration_to_json
+from dspark.model.calibration import BUCKETS, RULES, Calibration, SlotFit, calibration_to_json
 from dspark.types import NO_Q, Block, Cursor, Law, Rule
 
 ROWS = 30
@@ -87,7 +87,7 @@ def test_every_member_of_a_cohort_is_calibrated_for_its_own_rule_and_bucket(
 ) -> None:
     offsets = {(rule, bucket): 0.5 * place for place, rule in enumerate(RULES) for bucket in BUCKETS}
     offsets |= {(rule, "sampled"): -1.0 - 0.5 * place for place, rule in enumerate(RULES)}
-    fits = {rule: {b: Fit((1e9,) * 7, (offsets[rule, b],) * 7) for b in BUCKETS} for rule in RULES}
+    fits = {rule: {b: SlotFit((1e9,) * 7, (offsets[rule, b],) * 7) for b in BUCKETS} for rule in RULES}
     shutil.copytree(golden_drafter, tmp_path / "drafter")
     (tmp_path / "drafter" / "calibration.json").write_text(json.dumps(calibration_to_json(Calibration(None, fits))))
     engine = DraftEngine.load(DraftConfig(drafter=str(tmp_path / "drafter"), context_tokens=4096))

@@ -14,7 +14,7 @@ from dspark.model.calibration import (
     IDENTITY,
     RULES,
     Calibration,
-    Fit,
+    SlotFit,
     calibration_to_json,
     load_calibration,
     parse_calibration,
@@ -48,9 +48,9 @@ def test_a_bucket_that_was_never_fitted_is_the_raw_sigmoid() -> None:
 
 def test_each_rule_has_its_own_and_one_that_was_not_fitted_borrows() -> None:
     calibration = parse_calibration(RAW, block_size=3)
-    assert calibration.fit("sampled", "token") == Fit((1.5, 1.5, 1.5))
-    assert calibration.fit("sampled", "block") == Fit((3.0, 3.0, 3.0))
-    assert calibration.fit("sampled", "coupled") == Fit((3.0, 3.0, 3.0))
+    assert calibration.fit("sampled", "token") == SlotFit((1.5, 1.5, 1.5))
+    assert calibration.fit("sampled", "block") == SlotFit((3.0, 3.0, 3.0))
+    assert calibration.fit("sampled", "coupled") == SlotFit((3.0, 3.0, 3.0))
     assert calibration.fit("greedy", "block") is None
     logits = [2.0, 2.0, 2.0]
     assert (calibration.apply(logits, "sampled", "token") > calibration.apply(logits, "sampled", "block")).all()
@@ -59,11 +59,11 @@ def test_each_rule_has_its_own_and_one_that_was_not_fitted_borrows() -> None:
 def test_a_file_of_one_rule_serves_all_rules() -> None:
     old = parse_calibration(ONE_RULE, block_size=3)
     for rule in RULES:
-        assert old.fit("greedy", rule) == Fit((1.0, 2.0, 0.5))
+        assert old.fit("greedy", rule) == SlotFit((1.0, 2.0, 0.5))
 
 
 def test_a_file_without_offsets_has_none() -> None:
-    assert parse_calibration(NO_OFFSETS, block_size=3).fit("sampled", "token") == Fit((1.5, 1.5, 1.5))
+    assert parse_calibration(NO_OFFSETS, block_size=3).fit("sampled", "token") == SlotFit((1.5, 1.5, 1.5))
 
 
 def test_extreme_logits_stay_inside_zero_and_one() -> None:
@@ -76,7 +76,9 @@ def test_no_file_means_the_identity(tmp_path: Path) -> None:
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    wanted = Calibration(16, {"block": {"sampled": Fit((1.0, 2.0), (0.5, -0.5))}, "token": {"greedy": Fit((0.5, 1.0))}})
+    wanted = Calibration(
+        16, {"block": {"sampled": SlotFit((1.0, 2.0), (0.5, -0.5))}, "token": {"greedy": SlotFit((0.5, 1.0))}}
+    )
     (tmp_path / "calibration.json").write_text(json.dumps(calibration_to_json(wanted)))
     assert load_calibration(tmp_path, block_size=2) == wanted
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.model.calibration import Fit
+from dspark.model.calibration import SlotFit
 from dspark.training import metrics
-from dspark.training.asked import Answer, Question
+from dspark.training.asked import DatasetPrompt, TargetText
 from dspark.training.judged import Text, whole_blocks
 from dspark.training.rounds import Played
 
@@ -42,7 +42,7 @@ def test_a_slot_below_the_threshold_cuts_and_one_at_it_stays() -> None:
 def text(accepted: list[int], logits: list[list[float]]) -> Text:
     size = len(accepted)
     ids = torch.arange(2 + size + 4)[None]
-    answer = Answer(Question("d", "d", (0, 1)), ids, (False,) * (size + 4), size, 0, 0)
+    answer = TargetText(DatasetPrompt("d", "d", (0, 1)), ids, (False,) * (size + 4), size, 0, 0)
     return Text(answer, np.array(accepted), np.array(logits))
 
 
@@ -63,7 +63,7 @@ def test_the_sweep_replays_the_same_blocks_with_shorter_prefixes() -> None:
 
 def test_calibration_moves_where_a_threshold_cuts() -> None:
     one = text([2, 0, 0], [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
-    fits = (None, Fit((1.0, 4.0)), Fit((1.0, 1.0), (-1.0, 0.0)))
+    fits = (None, SlotFit((1.0, 4.0)), SlotFit((1.0, 1.0), (-1.0, 0.0)))
     raw, scaled, moved = (metrics.sweep([one], 2, 3, [0.7], fit)[0]["verified"] for fit in fits)
     assert raw == 3.0
     assert scaled == 2.0  # sigmoid(1/4) < 0.7
@@ -73,7 +73,8 @@ def test_calibration_moves_where_a_threshold_cuts() -> None:
 def test_rounds_that_ended_their_text_are_no_samples() -> None:
     one = text([1, 0, 1, 0], [[float(n), 0.0] for n in range(4)])
     ended = Text(
-        Answer(one.answer.question, one.answer.ids, (False, False, False, True, *[False] * 4), 4, 0, 0), *one_of(one)
+        TargetText(one.answer.question, one.answer.ids, (False, False, False, True, *[False] * 4), 4, 0, 0),
+        *one_of(one),
     )
     logits, accepted = whole_blocks([ended], 2, 4)
     assert accepted.tolist() == [1]

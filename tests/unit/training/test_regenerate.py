@@ -13,7 +13,7 @@ from dspark.client import AsyncClient, ModelInfo, Unavailable
 from dspark.training import regenerate as stage
 from dspark.training.chat import Chat
 from dspark.training.encode import encode_rows
-from dspark.training.regenerate import Asking, regenerate
+from dspark.training.regenerate import RegenerationSettings, regenerate
 from dspark.training.row_file import read_rows
 
 INFO = ModelInfo("tiny", "", 128, 64, 1, (0,), "off", "block", False)
@@ -58,7 +58,7 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
     prompts: Path, golden_target: Path, tmp_path: Path
 ) -> None:
     cell, out, chat = Answering(), tmp_path / "out.jsonl", Chat(golden_target)
-    counts = await regenerate(cast(AsyncClient, cell), prompts, out, chat, Asking(concurrency=2))
+    counts = await regenerate(cast(AsyncClient, cell), prompts, out, chat, RegenerationSettings(concurrency=2))
     rows = list(read_rows(out))
     assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
     assert [row["id"] for row in rows if row["status"] == "success"] == ["ids", "other shape"]
@@ -70,7 +70,7 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
     assert "no tokenizer" in reasons["no tokenizer"]
     assert (counts["rows"], counts["failed"], counts["tokens"]) == (9, 7, 5)
     assert sorted(cell.asked) == [[3, 4, 5], [7, 8]]
-    assert (await regenerate(cast(AsyncClient, cell), prompts, out, chat, Asking()))["rows"] == 9
+    assert (await regenerate(cast(AsyncClient, cell), prompts, out, chat, RegenerationSettings()))["rows"] == 9
     encoded = encode_rows(out, tmp_path / "samples.safetensors", chat, min_supervised=1)
     assert (encoded["samples"], encoded["failed"]) == (2, 7)
 
@@ -80,9 +80,13 @@ async def test_a_cell_that_is_away_at_the_start_is_waited_for(
 ) -> None:
     monkeypatch.setattr(stage, "PAUSE_S", 0.0)
     chat, cell = Chat(golden_target), Answering(away=2)
-    await regenerate(cast(AsyncClient, cell), prompts, tmp_path / "out.jsonl", chat, Asking())
+    await regenerate(cast(AsyncClient, cell), prompts, tmp_path / "out.jsonl", chat, RegenerationSettings())
     assert cell.away == 0
     with pytest.raises(Unavailable):
         await regenerate(
-            cast(AsyncClient, Answering(away=2)), prompts, tmp_path / "o.jsonl", chat, Asking(patience_s=-1.0)
+            cast(AsyncClient, Answering(away=2)),
+            prompts,
+            tmp_path / "o.jsonl",
+            chat,
+            RegenerationSettings(patience_s=-1.0),
         )

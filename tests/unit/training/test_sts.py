@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dspark.model.calibration import Fit
+from dspark.model.calibration import SlotFit
 from dspark.training.reliability import (
     brier,
     by_slot,
@@ -27,7 +27,7 @@ def overconfident(n: int = 20_000) -> tuple[np.ndarray, np.ndarray]:  # type: ig
 
 
 @pytest.mark.parametrize("fitted", [temperatures, with_offsets])
-def test_scaling_finds_the_temperature_and_lowers_the_error(fitted: Callable[..., Fit]) -> None:
+def test_scaling_finds_the_temperature_and_lowers_the_error(fitted: Callable[..., SlotFit]) -> None:
     logits, accepted = overconfident()
     found = fitted(logits, accepted)
     before = by_slot(survival(logits), accepted)
@@ -39,7 +39,7 @@ def test_scaling_finds_the_temperature_and_lowers_the_error(fitted: Callable[...
 
 
 @pytest.mark.parametrize("fitted", [temperatures, with_offsets])
-def test_right_scores_are_left_alone(fitted: Callable[..., Fit]) -> None:
+def test_right_scores_are_left_alone(fitted: Callable[..., SlotFit]) -> None:
     logits, accepted = overconfident()
     found = fitted(logits / 2.0, accepted)
     assert all(0.9 < temperature < 1.1 for temperature in found.temperatures)

@@ -12,7 +12,7 @@ from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_target
 from dspark.training.features import Features, OnlineFeatures
 from dspark.training.samples import Sample, Samples
-from dspark.training.target_cache import CachedFeatures, Plan, plan_cache, write_cache
+from dspark.training.target_cache import CachedFeatures, CachePlan, plan_cache, write_cache
 from tests.unit.training.pipeline import random_samples
 
 LAYERS = (0, 2, 4)
@@ -23,7 +23,7 @@ def samples(tmp_path: Path) -> Samples:
     return Samples(random_samples(tmp_path / "samples.safetensors"))
 
 
-def _plan(samples: Samples, shard_bytes: int = 60_000, dtype: str = "float32") -> Plan:
+def _plan(samples: Samples, shard_bytes: int = 60_000, dtype: str = "float32") -> CachePlan:
     return plan_cache(
         samples, target="t", target_layer_ids=LAYERS, hidden_size=64, dtype=dtype, shard_bytes=shard_bytes
     )

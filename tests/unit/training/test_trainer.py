@@ -23,7 +23,7 @@ from dspark.training.run import open_run
 from dspark.training.samples import Sample
 from dspark.training.settings import FAMILIES, Settings, check_same_run
 from dspark.training.trainer import LOG, STATE, train_drafter
-from dspark.training.world import World
+from dspark.training.world import WorkerGroup
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
 pytestmark = pytest.mark.usefixtures("golden_target")
@@ -84,7 +84,7 @@ def test_how_a_step_is_cut_into_pieces_changes_rounding_only(
 def test_a_piece_is_learned_from_before_the_next_is_computed(
     samples: Path, golden_target: Path, tmp_path: Path
 ) -> None:
-    run = open_run(short_run(samples, golden_target, tmp_path, micro_tokens=1), World.of_process_group())
+    run = open_run(short_run(samples, golden_target, tmp_path, micro_tokens=1), WorkerGroup.of_process_group())
     events: list[str] = []
 
     class Told:
