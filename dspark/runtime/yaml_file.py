@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(file: str | Path) -> Any:
     """What the file holds; ConfigError says why it cannot be read."""
     try:
-        return yaml.load(Path(file).read_text(encoding="utf-8"), _Loader)  # a safe loader
+        return _Loader(Path(file).read_text(encoding="utf-8")).get_single_data()
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{file}: cannot be read: {error.problem}{_at(error)}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
