@@ -219,6 +219,8 @@ class Lane:
             self.move_all()  # it said so, and whoever was still on the way to it lost nothing by its end
         for track in reversed(list(self._tracks.values())):
             self._orphan(track)
+        for intake in self._intakes:
+            intake.cancel()  # none of them is for this lane any more, and a late one would judge the verifier
         self._loop.close()
 
     # Taking in.

@@ -54,9 +54,10 @@ async def warm(
     verifier: VerifierPort, drafters: Sequence[DrafterPort], *, plain: bool, rule: Rule, waits: Conduct, clock: Clock
 ) -> None:
     """Runs them, each once; Unwarmed if one fails or its drafter drafts nothing. Bound it from outside."""
-    owner, metrics = _Owner(), Metrics()
+    borrowed, metrics = _Borrowed(verifier), Metrics()
+    owner = _Owner(borrowed)
     lane = Lane(
-        _Uncosted(verifier),
+        borrowed,
         owner,
         load=Counter(),
         waits=replace(waits, bypass=False, cohorts=1),
@@ -93,7 +94,8 @@ async def warm(
 class _Owner:
     """Of the lane: whatever becomes of a track but a good end is a failure."""
 
-    def __init__(self) -> None:
+    def __init__(self, verifier: _Borrowed) -> None:
+        self._verifier = verifier
         self._lane: Lane | None = None
         self._left: dict[Track, asyncio.Future[None]] = {}
 
@@ -125,7 +127,7 @@ class _Owner:
 
     def orphaned(self, track: Track) -> None:
         refused = track.refused
-        self._settle(track, (refused.message or refused.why.name.lower()) if refused else "the verifier was lost")
+        self._settle(track, (refused.message or refused.why.name.lower()) if refused else self._verifier.why_lost)
 
     def _settle(self, track: Track, why: str | None) -> None:
         future = self._left[track]
@@ -134,11 +136,15 @@ class _Owner:
             future.exception()  # heard, even if another one's comes first
 
 
-class _Uncosted:
-    """The verifier without its cost curve, which is the one that its own lane corrects by what steps take."""
+class _Borrowed:
+    """The verifier without its cost curve, which is the one that its own lane corrects by what steps take.
+
+    It may serve already: when the lane of the first requests gives it up they have failed, and it goes on.
+    """
 
     def __init__(self, verifier: VerifierPort) -> None:
         self._verifier, self.facts = verifier, replace(verifier.facts, cost=None)
+        self.why_lost = "the verifier was lost"
 
     def prefill(self, order: PrefillOrder) -> Future[Prefilled | Declined]:
         return self._verifier.prefill(order)
@@ -153,7 +159,7 @@ class _Uncosted:
         self._verifier.release(cursor)
 
     def close(self, why: str) -> None:
-        self._verifier.close(why)
+        self.why_lost = why
 
 
 class _Unread:
