@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from importlib import metadata
 
 import grpc
 
+import dspark
 from coordinator.cells.attachment import Attachment
 from coordinator.cells.cell_service import CellService
 from coordinator.cells.explain_wire import ended_answers, explanations
@@ -35,7 +35,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, cell: LocalCell, frontends: CellService, metrics: Metrics, *, name: str, incarnation: int
     ) -> None:
         self._cell, self._frontends, self._metrics = cell, frontends, metrics
-        self._name, self._incarnation = name, incarnation
+        self._name, self._incarnation, self._version = name, incarnation, dspark.__version__
         self.endpoint = ""  # known once the server listens
         self.metrics_port = 0
 
@@ -60,7 +60,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             lanes=[self._lane_status(lane) for lane in membership.lanes],
             queued=admission.queued,
             queue_limit=admission.queue_limit,
-            version=metadata.version("dspark-serving"),
+            version=self._version,
         )
         write_totals(self._metrics, reply)
         return reply

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from fastapi import Request
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from coordinator.http.asking import Asking, Prompt, new_id
 from coordinator.http.door import Door
 from coordinator.http.paced import paced_events, paced_whole
-from coordinator.http.reply import MANY, Frame, Shape, streamed_reply, whole_reply
+from coordinator.http.reply import Frame, Shape, streamed_reply, whole_reply
 from coordinator.http.schema import Body
 from coordinator.http.spec_metrics import Detail
 from coordinator.http.sse import EventStream, while_connected
@@ -39,6 +37,7 @@ async def answered(
     model = door.check_model(body.model, terms)
     given = request.headers.get(ID_HEADER)
     name, detail = new_id(kind, given), _detail(request, body)
+    frame = Frame.of(body, name, model, terms.block_size, detail, door.fingerprint(terms))
     try:
         trace = request.headers.get("traceparent", "")
         asking = await Asking.begin(door, prompts, options, name, trace=trace, record=detail != "none")
@@ -46,7 +45,6 @@ async def answered(
         if names is None or error.field not in names:
             raise
         raise type(error)(names[error.field], str(error).removeprefix(f"{error.field}: ")) from error
-    frame = Frame.of(body, name, model, terms.block_size, detail, door.fingerprint(terms))
     headers = {ID_HEADER: given or name}
     longest = max(answering.request.max_tokens for answering in asking.answerings)
     if body.stream:
@@ -59,13 +57,10 @@ async def answered(
     try:
         answer = while_connected(request, whole_reply(asking, shape, frame), asking.gone)
         if door.pace is not None:
-            return await paced_whole(answer, door.pace, longest, headers)
-        whole = await answer
+            answer = paced_whole(answer, door.pace, longest)
+        return Response(await answer, media_type="application/json", headers=headers)
     finally:
         asking.leave()
-    if any(len(each.request.prompt) > MANY for each in asking.answerings if each.reader.prompt_logprobs is not None):
-        return await asyncio.to_thread(JSONResponse, whole, headers=headers)
-    return JSONResponse(whole, headers=headers)
 
 
 def _detail(request: Request, body: Body) -> Detail:

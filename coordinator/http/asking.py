@@ -165,10 +165,12 @@ class Asking:
         return None if told is None else Scored(answering.request.prompt, told)
 
     async def scored_parts(self) -> AsyncIterator[tuple[int, list[Shown]]]:
-        """`parts`, but those of a prompt that is scored wait until it is: another answer to it may be quicker."""
+        """`parts`, but those of a prompt that is scored wait until it is: another answer to it may be quicker. It never
+        is where all of them end before."""
         held: dict[int, list[list[Shown]]] = {}
         async for prompt, shown in self.parts():
-            wanted = self.answerings[prompt].request.prompt_logprobs is not None
+            answering = self.answerings[prompt]
+            wanted = answering.request.prompt_logprobs is not None and not answering.done
             held.setdefault(prompt, []).append(shown)
             if not wanted or self.scored(prompt) is not None:
                 for each in held.pop(prompt):

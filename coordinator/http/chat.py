@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from coordinator.beside import beside
 from coordinator.http.answer import answered
 from coordinator.http.asking import Scored, sampling
 from coordinator.http.body import read_body
@@ -93,8 +93,7 @@ async def read_prompt(door: Door, body: ChatBody) -> tuple[int, ...]:
                 raise Unsupported(name, "the target's chat template has no such argument")
             arguments[name] = value
     asked = (template, messages, arguments, body)
-    long = sum(len(str(message.get("content"))) for message in messages) > LONG_TEXT
-    text = await asyncio.to_thread(_rendered, *asked) if long else _rendered(*asked)
+    text = await beside(len(str((messages, arguments))) > LONG_TEXT, _rendered, *asked)
     return await encoded(tokenizer, text, "messages", add_special=False)  # the template writes them itself
 
 

@@ -16,7 +16,7 @@ from coordinator.http.reply import Object
 from coordinator.http.schema import CompletionBody
 from coordinator.http.scores import EchoLogprobs, prompt_logprobs
 from coordinator.http.tokens import TokenTexts, completion_logprobs
-from coordinator.reception.frontdesk import prompt_bytes
+from coordinator.reception.frontdesk import decoded, prompt_bytes
 from coordinator.reception.reading import Shown
 from dspark.errors import InvalidRequest
 
@@ -35,7 +35,7 @@ def routes(door: Door) -> APIRouter:
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         scores, names = _scores(body, max_tokens)
         options = sampling(body, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
-        echoes = [_echoed(door, prompt) for prompt in prompts] if body.echo else None
+        echoes = [await _echoed(door, prompt) for prompt in prompts] if body.echo else None
         shape = CompletionShape(texts, echoes, body.logprobs, body.prompt_logprobs)
         return await answered(door, request, body, prompts, options, shape, kind="cmpl", names=names)
 
@@ -116,12 +116,10 @@ def read_prompts(given: Any) -> list[Prompt]:
     return list(given)
 
 
-def _echoed(door: Door, prompt: Prompt) -> str:
+async def _echoed(door: Door, prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     tokenizer = door.desk.tokenizer
     if tokenizer is None:
         raise InvalidRequest("echo", "the target has no tokenizer, so there is no text to show")
-    if any(not 0 <= token < tokenizer.vocab_size for token in prompt):
-        raise InvalidRequest("text", f"a token id is not below the vocabulary size {tokenizer.vocab_size}")
-    return tokenizer.decode(prompt, skip_special=False)
+    return await decoded(tokenizer, prompt, "text", door.desk.limits().context_length)

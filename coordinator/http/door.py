@@ -6,11 +6,11 @@ import hashlib
 import ipaddress
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from importlib import metadata
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+import dspark
 from coordinator.cells.cell import Terms
 from coordinator.clock import Clock
 from coordinator.http.errors import UnknownModel
@@ -33,7 +33,8 @@ class Door:
     name: what clients call the target; empty takes its own. longest_s: longest life of a request.
     unread_s: how long a client may leave an event untaken. default_max_tokens: of a chat that sets no limit.
     local: only this machine can come in, and nobody asks it for a key, so web pages must not either. pace: hides what
-    packets tell of answers. security: of the listener. origins: web pages that may ask from a browser.
+    packets tell of answers. security: of the listener. origins: web pages that may ask from a browser. version: of this
+    software.
     """
 
     desk: FrontDesk
@@ -50,6 +51,7 @@ class Door:
     pace: Pace | None = None
     security: Security = field(default_factory=Security)
     origins: tuple[str, ...] = ()
+    version: str = field(default_factory=lambda: dspark.__version__)
 
     def model(self, terms: Terms) -> str:
         """The name clients use: the one that was given, the folder's, or the hub id."""
@@ -57,7 +59,7 @@ class Door:
 
     def fingerprint(self, terms: Terms) -> str:
         """Changes when the target's weights or this software do: what an answer under a seed depends on."""
-        made = hashlib.sha256(f"{terms.fingerprint} {metadata.version('dspark-serving')}".encode())
+        made = hashlib.sha256(f"{terms.fingerprint} {self.version}".encode())
         return f"fp_{made.hexdigest()[:12]}"
 
     def check_model(self, asked: str | None, terms: Terms) -> str:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 from collections.abc import AsyncGenerator, Awaitable
-
-from starlette.responses import Response
 
 from coordinator.reception.pacing import Pace
 
@@ -52,19 +49,17 @@ async def paced_events(events: AsyncGenerator[bytes], pace: Pace, max_tokens: in
             await reading
 
 
-async def paced_whole(answer: Awaitable[object], pace: Pace, max_tokens: int, headers: dict[str, str]) -> Response:
-    """A whole answer as JSON, when a term ends."""
+async def paced_whole(answer: Awaitable[bytes], pace: Pace, max_tokens: int) -> bytes:
+    """A whole answer, when a term ends."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    body = json.dumps(await answer, ensure_ascii=False, separators=(",", ":")).encode()
+    body = await answer
     ticks = pace.ticks(max_tokens)
     term = ticks * pace.interval_s
     spent = loop.time() - began
     await asyncio.sleep(max(math.ceil(spent / term), 1) * term - spent)
     size = pace.frame * ticks
-    return Response(
-        body.ljust(size * max(math.ceil(len(body) / size), 1)), media_type="application/json", headers=headers
-    )
+    return body.ljust(size * max(math.ceil(len(body) / size), 1))
 
 
 def _fitting(events: list[bytes], room: int) -> list[bytes]:

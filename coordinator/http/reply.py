@@ -6,13 +6,14 @@ then usage where asked for, then [DONE]. Several answers of one round leave in o
 
 from __future__ import annotations
 
-import asyncio
+import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from coordinator.answers.commit_log import End
+from coordinator.beside import beside
 from coordinator.http.asking import Asking, Scored
 from coordinator.http.schema import Body
 from coordinator.http.spec_metrics import Detail, metrics_of
@@ -20,7 +21,7 @@ from coordinator.http.sse import DONE, event
 from coordinator.reception.reading import Reading, Shown
 
 Object = dict[str, Any]
-MANY = 2048  # tokens of a prompt whose log-probabilities are written beside the event loop
+MANY = 2048  # tokens that are written beside the event loop
 
 
 class Shape(Protocol):
@@ -30,7 +31,7 @@ class Shape(Protocol):
     part_object: str
 
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
-        """A choice's first part, before any token; None where there is nothing to say."""
+        """The first part of a prompt's choices, before any token; None where there is nothing to say."""
 
     def part(self, prompt: int, shown: Shown) -> Object:
         """A choice's next part."""
@@ -67,27 +68,28 @@ class Frame:
         )
 
 
-async def whole_reply(asking: Asking, shape: Shape, frame: Frame) -> Object:
-    """The reply to a request that does not stream."""
+async def whole_reply(asking: Asking, shape: Shape, frame: Frame) -> bytes:
+    """The reply to a request that does not stream, as JSON."""
     gathered: dict[tuple[int, int], list[Shown]] = {}
     async for prompt, parts in asking.scored_parts():
         for shown in parts:
             gathered.setdefault((prompt, shown.index), []).append(shown)
+    return await beside(usage_of(asking)["total_tokens"] > MANY, _written, asking, gathered, shape, frame)
+
+
+def _written(asking: Asking, gathered: dict[tuple[int, int], list[Shown]], shape: Shape, frame: Frame) -> bytes:
     choices: list[Object] = []
     for prompt, reading in _readings(asking):
         said = gathered.get((prompt, reading.index), [])
-        scored = asking.scored(prompt)
-        if scored is not None and len(scored.ids) > MANY:  # others go on meanwhile
-            made = await asyncio.to_thread(shape.whole, prompt, said, scored)
-        else:
-            made = shape.whole(prompt, said, scored)
+        made = shape.whole(prompt, said, asking.scored(prompt))
         choice = {"index": len(choices), **made, **_finish(reading.end)}
         if frame.token_ids:
             choice["token_ids"] = [token for shown in said for token in shown.tokens]
             choice["prompt_token_ids"] = list(asking.answerings[prompt].request.prompt)
         choices.append(choice)
     told = _head(frame, shape.whole_object) | {"choices": choices, "usage": usage_of(asking)}
-    return told | _metrics(asking, frame)
+    told |= _metrics(asking, frame)
+    return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGenerator[bytes]:
@@ -106,8 +108,11 @@ async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGen
     opened: set[int] = set()
     try:
         async for prompt, parts in asking.scored_parts():
-            out = [] if prompt in opened else _openings(asking, prompt, shape, frame, chunk)
-            opened.add(prompt)
+            out = []
+            if prompt not in opened:
+                opened.add(prompt)
+                many = len(asking.answerings[prompt].request.prompt) > MANY
+                out = await beside(many, _openings, asking, prompt, shape, frame, chunk)
             by_index = {shown.index: shown for shown in parts}
             for reading in asking.answerings[prompt].reader.readings:
                 shown, key = by_index.get(reading.index), (prompt, reading.index)
@@ -130,18 +135,17 @@ async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGen
         asking.leave()
 
 
-def _openings(asking: Asking, asked: int, shape: Shape, frame: Frame, chunk: Any) -> list[bytes]:
-    out = []
-    for number, (prompt, _) in enumerate(_readings(asking)):
-        if prompt != asked:
-            continue
-        choice = shape.opening(prompt, asking.scored(prompt))
-        if frame.token_ids:
-            ids = {"prompt_token_ids": list(asking.answerings[prompt].request.prompt), "token_ids": []}
-            choice = (choice or shape.part(prompt, Shown(0, 0))) | ids
-        if choice is not None:
-            out.append(chunk(number, choice))
-    return out
+def _openings(
+    asking: Asking, asked: int, shape: Shape, frame: Frame, chunk: Callable[[int, Object], bytes]
+) -> list[bytes]:
+    """Of all answers to a prompt, which begin alike."""
+    choice = shape.opening(asked, asking.scored(asked))
+    if frame.token_ids:
+        ids = {"prompt_token_ids": list(asking.answerings[asked].request.prompt), "token_ids": []}
+        choice = (choice or shape.part(asked, Shown(0, 0))) | ids
+    if choice is None:
+        return []
+    return [chunk(number, choice) for number, (prompt, _) in enumerate(_readings(asking)) if prompt == asked]
 
 
 def usage_of(asking: Asking) -> Object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib import metadata
 from typing import Any
 
 from fastapi import APIRouter, Depends
@@ -64,6 +63,6 @@ def routes(door: Door) -> APIRouter:
 
     @router.get("/version", tags=["operation"])
     async def version() -> dict[str, str]:
-        return {"version": metadata.version("dspark-serving")}
+        return {"version": door.version}
 
     return router

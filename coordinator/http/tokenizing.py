@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
 
+from coordinator.beside import beside
 from coordinator.http.body import read_body
 from coordinator.http.chat import read_prompt
 from coordinator.http.describe import described_by
 from coordinator.http.door import Door
 from coordinator.http.schema import AtFirst, ChatBody, validated
-from coordinator.reception.frontdesk import encoded, prompt_bytes
+from coordinator.reception.frontdesk import LONG_IDS, decoded, encoded, prompt_bytes
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -69,25 +72,25 @@ def routes(door: Door) -> APIRouter:
         return await read_prompt(door, chat)
 
     @router.post("/tokenize", dependencies=[Depends(door.guard)], openapi_extra=described_by(TokenizeBody))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         """Token ids of a text or a conversation."""
         body = await read_body(request, TokenizeBody, prompt_bytes(door.desk.cell))
         tokenizer = tokenizer_for(body.model)
         ids = await ids_of(body, tokenizer)
-        return {
-            "count": len(ids),
-            "max_model_len": door.desk.limits().context_length,
-            "tokens": ids,
-            "token_strs": [tokenizer.name_of(token) for token in ids] if body.return_token_strs else None,
-        }
+        told = {"count": len(ids), "max_model_len": door.desk.limits().context_length, "tokens": ids}
+        return await beside(len(ids) > LONG_IDS, _with_names, told, tokenizer if body.return_token_strs else None)
 
     @router.post("/detokenize", dependencies=[Depends(door.guard)], openapi_extra=described_by(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids."""
         body = await read_body(request, DetokenizeBody, prompt_bytes(door.desk.cell))
         tokenizer = tokenizer_for(body.model)
-        if any(not 0 <= token < tokenizer.vocab_size for token in body.tokens):
-            raise InvalidRequest("tokens", f"an id is not below the vocabulary size {tokenizer.vocab_size}")
-        return {"prompt": tokenizer.decode(body.tokens, skip_special=False)}
+        return {"prompt": await decoded(tokenizer, body.tokens, "tokens", door.desk.limits().context_length)}
 
     return router
+
+
+def _with_names(told: dict[str, Any], tokenizer: Tokenizer | None) -> Response:
+    """`told` and what the vocabulary calls its tokens, where a tokenizer is given."""
+    names = None if tokenizer is None else [tokenizer.name_of(token) for token in told["tokens"]]
+    return JSONResponse({**told, "token_strs": names})

@@ -5,12 +5,13 @@ The one way in, whatever the entry: everything that serves clients goes through 
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.answers.outlet import Outlet
 from coordinator.answers.turnstile import Turnstile
+from coordinator.beside import beside
 from coordinator.cells.cell import Call, Cell, Order
 from coordinator.clock import Clock
 from coordinator.reception.reading import Reader
@@ -23,6 +24,7 @@ from dspark.runtime.wire_limits import MAX_REQUEST, request_bytes
 from dspark.wire.v1 import generate_pb2
 
 LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
+LONG_IDS = 1024  # the same of ids
 
 
 def prompt_bytes(cell: Cell) -> int:
@@ -38,11 +40,18 @@ async def encoded(tokenizer: Tokenizer, text: str, field: str, *, add_special: b
     if len(text) > MAX_TEXT:
         raise InvalidRequest(field, f"{len(text)} characters, at most {MAX_TEXT} are allowed")
     try:
-        if len(text) > LONG_TEXT:
-            return await asyncio.to_thread(tokenizer.encode, text, add_special=add_special)
-        return tokenizer.encode(text, add_special=add_special)
+        return await beside(len(text) > LONG_TEXT, tokenizer.encode, text, add_special=add_special)
     except Exception as error:  # the library raises bare Exception
         raise InvalidRequest(field, "cannot be tokenized") from error
+
+
+async def decoded(tokenizer: Tokenizer, ids: Sequence[int], field: str, context_length: int) -> str:
+    """Token ids as text, special tokens shown; errors name `field`."""
+    if len(ids) > context_length:
+        raise InvalidRequest(field, f"{len(ids)} ids are more than the context of {context_length} tokens")
+    if any(not 0 <= token < tokenizer.vocab_size for token in ids):
+        raise InvalidRequest(field, f"an id is not below the vocabulary size {tokenizer.vocab_size}")
+    return await beside(len(ids) > LONG_IDS, tokenizer.decode, ids, skip_special=False)
 
 
 @dataclass(frozen=True, slots=True)

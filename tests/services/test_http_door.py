@@ -6,7 +6,9 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ import pytest
 from coordinator.config import CoordinatorConfig
 from coordinator.http import sse
 from coordinator.http.opening import make_door
+from coordinator.reception import frontdesk
+from coordinator.reception.tokenizer import Tokenizer
+from dspark.client import Client
 from dspark.errors import ConfigError
 from dspark.runtime.identity import write_token
 from tests.services.certificates import Authority
@@ -282,6 +287,25 @@ def test_answers_say_what_made_them(cell: HttpCell) -> None:
     assert re.fullmatch("fp_[0-9a-f]{12}", said.pop())
 
 
+def test_a_checkout_that_nobody_installed_serves(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = metadata.version
+
+    def version(name: str) -> str:
+        if name == "dspark-serving":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    with HttpCell(pair) as cell:
+        answer = post(cell, completion())
+        assert answer.status_code == 200, answer.text
+        assert re.fullmatch("fp_[0-9a-f]{12}", answer.json()["system_fingerprint"])
+        assert httpx.get(f"{cell.url}/version").json() == {"version": "0+unknown"}
+        with Client(cell.coordinator.endpoint) as client:
+            assert client.status().version == "0+unknown"
+        cell.freed()
+
+
 def test_pages_of_named_origins_may_ask(pair: Path, tmp_path: Path) -> None:
     page = {"origin": "https://chat.example", "access-control-request-method": "POST"}
     with HttpCell(workers=False, cors_origin=("https://chat.example", "http://localhost:3000")) as cell:
@@ -508,3 +532,41 @@ def test_a_chat_without_a_limit_ends_at_the_deployments(pair: Path, given: dict[
         answer = post(cell, chat(**given, ignore_eos=True), "chat/completions").json()
         assert answer["usage"]["completion_tokens"] == tokens
         assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
+    cell: HttpCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, name_of, threads = Tokenizer.decode, Tokenizer.name_of, set[int]()
+
+    def decoded(self: Tokenizer, ids: Sequence[int], *, skip_special: bool) -> str:
+        if len(ids) > frontdesk.LONG_IDS:  # not the last characters of an answer
+            threads.add(threading.get_ident())
+        return decode(self, ids, skip_special=skip_special)
+
+    def named(self: Tokenizer, token: int) -> str | None:
+        threads.add(threading.get_ident())
+        return name_of(self, token)
+
+    monkeypatch.setattr(Tokenizer, "decode", decoded)
+    monkeypatch.setattr(Tokenizer, "name_of", named)
+    most = httpx.get(f"{cell.url}/v1/models").json()["data"][0]["max_model_len"]
+    ids = [65] * most
+    assert httpx.post(f"{cell.url}/detokenize", json={"tokens": ids}).status_code == 200
+    asked = {"prompt": "ab " * frontdesk.LONG_IDS, "return_token_strs": True}
+    assert httpx.post(f"{cell.url}/tokenize", json=asked).json()["count"] > frontdesk.LONG_IDS
+    assert post(cell, completion(prompt=ids[: 2 * frontdesk.LONG_IDS], echo=True)).status_code == 200
+    on_loop: int = cell.run(_ident())
+    assert threads
+    assert on_loop not in threads
+    for path, body, param in (
+        ("detokenize", {"tokens": [*ids, 65]}, "tokens"),
+        ("v1/completions", completion(prompt=[*ids, 65], echo=True), "prompt"),
+    ):
+        error = httpx.post(f"{cell.url}/{path}", json=body).json()["error"]
+        assert error["param"] == param
+        assert f"{most + 1} ids are more than the context of {most} tokens" in error["message"]
+
+
+async def _ident() -> int:
+    return threading.get_ident()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend import process as frontend_process
 from coordinator.frontend.config import FrontendConfig
+from coordinator.http import completions, reply
+from coordinator.http.scores import EchoLogprobs
 from coordinator.reception.tokenizer import Tokenizer
-from dspark.client import AsyncClient, Chunk, Completion, Finished, InvalidRequest, PromptLogprobs
+from dspark.client import AsyncClient, Chunk, Client, Completion, Finished, InvalidRequest, PromptLogprobs
 from dspark.model.checkpoint import load_target
 from dspark.types import MAX_PROMPT_LOGPROBS
-from tests.services.http_cell import TARGET, HttpCell
+from tests.services.http_cell import TARGET, HttpCell, until
 
 pytestmark = pytest.mark.services
 
@@ -212,6 +216,57 @@ def test_a_stream_tells_of_the_prompt_before_the_answer(http: HttpCell) -> None:
         told = [part.logprobs for part in parts if part.logprobs is not None]
         for name in ("tokens", "text_offset"):
             assert [one for each in told for one in getattr(each, name)] == getattr(choice.logprobs, name)
+
+
+def test_what_a_stream_tells_of_a_long_prompt_is_made_once_and_beside_the_event_loop(
+    http: HttpCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    class Watched(EchoLogprobs):
+        def __init__(self, *told: Any) -> None:
+            threads.append(threading.get_ident())
+            super().__init__(*told)
+
+    monkeypatch.setattr(completions, "EchoLogprobs", Watched)
+    monkeypatch.setattr(reply, "MANY", 4)
+    with http.openai() as client:
+        asked: Any = {"model": "target", "max_tokens": 3, "echo": True, "logprobs": 2, "n": 3}
+        parts = [
+            part for event in client.completions.create(prompt=TEXTS, stream=True, **asked) for part in event.choices
+        ]
+    assert sorted(part.index for part in parts if part.text in TEXTS) == list(range(6))
+    assert len(threads) == len(TEXTS)
+    assert http.run(_ident()) not in threads
+
+
+async def _ident() -> int:
+    return threading.get_ident()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_ends_before_its_prompt_is_scored_is_told_all_the_same(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody aborts it while it waits for a place."""
+    monkeypatch.setattr("coordinator.http.asking.secrets.token_hex", lambda _: "aa")
+    with HttpCell(max_running=1) as cell, Client(cell.coordinator.endpoint) as client:
+        held = client.generate("x", max_tokens=3000, ignore_eos=True, request_id="held")
+        next(iter(held))
+        body = {"prompt": TEXTS[0], "max_tokens": 3, "echo": True, "logprobs": 1, "stream": stream}
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(post, cell, **body)
+            until(lambda: cell.coordinator.admission.find("cmpl-aa") is not None)
+            assert client.abort(["cmpl-aa"])
+            answer = told.result(60)
+        held.close()
+        assert answer.status_code == 200, answer.text
+        if not stream:
+            (choice,) = answer.json()["choices"]
+            assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == (TEXTS[0], None, "abort")
+        else:
+            assert TEXTS[0].splitlines()[0] in answer.text
+            assert '"finish_reason":"abort"' in answer.text
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])

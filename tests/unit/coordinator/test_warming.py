@@ -43,7 +43,7 @@ async def test_what_takes_too_long_fails_the_first_requests_and_not_the_verifier
     warming = _begin(verifier, drafter, clock)
     await calm()
     await clock.advance(10 * Conduct().prefill_s)
-    with pytest.raises(Unwarmed, match="no (prefill within|verdict for) 1"):
+    with pytest.raises(Unwarmed, match=r"no (prefill within|verdict for) 1"):
         await warming
     assert verifier.alive, verifier.closed_because
     assert not verifier.sequences, "what they held is free"
