@@ -57,7 +57,12 @@ class CoordinatorConfig(HttpConfig):
             "before the cell is ready without; 0: no such requests."
         },
     )
-    verifier_wait_s: float = field(default=20.0, metadata={"doc": "How long requests wait for another verifier."})
+    verifier_wait_s: float = field(
+        default=20.0,
+        metadata={
+            "doc": "How long requests wait for another verifier; one that is there may run its first requests besides."
+        },
+    )
     max_handovers: int = field(default=4, metadata={"doc": "Verifiers a request may lose before it fails."})
     live_page: bool = field(default=True, metadata={"doc": "Serve the live page at / of the HTTP front."})
     live_streams: int = field(

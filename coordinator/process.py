@@ -305,6 +305,7 @@ def _bounds(config: CoordinatorConfig) -> Bounds:
         config.verifier_wait_s,
         config.max_handovers,
         config.queue_deadline_s,
+        2 * config.warm_up_s,  # plain ones, then drafted ones
     )
 
 

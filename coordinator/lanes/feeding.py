@@ -89,7 +89,7 @@ class Feeding:
         if not able:
             return None
         drafter = min(able, key=lambda each: (self._load[each], each.facts.name))
-        track.drafter, track.feed = drafter, Feed.OPENING
+        track.drafter, track.feed, track.last_drafter = drafter, Feed.OPENING, drafter.facts.name
         track.missing, track.watermark, track.too_long = 0, 0, False
         track.attach_at = self._clock.time() + RETRY_S
         self._load[drafter] += 1

@@ -165,7 +165,7 @@ class Lane:
     def take(self, track: Track) -> None:
         """Opens and prefills beside the rounds; the sequence joins them when its anchor is there."""
         track.sequence.apply(Event.PLACED)
-        track.row = self._loop.evidence.take()
+        track.row, track.last_verifier = self._loop.evidence.take(), self.verifier.facts.name
         self._tracks[track.sequence.number] = track
         self._longest += self._pages(track)
         self._loop.pipelining.joined(len(self._tracks))

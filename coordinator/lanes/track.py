@@ -47,6 +47,8 @@ class Track:
     too_long: bool = False  # past what the drafter was trained for
     drafted: tuple[int, int] | None = None  # (epoch, committed_len) of the one draft attempt at this anchor
 
+    last_verifier: str = ""  # replica that had it last; empty while it never left the queue
+    last_drafter: str = ""  # likewise
     handovers: int = 0  # verifiers lost under it
     refused: Declined | None = None  # what a verifier said that lets it go now, and is there
     moved: bool = False  # in order, from one that was about to leave

@@ -9,7 +9,7 @@ request from `submit` to its end; ends are idempotent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -34,6 +34,7 @@ log = structlog.get_logger("dspark.admission")
 
 PAGES_RETRY_S = 0.5  # a lane that turned somebody away is asked again after this, or when something in it ended
 LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # when to try again
+WARM_LOOK_S = 0.25  # how often a verifier that runs its first requests is looked at by those who wait for it
 NEWCOMERS = 8  # one place more for every so many, for tenants with nobody running
 LOOKS = 20  # at who has waited too long, in the time one may wait
 
@@ -45,6 +46,7 @@ class Bounds:
     verifier_wait_s: float = 20.0
     max_handovers: int = 4
     queue_s: float = 60.0  # longest wait for a first place
+    warm_s: float = 0.0  # longest time for which a verifier that is there may run its first requests
 
 
 class Admission:
@@ -62,7 +64,9 @@ class Admission:
         self._between_ends = Running(weight=0.2)
         self._last_end = clock.time()
         self._empty: asyncio.Future[None] | None = None
-        self._outage: Timer | None = None  # runs from the last loss of a verifier
+        self._outage: Timer | None = None  # runs from the last loss of a verifier ...
+        self._lost_at = 0.0  # ... at this clock time
+        self.verifier_warms: Callable[[], bool] = lambda: False  # whether one is there and runs its first requests
         self.draining = False
         self.tracing: Tracing | None = None
         self.endings = Endings(metrics)
@@ -169,7 +173,7 @@ class Admission:
         if track.sequence.finished:
             return
         track.sequence.apply(Event.ENDED)
-        lane, drafter = self._homes.pop(track, None), track.drafter
+        lane = self._homes.pop(track, None)
         if lane is not None:
             lane.forget(track)
             self._full.discard(lane)
@@ -186,7 +190,7 @@ class Admission:
         track.tally.ended = now
         self._between_ends.observe(now - self._last_end)
         self._last_end = now
-        outcome = self.endings.add(track, error, lane, drafter)
+        outcome = self.endings.add(track, error)
         if self.tracing is not None and not siblings:
             self.tracing.ended(track, outcome)
         track.outlet.close(error)
@@ -252,21 +256,27 @@ class Admission:
         self._place()
 
     def lane_left(self, lane: Lane) -> None:
-        """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to come."""
+        """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to come, and to run its
+        first requests once it is there."""
         self._full.discard(lane)
         if lane not in self._lanes:
             return  # its loss was noticed before
         self._lanes.remove(lane)
         if self._outage is not None:
             self._outage.cancel()
+        self._lost_at = self._clock.time()
         self._outage = self._clock.call_later(self._bounds.verifier_wait_s, self._waited)
 
     def _waited(self) -> None:
-        """Whoever still needs a verifier that is not there has waited long enough."""
+        """Whoever still needs a verifier that is not there has waited long enough, unless one is about to serve."""
+        waited = self._clock.time() - self._lost_at
+        left = self._bounds.verifier_wait_s + self._bounds.warm_s - waited
+        if left > 0 and self.verifier_warms():
+            self._outage = self._clock.call_later(min(left, WARM_LOOK_S), self._waited)
+            return
         self._outage = None
-        wait = self._bounds.verifier_wait_s
         for track in [each for each in self._line if not any(lane.could_take(each) for lane in self._lanes)]:
-            self.ended(track, Unavailable(f"no verifier came back within {wait:g} s; {_said(track)}"))
+            self.ended(track, Unavailable(f"no verifier came back within {waited:.3g} s; {_said(track)}"))
 
     # Placing.
 

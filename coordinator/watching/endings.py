@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator.answers.tally import Tally
-from coordinator.lanes.lane import Lane
-from coordinator.lanes.ports import DrafterPort
 from coordinator.lanes.track import Track
 from dspark.errors import Cancelled, Expired, Overloaded, Unavailable
 from dspark.runtime.telemetry import ENDS, Metrics
@@ -50,8 +48,8 @@ class Endings:
     def most(self) -> int:
         return self._ring.maxlen or 0
 
-    def add(self, track: Track, error: Exception | None, lane: Lane | None, drafter: DrafterPort | None) -> str:
-        """Call it once the tally has its end. lane, drafter: that had it. Returns the outcome."""
+    def add(self, track: Track, error: Exception | None) -> str:
+        """Call it once the tally has its end. Returns the outcome."""
         outcome = outcome_of(track, error)
         self._count(track, outcome)
         log.info(
@@ -70,8 +68,8 @@ class Endings:
                 error="" if error is None else str(error),
                 policy=str(track.request.policy),
                 rule=track.request.law.rule.name.lower(),
-                verifier=lane.verifier.facts.name if lane is not None else "",
-                drafter=drafter.facts.name if drafter is not None else "",
+                verifier=track.last_verifier,
+                drafter=track.last_drafter,
                 prompt_tokens=len(track.request.prompt),
                 tokens=track.answer.log.answered,
                 tally=track.tally,
@@ -81,8 +79,9 @@ class Endings:
 
     def of(self, request_id: str) -> list[Ended]:
         """The answers of the newest request with this id, in their order; empty when it is not known any more."""
-        newest = {each.index: each for each in self._ring if each.request == request_id}
-        return [newest[index] for index in sorted(newest)]
+        told = [each for each in self._ring if each.request == request_id]
+        newest = [each for each in told if each.tally.arrived == told[-1].tally.arrived]
+        return sorted(newest, key=lambda each: each.index)
 
     def last(self, count: int) -> list[Ended]:
         """The newest first."""

@@ -5,6 +5,16 @@ from __future__ import annotations
 from coordinator.lanes.ports import DrafterFacts, VerifierFacts
 from dspark.tie import difference
 
+_LEAST = {"vocab_size": 1, "context_length": 2, "block_size": 1}  # a token, and one more behind it
+
+
+def senseless(facts: VerifierFacts | DrafterFacts) -> str | None:
+    """None when a worker can be what it says it is; else which field no worker has."""
+    for name, least in _LEAST.items():
+        if (value := getattr(facts, name, least)) < least:
+            return f"{facts.name} says {name}: {value}, and at least {least} is wanted"
+    return None
+
 
 def drafter_mismatch(verifier: VerifierFacts, drafter: DrafterFacts) -> str | None:
     """None when the drafter can draft for this verifier's sequences."""

@@ -22,7 +22,7 @@ from coordinator.lanes.ports import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.queue.admission import Admission
 from coordinator.workers.breaker import Doubts
 from coordinator.workers.clients import DrafterClient, VerifierClient, drafter_facts, verifier_facts
-from coordinator.workers.compatibility import drafter_mismatch, verifier_mismatch
+from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
 from coordinator.workers.warming import Unwarmed, warm
 from coordinator.workers.worker import Address, Role, Worker
 from dspark.runtime.telemetry import Metrics
@@ -64,6 +64,7 @@ class Membership:
         self.monitor = Monitor(metrics)
         self.on_serving: Callable[[bool], None] = lambda serving: None  # told whether anybody can be taken in
         self._admission, self._waits, self._describe_s = admission, waits, describe_s
+        admission.verifier_warms = self._verifier_warms
         self._token, self._tls, self._clock, self._metrics = token, tls, clock, metrics
         self._workers: dict[Address, Worker] = {}
         self._load: Counter[DrafterPort] = Counter()
@@ -198,7 +199,7 @@ class Membership:
         return await self._drafter_came(worker, drafter_facts(name, endpoint, said), channel)
 
     async def _verifier_came(self, worker: Worker, facts: VerifierFacts, channel: grpc.aio.Channel) -> str | None:
-        if (problem := self._unlike(facts)) is not None:
+        if (problem := senseless(facts) or self._unlike(facts)) is not None:
             return problem
 
         def lost(why: str) -> None:
@@ -214,7 +215,6 @@ class Membership:
         client = VerifierClient(facts, channel, self._token, self._metrics, lost, leaves)
         worker.hold(client, client.session)
         if (problem := await self._warm_verifier(worker, client) or self._unlike(facts)) is not None:
-            client.close(problem)
             return problem
         lane = Lane(
             client,
@@ -247,6 +247,8 @@ class Membership:
         return next(filter(None, (verifier_mismatch(other, facts) for other in self.verifiers)), None)
 
     async def _drafter_came(self, worker: Worker, facts: DrafterFacts, channel: grpc.aio.Channel) -> str | None:
+        if (problem := senseless(facts)) is not None:
+            return problem
         problems = [drafter_mismatch(verifier, facts) for verifier in self.verifiers]
         if problems and all(problems):
             return problems[0]
@@ -276,6 +278,9 @@ class Membership:
         return None
 
     # The first requests of a worker.
+
+    def _verifier_warms(self) -> bool:
+        return any(each.address.role is Role.VERIFY and each.state == "warming" for each in self._workers.values())
 
     async def _warm_verifier(self, worker: Worker, client: VerifierClient) -> str | None:
         """Why it cannot serve. A drafter with which drafted steps do not run is no reason."""

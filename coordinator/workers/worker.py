@@ -143,10 +143,10 @@ class Worker:
             if problem is None:
                 await self._released.wait()
                 pause_s = FIRST_PAUSE_S
-                await self._hold_off()
             elif problem != self.detail:
                 self.detail = problem
                 log.warning("worker.not_connected", worker=self.address.name, why=problem)
+            await self._hold_off()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -161,7 +161,7 @@ class Worker:
             await asyncio.sleep(min(self._held_off_s, LOOK_S))
 
     async def _connect(self) -> str | None:
-        """None once taken in; else why not."""
+        """None once taken in; else why not, and nothing is held."""
         try:
             said = await self.describe(self._describe_s)
         except grpc.aio.AioRpcError as error:
@@ -173,7 +173,10 @@ class Worker:
         if wanted not in (0, said.incarnation):
             return f"another process answers at {self.address.endpoint}: incarnation {said.incarnation}, not {wanted}"
         try:
-            return await self._join(self, said, self._channel)
+            problem = await self._join(self, said, self._channel)
         except Exception as error:  # a bug, or a description nobody foresaw: this worker stays out, the others serve
             log.error("worker.not_understood", worker=self.address.name, exc_info=error)
-            return "what it says about itself is not understood; see the coordinator's log"
+            problem = "what it says about itself is not understood; see the coordinator's log"
+        if problem is not None:
+            self.drop(problem)
+        return problem

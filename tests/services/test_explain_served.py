@@ -95,6 +95,9 @@ def test_an_answer_that_ended_is_still_known(cell: HttpCell, capsys: pytest.Capt
         assert both == answer.end.speculation.accepted_tokens
         assert client.ended(most=1)[0].request_id == "done", "the newest first"
         assert client.ended("nobody") == ()
+        client.complete([5, 6, 7], max_tokens=2, ignore_eos=True, request_id="again", n=3)
+        client.complete([5, 6, 7], max_tokens=3, ignore_eos=True, request_id="again", n=2)
+        assert [(one.index, one.completion_tokens) for one in client.ended("again")] == [(0, 3), (1, 3)]
     capsys.readouterr()
     assert main(["status", "--explain", "done", "--endpoint", endpoint]) == 0
     said = capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from coordinator.workers import membership
 from coordinator.workers.warming import Unwarmed
 from dspark.cli.main import main
 from dspark.client import AsyncClient
+from dspark.runtime.server import GrpcServer
+from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 
 pytestmark = pytest.mark.services
 
@@ -128,6 +130,121 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in(
             fails = False
             await until(lambda: coordinator.membership.ready)
             assert (await _states(coordinator.endpoint))["verify/0"] == "serving"
+        finally:
+            await coordinator.stop(0.0)
+
+
+async def test_a_bug_in_the_first_requests_leaves_no_session_behind(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def warm(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(membership, "warm", warm)
+    async with verifier(golden_target, None) as v:
+        coordinator = await coordinator_process.start(
+            CoordinatorConfig(verify=(v.endpoint,), warm_up_s=LONG_S, flap_limit=0)
+        )
+        try:
+            (worker,) = coordinator.membership.workers
+            await until(lambda: "is not understood" in worker.detail)
+            assert not worker.connected
+        finally:
+            await coordinator.stop(0.0)
+
+
+class _Odd(verify_pb2_grpc.VerifyServicer):
+    """A verifier of no vocabulary."""
+
+    sessions = 0
+
+    async def Describe(self, request: Any, context: Any) -> verify_pb2.VerifierDescription:
+        return verify_pb2.VerifierDescription(incarnation=7, model="odd", fingerprint="odd", context_length=64)
+
+    async def Session(self, commands: AsyncIterator[Any], context: Any) -> AsyncIterator[verify_pb2.VerifyEvent]:
+        self.sessions += 1
+        async for _ in commands:
+            yield verify_pb2.VerifyEvent()
+
+
+async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> None:
+    server, odd = GrpcServer(bind="127.0.0.1:0"), _Odd()
+    server.add(verify_pb2_grpc.add_VerifyServicer_to_server, odd, "dspark.wire.v1.Verify")
+    port = await server.start()
+    coordinator = await coordinator_process.start(CoordinatorConfig(verify=(f"127.0.0.1:{port}",), warm_up_s=LONG_S))
+    try:
+        (worker,) = coordinator.membership.workers
+        await until(lambda: "vocab_size: 0, and at least 1 is wanted" in worker.detail)
+        assert not worker.connected
+        assert not odd.sessions
+    finally:
+        await coordinator.stop(0.0)
+        await server.drain(0.0)
+
+
+async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_off(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = membership.warm
+
+    async def warm(verifier: VerifierPort, drafters: Sequence[DrafterPort], **options: Any) -> None:
+        if verifier.facts.name == "verify/1":
+            verifier.close("it went away")
+        await real(verifier, drafters, **options)
+
+    monkeypatch.setattr(membership, "warm", warm)
+    async with verifier(golden_target, None) as good, verifier(golden_target, None) as bad:
+        coordinator = await coordinator_process.start(
+            CoordinatorConfig(verify=(good.endpoint, bad.endpoint), warm_up_s=LONG_S, flap_limit=2)
+        )
+        try:
+            _, worker = coordinator.membership.workers
+            await until(lambda: worker.detail.startswith("lost too often; tried again in "))
+            assert len(coordinator.membership.lanes) == 1
+        finally:
+            await coordinator.stop(0.0)
+
+
+async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, go = membership.warm, asyncio.Event()
+
+    async def warm(verifier: VerifierPort, drafters: Sequence[DrafterPort], **options: Any) -> None:
+        if verifier.facts.name == "verify/1":
+            await go.wait()
+        await real(verifier, drafters, **options)
+
+    monkeypatch.setattr(membership, "warm", warm)
+    options: Any = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}
+    async with verifier(golden_target, None) as first, verifier(golden_target, None) as second:
+        coordinator = await coordinator_process.start(
+            CoordinatorConfig(verify=(first.endpoint,), warm_up_s=LONG_S, verifier_wait_s=0.05)
+        )
+        admission, looks = coordinator.admission, 0
+        warms = admission.verifier_warms
+
+        def looked() -> bool:
+            nonlocal looks
+            looks += 1
+            return warms()
+
+        admission.verifier_warms = looked
+        try:
+            known = [worker.address for worker in coordinator.membership.workers]
+            address = coordinator_process.Address(coordinator_process.Role.VERIFY, second.endpoint, 0, "verify/1")
+            await coordinator.membership.announce([*known, address], wait_s=0.0)
+            await until(warms)
+            async with AsyncClient(coordinator.endpoint) as client:
+                whole = await client.complete([3, 4, 5], **options)
+                stream = client.generate([3, 4, 5], **options)
+                tokens = list((await anext(stream)).token_ids)
+                await first._server._server.stop(None)
+                await until(lambda: looks > 1)
+                go.set()
+                async for event in stream:
+                    tokens += event.token_ids
+            assert tuple(tokens) == whole.token_ids
         finally:
             await coordinator.stop(0.0)
 

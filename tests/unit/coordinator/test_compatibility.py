@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 from fakes import FakeDrafter, FakeVerifier, Talk
 
-from coordinator.workers.compatibility import drafter_mismatch, verifier_mismatch
+from coordinator.lanes.ports import DrafterFacts, VerifierFacts
+from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
 
 VERIFIER = FakeVerifier(Talk()).facts
 DRAFTER = FakeDrafter(Talk()).facts
@@ -24,6 +25,20 @@ def test_workers_of_one_make_fit() -> None:
 )
 def test_a_drafter_that_does_not_fit_is_told_what_differs(change: dict[str, object], says: str) -> None:
     assert says in str(drafter_mismatch(VERIFIER, replace(DRAFTER, **change)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (replace(VERIFIER, vocab_size=0), "verify/0 says vocab_size: 0, and at least 1 is wanted"),
+        (replace(VERIFIER, context_length=1), "verify/0 says context_length: 1, and at least 2 is wanted"),
+        (replace(DRAFTER, block_size=0), "draft/0 says block_size: 0, and at least 1 is wanted"),
+        (replace(DRAFTER, vocab_size=0), "draft/0 says vocab_size: 0, and at least 1 is wanted"),
+    ],
+)
+def test_what_no_worker_can_be_is_told_by_the_field(facts: VerifierFacts | DrafterFacts, says: str) -> None:
+    assert senseless(facts) == says
+    assert senseless(VERIFIER) is senseless(DRAFTER) is None
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,35 @@ async def test_without_another_verifier_the_client_hears_where_the_answer_stands
     await cell.clock.advance(2.0)
     with pytest.raises(Unavailable, match="within 20 s; the answer stands at offset 1"):
         await read(track)
+    (told,) = cell.admission.endings.of(track.request.id)
+    assert (told.verifier, told.drafter) == ("verify/0", "draft/0"), "those that had it, not nobody"
+
+
+async def test_a_verifier_that_runs_its_first_requests_is_waited_for(make_cell: MakeCell) -> None:
+    cell = make_cell(bounds=Bounds(verifier_wait_s=20.0, warm_s=60.0))
+    cell.verifier.holding.add("verify")
+    track = cell.ask(max_tokens=9)
+    await calm()
+    cell.admission.verifier_warms = lambda: True
+    cell.lose_verifier()
+    await cell.clock.advance(79.0)
+    assert not track.sequence.finished
+    cell.verifier = FakeVerifier(cell.talk, cell.drafters, "verify/1", incarnation=22)
+    cell.lane = cell.add_lane(cell.verifier)
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 9)
+
+
+async def test_a_verifier_that_never_serves_is_not_waited_for_without_end(make_cell: MakeCell) -> None:
+    cell = make_cell(bounds=Bounds(verifier_wait_s=20.0, warm_s=60.0))
+    cell.verifier.holding.add("verify")
+    track = cell.ask(max_tokens=9)
+    await calm()
+    cell.admission.verifier_warms = lambda: True
+    cell.lose_verifier()
+    await cell.clock.advance(81.0)
+    with pytest.raises(Unavailable, match="within 80 s"):
+        await read(track)
 
 
 async def test_handovers_are_bounded(make_cell: MakeCell) -> None:
