@@ -119,7 +119,9 @@ def _start(
     head = Head(f"127.0.0.1:{ports[0]}", process.pid, folder, cell_id, url)
     try:
         noted(head)
-        _await_ours(process, ports[0], folder / "head.log")
+        _await_port(process, ports[0], folder / "head.log")
+        if not is_guarded(head.address):
+            raise _NotOurs(f"{head.address} is answered by another process than the Ray cluster that was started")
     except BaseException:
         stop_head(head)
         raise
@@ -152,11 +154,7 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
-def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Until the cluster that was started listens and asks who calls; a busy machine may keep it from saying so at once.
-
-    A Ray cluster that does not ask is somebody else's.
-    """
+def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + PORT_TIMEOUT_S
     while True:
         if process.poll() is not None:
@@ -164,13 +162,8 @@ def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             raise _NotOurs(f"Ray did not start: {said[-1] if said else f'exit code {process.returncode}'}")
         try:
             socket.create_connection(("127.0.0.1", port), 0.5).close()
-            missing, guarded = "say whether it asks who calls", is_guarded(f"127.0.0.1:{port}")
-        except OSError:
-            missing, guarded = "listen", None
-        if guarded:
             return
-        if guarded is False:
-            raise _NotOurs(f"port {port} is answered by another Ray cluster than the one that was started")
-        if time.monotonic() > deadline:
-            raise Unavailable(f"Ray did not {missing} on port {port} within {PORT_TIMEOUT_S:.0f} s")
-        time.sleep(0.1)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"Ray did not listen on port {port} within {PORT_TIMEOUT_S:.0f} s") from None
+            time.sleep(0.1)

@@ -16,6 +16,7 @@ import structlog
 
 from draft_service.arrivals import Arrivals, Outcome
 from draft_service.interface import Engine, Rows
+from draft_service.keys import ContextKeys
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.telemetry import Metrics
@@ -40,6 +41,7 @@ class _Taken:
     done: int = 0
     told: int = 0
     refused: list[features_pb2.FeatureRefusal] = field(default_factory=list)
+    watermarks: dict[tuple[int, int], int] = field(default_factory=dict)  # by sequence and epoch, of what is not told
     news: asyncio.Event = field(default_factory=asyncio.Event)  # something is done
     urgent: asyncio.Event = field(default_factory=asyncio.Event)  # something is refused, or nothing more comes
 
@@ -59,15 +61,22 @@ class _Taken:
         self.news.clear()
         self.urgent.clear()
         refused, self.refused = self.refused, []
+        marks, self.watermarks = self.watermarks, {}
         self.told = self.done
-        return features_pb2.FeatureAck(chunks=self.done, refused=refused)
+        return features_pb2.FeatureAck(
+            chunks=self.done,
+            refused=refused,
+            watermarks=[features_pb2.Watermark(sequence=at[0], epoch=at[1], rows=rows) for at, rows in marks.items()],
+        )
 
 
 class FeatureSink(features_pb2_grpc.FeaturesServicer):
     """Accepts pushed rows."""
 
-    def __init__(self, *, engine: Engine, arrivals: Arrivals, metrics: Metrics, incarnation: int) -> None:
-        self._engine = engine
+    def __init__(
+        self, *, engine: Engine, arrivals: Arrivals, metrics: Metrics, incarnation: int, keys: ContextKeys
+    ) -> None:
+        self._engine, self._keys = engine, keys
         self._arrivals = arrivals
         self._metrics = metrics
         self._incarnation = incarnation
@@ -104,13 +113,13 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
             return
         read = self._read(chunk)
         if isinstance(read, Refusal):
-            taken.finish(self._settle(chunk, [read] * max(len(chunk.runs), 1)))
+            taken.finish(self._settle(chunk, [read] * max(len(chunk.runs), 1), taken))
             return
         try:
             future = self._arrivals.put(read)
         except Overloaded as error:
             refusal = Refusal(RefusalReason.NO_PAGES, str(error))
-            taken.finish(self._settle(chunk, [refusal] * len(chunk.runs)))
+            taken.finish(self._settle(chunk, [refusal] * len(chunk.runs), taken))
             return
 
         def settled(done: asyncio.Future[list[Outcome]]) -> None:
@@ -124,12 +133,14 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
                 outcomes = [Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")] * len(chunk.runs)
             else:
                 outcomes = done.result()
-            taken.finish(self._settle(chunk, outcomes))
+            taken.finish(self._settle(chunk, outcomes, taken))
 
         future.add_done_callback(settled)
 
-    def _settle(self, chunk: features_pb2.FeatureChunk, outcomes: list[Outcome]) -> list[features_pb2.FeatureRefusal]:
-        """Counts what became of each run; says what was refused."""
+    def _settle(
+        self, chunk: features_pb2.FeatureChunk, outcomes: list[Outcome], taken: _Taken
+    ) -> list[features_pb2.FeatureRefusal]:
+        """Counts what became of each run and notes the watermarks; says what was refused."""
         refusals: list[features_pb2.FeatureRefusal] = []
         received = 0
         for run, outcome in zip(chunk.runs or [features_pb2.FeatureRun()], outcomes, strict=True):
@@ -143,6 +154,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
                 )
             else:
                 received += len(run.token_ids)
+                taken.watermarks[run.sequence, run.epoch] = outcome
         if received:
             self._metrics.feature_rows.labels(direction="received").inc(received)
             self._metrics.bytes.labels(direction="received", kind="features").inc(len(chunk.rows.data))
@@ -163,6 +175,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         runs, first = [], 0
         for run, count in zip(chunk.runs, counts, strict=True):
             its = rows[first : first + count]
-            runs.append(Rows(run.sequence, run.epoch, run.start_position, its, run.token_ids))
+            number = self._keys.find(chunk.source_incarnation, run.sequence)
+            runs.append(Rows(number, run.epoch, run.start_position, its, run.token_ids))
             first += count
         return runs

@@ -6,12 +6,13 @@ from functools import partial
 
 import structlog
 
-from draft_service import feature_sink, service, session
+from draft_service import feature_sink, rounds, service, session
 from draft_service.arrivals import Arrivals
 from draft_service.cohorts import Cohorts
 from draft_service.config import DraftConfig
 from draft_service.feature_sink import FeatureSink
 from draft_service.interface import Engine
+from draft_service.keys import ContextKeys
 from draft_service.service import DraftService
 from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
@@ -47,15 +48,21 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[
 def _services(worker: Worker[Engine]) -> Services:
     arrivals = Arrivals(worker.engine, worker.device)
     cohorts = Cohorts(worker.engine, worker.device, arrivals, worker.metrics)
-    sink = FeatureSink(engine=worker.engine, arrivals=arrivals, metrics=worker.metrics, incarnation=worker.incarnation)
-    commands = {"Session": reading(draft_pb2.DraftCommand.FromString, session.BOUNDS)}
+    keys = ContextKeys()
+    sink = FeatureSink(
+        engine=worker.engine, arrivals=arrivals, metrics=worker.metrics, incarnation=worker.incarnation, keys=keys
+    )
+    commands = {
+        "Session": reading(draft_pb2.DraftCommand.FromString, session.BOUNDS),
+        "Rounds": reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS),
+    }
     chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
 
     async def close() -> None:
         await cohorts.close()
         await arrivals.close()
 
-    drafts = DraftService(worker, cohorts)
+    drafts = DraftService(worker, cohorts, keys)
     return Services(
         (
             Servicer(draft_pb2_grpc.add_DraftServicer_to_server, drafts, service.NAME, commands),

@@ -1,4 +1,4 @@
-"""The Draft servicer: what this drafter is, and one session per coordinator."""
+"""The Draft servicer: what this drafter is, one session per coordinator, rounds with every verifier."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import grpc
 
 from draft_service.cohorts import Cohorts
 from draft_service.interface import Engine
+from draft_service.keys import ContextKeys
+from draft_service.rounds import Rounds
 from draft_service.session import DraftSession
 from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker
@@ -19,10 +21,10 @@ NAME = "dspark.wire.v1.Draft"
 
 
 class DraftService(draft_pb2_grpc.DraftServicer):
-    """Answers Describe and Session."""
+    """Answers Describe, Session and Rounds."""
 
-    def __init__(self, worker: Worker[Engine], cohorts: Cohorts) -> None:
-        self._worker, self._cohorts = worker, cohorts
+    def __init__(self, worker: Worker[Engine], cohorts: Cohorts, keys: ContextKeys) -> None:
+        self._worker, self._cohorts, self._keys = worker, cohorts, keys
 
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
@@ -48,5 +50,13 @@ class DraftService(draft_pb2_grpc.DraftServicer):
     ) -> AsyncGenerator[draft_pb2.DraftEvent, None]:
         session = DraftSession(self._worker, self._cohorts)
         async with contextlib.aclosing(session.run(request_iterator)) as events:
+            async for event in events:
+                yield event
+
+    async def Rounds(
+        self, request_iterator: AsyncIterator[Read[draft_pb2.RoundsCommand]], context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[draft_pb2.RoundsEvent, None]:
+        rounds = Rounds(self._worker, self._cohorts, self._keys)
+        async with contextlib.aclosing(rounds.run(request_iterator)) as events:
             async for event in events:
                 yield event

@@ -19,6 +19,7 @@ MAX_VERSION = 256
 MAX_SALT = 512
 MOST_SLOTS = 64  # of a block
 MOST_SOURCES = 1024  # parts of a cohort: columns and drafters
+MAX_ORDERS = 1 << 16  # of one message on a control stream
 # A name or an address and a port: nothing that gRPC would resolve in another way, such as files or other schemes.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
@@ -42,6 +43,36 @@ def bounds(context_length: int) -> Bounds:
     return Bounds(
         {5: ("resend", KIB), 6: ("release", MIB)}, inner={3: Bounds(prefill), 4: Bounds(cohort, most=MOST_SOURCES)}
     )
+
+
+def control_bounds(context_length: int) -> Bounds:
+    """Of messages on a control stream to a verifier of so many tokens of context."""
+    column = 5 * cohorts.MAX_ROWS
+    admission = {
+        3: ("token_ids", 5 * context_length),
+        4: ("law", 64 * KIB),
+        6: ("stop_ids", column),
+        9: ("cache_salt", 4 * MAX_SALT),
+    }
+    plan = {
+        2: ("plan.terms", KIB),
+        6: ("plan.sequence", 2 * column),
+        7: ("plan.drafter", column),
+        8: ("plan.paused", column),
+        9: ("plan.own_terms", column),
+        10: ("plan.other_terms", KIB),
+    }
+    columns = {1: ("sequence", 2 * column), 2: ("epoch", column), 3: ("through_round", column)}
+    order = Bounds(
+        {2: ("drafter", 2 * KIB)},
+        inner={
+            1: Bounds(admission),
+            3: Bounds(plan, most=cohorts.MAX_ROWS),
+            4: Bounds(columns),
+            5: Bounds({**columns, 3: ("drop", column)}),
+        },
+    )
+    return Bounds({}, most=MAX_ORDERS, inner={2: order})
 
 
 def read_cohort(message: verify_pb2.VerifyCohort) -> tuple[list[VerifyItem], list[Sink | None]]:

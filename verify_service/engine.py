@@ -20,7 +20,7 @@ from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.holdings import Holdings
 from verify_service.interface import Judged as Judged
-from verify_service.interface import Prefill, Progress
+from verify_service.interface import KeptRows, Prefill, Progress, RowSpan
 from verify_service.judging import Sampler, judge_each, rule_problem, shaper_of, told
 from verify_service.loading import load_parts
 from verify_service.packed_step import Chunk, PackedStep
@@ -213,7 +213,19 @@ class VerifyEngine:
         mine = [state.sequence for state in self._holdings.states.values() if state.owner == owner]
         for sequence in mine:
             self._drop(sequence)
+        self._rounds.forget(owner)
         return len(mine)
+
+    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
+        """Pages for an anchor and as many of `slots` more tokens as there are any for; how many."""
+        state = self._holdings.states.get(sequence)
+        if state is None or state.epoch != epoch:
+            return None
+        return self._holdings.grow_within(state, committed_len, slots)
+
+    def kept_rows(self, spans: Sequence[RowSpan]) -> KeptRows:
+        """Rows of committed tokens, in one piece."""
+        return self._holdings.kept_rows(spans)
 
     def features(self, cursor: Cursor, start: int) -> FeatureRows | Refusal:
         """Kept rows of positions start .. committed_len - 2, to fill a drafter with."""
@@ -244,16 +256,15 @@ class VerifyEngine:
 
     def line_up(self, prefill: Prefill) -> None:
         """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between them."""
-        self._rounds.line.append(prefill)
+        self._rounds.line_up(prefill)
 
-    def prefill_next(self, *, short: bool = False) -> Progress | None:
-        """A chunk of the first prompt in line, in a pass of its own; None when nobody waits."""
-        return self._rounds.prefill_next(short=short)
+    def prefill_next(self, *, short: bool = False, owner: int = 0) -> Progress | None:
+        """A chunk of the owner's first prompt in line, in a pass of its own; None when none waits."""
+        return self._rounds.prefill_next(short=short, owner=owner)
 
-    def take_news(self) -> Progress | None:
-        """The oldest news of a prompt that rode in a round, or whose pass failed, once. Any one thread may ask."""
-        news = self._rounds.news
-        return news.popleft() if news else None
+    def take_news(self, owner: int = 0) -> Progress | None:
+        """The oldest news of an owner's prompt that rode in a round, or whose pass failed, once."""
+        return self._rounds.take_news(owner)
 
     # -- for timing -------------------------------------------------------------------------
 

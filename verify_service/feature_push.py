@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 import structlog
@@ -43,6 +44,15 @@ class Sink:
 Piece = tuple[FeatureRun, int, int]  # rows first .. last - 1 of a run
 
 
+class Listener(Protocol):
+    """Whoever wants to know what became of rows, its own among others'; called on the event loop."""
+
+    def rows_came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None: ...
+
+    def rows_lost(self, sink: Sink, why: str) -> None:
+        """What was on its way to this process and is not acknowledged will not be."""
+
+
 class FeaturePush:
     """All drafters this verifier feeds. Lives on the event loop."""
 
@@ -63,12 +73,14 @@ class FeaturePush:
         self._metrics = metrics
         self._links: dict[Sink, _Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self.listeners: list[Listener] = []
 
     def push(self, sink: Sink, features: Sequence[FeatureRun], *, bulk: bool) -> int:
         """Hands the rows of a cohort, or of a prompt, to the sender at once; returns how many it took."""
         link = self._link(sink)
         if link is None:
             self._drop(sum(len(run.token_ids) for run in features), "broken")
+            self._lost(sink, "broken")
             return 0
         taken = 0
         for pieces in _messages(features, BULK_ROWS if bulk else COHORT_ROWS):
@@ -77,7 +89,16 @@ class FeaturePush:
                 taken += count
             else:
                 self._drop(count, "queue_full")
+                self._lost(sink, "too many rows wait")
         return taken
+
+    def _came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None:
+        for listener in self.listeners:
+            listener.rows_came(sink, ack)
+
+    def _lost(self, sink: Sink, why: str) -> None:
+        for listener in self.listeners:
+            listener.rows_lost(sink, why)
 
     def _chunk(self, sink: Sink, pieces: list[Piece]) -> features_pb2.FeatureChunk:
         return features_pb2.FeatureChunk(
@@ -113,7 +134,9 @@ class FeaturePush:
             for other, idle in [(s, now - each.used_at) for s, each in self._links.items()]:
                 if idle > IDLE_S:
                     self._let_go(other)
-            link = self._links[sink] = _Link(sink, self._token, self._tls, self._queue_rows, self._metrics)
+            link = self._links[sink] = _Link(
+                sink, self._token, self._tls, self._queue_rows, self._metrics, self._came, self._lost
+            )
         link.used_at = now
         return link
 
@@ -129,7 +152,17 @@ class FeaturePush:
 class _Link:
     """The two streams to one drafter."""
 
-    def __init__(self, sink: Sink, token: str | None, tls: Tls | None, queue_rows: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        token: str | None,
+        tls: Tls | None,
+        queue_rows: int,
+        metrics: Metrics,
+        came: Callable[[Sink, features_pb2.FeatureAck], None],
+        lost: Callable[[Sink, str], None],
+    ) -> None:
+        self._came, self._lost = came, lost
         self.used_at = time.monotonic()
         self.broken_at: float | None = None
         self._sink = sink
@@ -176,6 +209,7 @@ class _Link:
                     acknowledged += 1
                 if ack.refused:
                     self._metrics.dropped.labels(kind="feature_runs", reason="refused_by_sink").inc(len(ack.refused))
+                self._came(self._sink, ack)
             raise ConnectionError("the drafter ended the stream")
         except (grpc.aio.AioRpcError, ConnectionError) as error:
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
@@ -183,6 +217,7 @@ class _Link:
                 self.broken_at = time.monotonic()
                 log.warning("feature_push.broken", sink=self._sink.endpoint, stream=name, reason=reason)
             self._drop_queued("broken")
+            self._lost(self._sink, reason)
         finally:
             if travelling:
                 self._metrics.dropped.labels(kind="feature_rows", reason="unacknowledged").inc(sum(travelling))

@@ -95,6 +95,10 @@ class FeatureStore:
             self._pay()
         return self._rows[_index(slots)].clone()
 
+    def message(self, slots: Slots | Sequence[int]) -> types_pb2.TensorChunk:
+        """The rows at these slots, as they travel."""
+        return tensors.write_rows(self.get(slots), self.form)
+
     def _pay(self) -> None:
         """Projects what is owed, but for slots that were written since. If that fails, it is owed still."""
         assert self._taps is not None

@@ -14,6 +14,7 @@ from torch import Tensor
 from dspark.pages import Held
 from dspark.types import Cursor, Law, Refusal, RefusalReason
 from verify_service.feature_store import FeatureRows, FeatureStore
+from verify_service.interface import KeptRows, RowSpan
 from verify_service.page_pool import PagePool, Slots
 from verify_service.prefix_cache import PrefixCache
 from verify_service.sequences import SequenceState
@@ -155,6 +156,22 @@ class Holdings:
         assert self.store is not None
         kept = self.store.get(self.slots(state, start, stop))
         return FeatureRows(state.sequence, state.epoch, start, state.token_ids[start:stop], kept, self.row_form)
+
+    def kept_rows(self, spans: Sequence[RowSpan]) -> KeptRows:
+        """Kept rows of several sequences, gathered at once."""
+        counts, token_ids, runs = [], list[int](), []
+        for span in spans:
+            state = self.states.get(span.sequence)
+            count = 0
+            if self.store is not None and state is not None and state.epoch == span.epoch and state.keep_features:
+                count = max(min(span.stop, state.cached) - span.start, 0)
+            counts.append(count)
+            if count and state is not None:
+                token_ids += state.token_ids[span.start : span.start + count]
+                runs.append((state, span.start, count))
+        if not runs or self.store is None:
+            return KeptRows(counts, [], None)
+        return KeptRows(counts, token_ids, self.store.message(self.where(runs)))
 
     def _plentiful(self, tokens: int) -> bool:
         return self.pool.free - self.pool.pages_for(tokens) >= self.pool.total // 4

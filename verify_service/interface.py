@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ class Prefill:
     epoch: int
     token_ids: Sequence[int]
     wants_rows: bool
+    owner: int = 0  # the session that takes its news; 0: the intake of all sessions that have none of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,23 @@ class Judged:
     # saw of the drafted tokens. See `dspark/decoding/draws.py`.
     labels: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     draws: Sequence[Draws] = ()
+
+
+class RowSpan(NamedTuple):
+    """Positions start .. stop - 1 of one sequence."""
+
+    sequence: int
+    epoch: int
+    start: int
+    stop: int
+
+
+class KeptRows(NamedTuple):
+    """Feature rows of several spans, one after the other."""
+
+    counts: list[int]  # rows of each span; 0 where none are kept
+    token_ids: list[int]  # at each position
+    features: types_pb2.TensorChunk | None  # [rows, H] as they travel; None where there are none
 
 
 class TargetFacts(Protocol):
@@ -147,11 +165,13 @@ class Engine(Protocol):
     def line_up(self, prefill: Prefill) -> None:
         """The rest of an opened sequence's prompt will run, in rounds or between them."""
 
-    def prefill_next(self, *, short: bool = False) -> Progress | None:
-        """A chunk of the first prompt in line, by itself; a short one when a round may come. None: nobody waits."""
+    def prefill_next(self, *, short: bool = False, owner: int = 0) -> Progress | None:
+        """A chunk of the owner's first prompt in line, by itself; a short one when a round may come. None: there is
+        none."""
 
-    def take_news(self) -> Progress | None:
-        """The oldest news of a prompt that rode in a round, or whose pass failed, once. Any one thread may ask.
+    def take_news(self, owner: int = 0) -> Progress | None:
+        """The oldest news of an owner's prompt that rode in a round, or whose pass failed, once. One thread of the
+        owner's may ask.
 
         They are here and not with the verdicts: prompts are of other sessions, and outlive the round's.
         """
@@ -166,7 +186,14 @@ class Engine(Protocol):
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged: ...
 
+    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
+        """Room for the anchor at committed_len - 1 and as many of `slots` more tokens as there are pages for: how many,
+        None where there is none for the anchor, or no such sequence."""
+
     def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal: ...
+
+    def kept_rows(self, spans: Sequence[RowSpan]) -> KeptRows:
+        """Of committed tokens, in one piece."""
 
     def release(self, sequence: int, epoch: int) -> bool: ...
 

@@ -38,15 +38,36 @@ class Rounds:
         self, step: PackedStep, holdings: Holdings, config: VerifyConfig, vocab_size: int, device: torch.device
     ) -> None:
         self.line: deque[Prefill] = deque()  # prompts on their way in
-        self.news: deque[Progress] = deque()  # of prompts that rode in rounds or failed, for whoever waits for them
+        self._news: dict[int, deque[Progress]] = {0: deque()}  # of prompts that rode in rounds or failed, by owner
         self._step, self._holdings, self._config = step, holdings, config
         self._vocab_size = vocab_size
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(device.type, 512)
 
-    def prefill_next(self, *, short: bool) -> Progress | None:
-        """A chunk of the first prompt in line, in a pass of its own; None when nobody waits."""
+    def line_up(self, prefill: Prefill) -> None:
+        """At the end of the line."""
+        self._news.setdefault(prefill.owner, deque())
+        self.line.append(prefill)
+
+    def prefill_next(self, *, short: bool, owner: int) -> Progress | None:
+        """A chunk of the owner's first prompt in line, in a pass of its own; None when none waits."""
         budget = self._ride_along if short else self._config.prefill_chunk
-        return self._ride([self.line[0]], budget, [])[0][0] if self.line else None
+        first = [each for each in self.line if each.owner == owner][:1]
+        return self._ride(first, budget, [])[0][0] if first else None
+
+    def take_news(self, owner: int) -> Progress | None:
+        """The oldest of an owner's, once."""
+        news = self._news.get(owner)
+        return news.popleft() if news else None
+
+    def forget(self, owner: int) -> None:
+        """It takes no more news."""
+        self._news.pop(owner, None)
+
+    def _tell(self, news: Sequence[Progress]) -> None:
+        for each in news:
+            waiting = self._news.get(each.prefill.owner)
+            if waiting is not None:
+                waiting.append(each)
 
     def judge(self, items: Sequence[VerifyItem]) -> Judged:
         """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
@@ -75,7 +96,7 @@ class Rounds:
         for place, batch in enumerate(self._batches(given)):
             riding = [] if place else list(self.line)
             for part, made, stepped in self._passes(batch, given, riding):
-                self.news.extend(made)
+                self._tell(made)
                 prefill_tokens += sum(each.tokens for each in made)
                 tokens += stepped.tokens
                 outcomes |= dict(zip(part, stepped.outcomes, strict=True))
@@ -175,8 +196,7 @@ class Rounds:
         except BaseException:
             for prefill, _ in riders:
                 self._leave(prefill)  # whatever it was, it does not come again with the next round
-                self.news.append(Progress(prefill, None, 0, False, _FAILED))
-            self.news.extend(gone)
+            self._tell([*(Progress(prefill, None, 0, False, _FAILED) for prefill, _ in riders), *gone])
             raise
         made: list[Progress] = []
         for (prefill, chunk), rows in zip(riders, stepped.chunk_rows, strict=True):

@@ -41,6 +41,7 @@ class VerifyItem(NamedTuple):
     q: SparseQ
     wants_rows: bool = True  # whether feature rows of what is committed are to be sent
     drafter: str = ""  # version of the drafter that drew the tokens, where it is known
+    checked: bool = False  # whether tokens and distributions have been looked at here already
 
     def prefix(self, slots: int) -> VerifyItem:
         """The same with the first `slots` drafted tokens only."""
@@ -134,12 +135,14 @@ def check_item(state: SequenceState | None, item: VerifyItem, *, vocab_size: int
 
 def _check_draft(state: SequenceState, item: VerifyItem, vocab_size: int) -> Refusal | None:
     count = len(item.draft_ids)
+    if state.committed_len + count > state.capacity:
+        return invalid(f"draft_ids: {state.committed_len + count} tokens exceed the announced {state.capacity}")
+    if item.checked:
+        return None
     if count > MAX_DRAFT:
         return invalid(f"draft_ids: {count} tokens are over the limit of {MAX_DRAFT}")
     if count and not 0 <= min(item.draft_ids) <= max(item.draft_ids) < vocab_size:
         return invalid(f"draft_ids: an id is not below the vocabulary size {vocab_size}")
-    if state.committed_len + count > state.capacity:
-        return invalid(f"draft_ids: {state.committed_len + count} tokens exceed the announced {state.capacity}")
     size = count * item.q.entries * 4
     if (len(item.q.ids), len(item.q.probs)) != (size, size):
         return invalid(f"q: {len(item.q.ids)} and {len(item.q.probs)} bytes, expected {size} each")

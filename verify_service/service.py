@@ -1,4 +1,4 @@
-"""The Verify servicer: what this verifier is, and one session per coordinator."""
+"""The Verify servicer: what this verifier is, and one session or control stream per coordinator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.control_stream import ControlStream
 from verify_service.feature_push import FeaturePush
 from verify_service.intake import Intake
 from verify_service.interface import Engine
@@ -20,7 +21,7 @@ NAME = "dspark.wire.v1.Verify"
 
 
 class VerifyService(verify_pb2_grpc.VerifyServicer):
-    """Answers Describe and Session."""
+    """Answers Describe, Session and Control."""
 
     def __init__(self, worker: Worker[Engine], push: FeaturePush) -> None:
         self._worker, self._push = worker, push
@@ -49,5 +50,13 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
     ) -> AsyncGenerator[verify_pb2.VerifyEvent, None]:
         session = VerifySession(self._worker, self._push, self._intake)
         async with contextlib.aclosing(session.run(request_iterator)) as events:
+            async for event in events:
+                yield event
+
+    async def Control(
+        self, request_iterator: AsyncIterator[Read[verify_pb2.ControlDown]], context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[verify_pb2.ControlUp, None]:
+        stream = ControlStream(self._worker, self._push)
+        async with contextlib.aclosing(stream.run(request_iterator)) as events:
             async for event in events:
                 yield event

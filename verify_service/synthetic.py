@@ -18,11 +18,12 @@ from dspark.pages import Held, PageTable
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.pace import Pace
-from dspark.synthetic.rows import SyntheticRows
+from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
 from dspark.synthetic.spec import SyntheticSpec, load_spec
 from dspark.types import Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
+from dspark.wire.v1 import types_pb2
 from verify_service.config import VerifyConfig
-from verify_service.interface import Judged, Prefill, Progress
+from verify_service.interface import Judged, KeptRows, Prefill, Progress, RowSpan
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
 
 STEP_PREFILL = 512  # prompt tokens that ride in a round, where the configuration leaves it to the device
@@ -73,7 +74,7 @@ class SyntheticVerifyEngine:
         self._pages = PageTable(config.kv_tokens // config.page_size, config.page_size)
         self._sequences: dict[int, _Held] = {}
         self._line: deque[Prefill] = deque()  # prompts on their way in
-        self._news: deque[Progress] = deque()  # of those that rode in rounds
+        self._news: dict[int, deque[Progress]] = {0: deque()}  # of those that rode in rounds, by owner
         self._step_tokens = config.step_prefill_tokens or STEP_PREFILL
 
     @staticmethod
@@ -137,27 +138,31 @@ class SyntheticVerifyEngine:
         return 0, None  # no prefix is kept: every prompt takes its time
 
     def line_up(self, prefill: Prefill) -> None:
+        self._news.setdefault(prefill.owner, deque())
         self._line.append(prefill)
 
-    def prefill_next(self, *, short: bool = False) -> Progress | None:
-        """A chunk of the first prompt in line, by itself."""
+    def prefill_next(self, *, short: bool = False, owner: int = 0) -> Progress | None:
+        """A chunk of the owner's first prompt in line, by itself."""
         began = time.perf_counter_ns()
-        progress, seconds = self._ride(self._step_tokens if short else self.config.prefill_chunk, most=1)
+        first = [each for each in self._line if each.owner == owner][:1]
+        progress, seconds = self._ride(first, self._step_tokens if short else self.config.prefill_chunk)
         self._sleep(began, seconds)
         return progress[0] if progress else None
 
-    def take_news(self) -> Progress | None:
-        return self._news.popleft() if self._news else None
+    def take_news(self, owner: int = 0) -> Progress | None:
+        news = self._news.get(owner)
+        return news.popleft() if news else None
 
-    def _ride(self, budget: int, *, most: int) -> tuple[list[Progress], float]:
+    def _ride(self, prefills: Sequence[Prefill], budget: int) -> tuple[list[Progress], float]:
         """The next tokens of prompts in line, first come, first served: what came of them, and their seconds."""
         made: list[Progress] = []
         seconds = 0.0
-        while self._line and budget > 0 and len(made) < most:
-            prefill = self._line[0]
+        for prefill in prefills:
+            if budget <= 0:
+                break
             held = self._sequences.get(prefill.sequence)
             if held is None or held.state.epoch != prefill.epoch:
-                self._line.popleft()
+                self._line.remove(prefill)
                 made.append(Progress(prefill, None, 0, False, unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))))
                 continue
             state, start = held.state, held.state.cached
@@ -168,7 +173,7 @@ class SyntheticVerifyEngine:
             seconds += self.spec.prefill_seconds(len(ids), state.cached)
             done = state.cached == state.prompt_len
             if done:
-                self._line.popleft()
+                self._line.remove(prefill)
             rows = self._rows(held, start, state.cached) if state.keep_features or prefill.wants_rows else None
             made.append(Progress(prefill, rows, len(ids), done))
         return made, seconds
@@ -216,7 +221,29 @@ class SyntheticVerifyEngine:
         mine = [sequence for sequence, held in self._sequences.items() if held.state.owner == owner]
         for sequence in mine:
             self._drop(sequence)
+        self._news.pop(owner, None)
         return len(mine)
+
+    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
+        held = self._sequences.get(sequence)
+        if held is None or held.state.epoch != epoch or held.state.capacity < committed_len:
+            return None
+        return min(slots, held.state.capacity - committed_len)
+
+    def kept_rows(self, spans: Sequence[RowSpan]) -> KeptRows:
+        counts, token_ids, data = [], list[int](), []
+        for span in spans:
+            held, count = self._sequences.get(span.sequence), 0
+            if held is not None and held.state.epoch == span.epoch and held.state.keep_features:
+                count = max(min(span.stop, held.state.cached) - span.start, 0)
+            counts.append(count)
+            if count and held is not None:
+                token_ids += held.state.token_ids[span.start : span.start + count]
+                data.append(row_bytes(held.first_token, self.feature_width) * count)
+        rows = sum(counts)
+        shape = [rows, self.feature_width]
+        features = types_pb2.TensorChunk(dtype=DTYPE, shape=shape, data=b"".join(data)) if rows else None
+        return KeptRows(counts, token_ids, features)
 
     # -- rounds -----------------------------------------------------------------------------
 
@@ -248,9 +275,11 @@ class SyntheticVerifyEngine:
             said = self._target_ids(runnable)
             for (index, item, held), ids in zip(runnable, said, strict=True):
                 outcomes[index], features[index] = self._judge(item, held, ids)
-            progress, more = self._ride(self._step_tokens, most=len(self._line))
+            progress, more = self._ride(list(self._line), self._step_tokens)
             self._sleep(began, self._seconds(tokens, context) + more)
-            self._news.extend(progress)
+            for each in progress:
+                if each.prefill.owner in self._news:
+                    self._news[each.prefill.owner].append(each)
         return Judged(
             outcomes=[each for each in outcomes if each is not None],
             features=features,

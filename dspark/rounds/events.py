@@ -96,7 +96,7 @@ class DrafterReady(NamedTuple):
 class Drawn(NamedTuple):
     """What a pass drew for one of its rows."""
 
-    tokens: tuple[int, ...]  # the accepted ones and the target's own
+    tokens: tuple[int, ...]  # the accepted ones and the target's own; none where it could not be judged
 
     @property
     def accepted(self) -> int:

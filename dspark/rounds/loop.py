@@ -191,6 +191,12 @@ class RoundLoop:
                 self.counts["verdict of who was dropped"] += 1
                 self._leaving.free(sequence)
                 continue
+            if not drawn.tokens:  # nothing was drawn for it, though others were
+                if sequence.state is State.RUNNING:
+                    sequence.apply(Event.FAILED)
+                    sequence.leaving = Why.FAILED
+                settled.append(sequence)
+                continue
             rounds.append(self._judged(sequence, drawn.tokens))
             if sequence.state is State.SETTLING:
                 settled.append(sequence)

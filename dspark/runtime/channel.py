@@ -67,10 +67,14 @@ def open_channel(
 
 
 def sync_channel(
-    endpoint: str, *, tls: Tls | None = None, service_config: dict[str, object] | None = None
+    endpoint: str,
+    *,
+    tls: Tls | None = None,
+    service_config: dict[str, object] | None = None,
+    watch_ms: int = CLIENT_WATCH_MS,
 ) -> grpc.Channel:
-    """A blocking channel to `host:port`. Without `tls` it is plaintext."""
-    options = _options(service_config, tls)
+    """A blocking channel to `host:port`. Without `tls` it is plaintext. `watch_ms`: as for `open_channel`."""
+    options = _options(service_config, tls, watch_ms)
     if tls is None:
         return grpc.insecure_channel(endpoint, options=options)
     return grpc.secure_channel(endpoint, tls.channel_credentials(), options=options)

@@ -14,7 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import structlog
+
 from dspark.errors import DsparkError, Overloaded, Unavailable
+
+log = structlog.get_logger("dspark.device")
 
 T = TypeVar("T")
 
@@ -69,12 +73,19 @@ class DeviceWorker:
         """An urgent job that must not be left out, such as giving memory back: waits until the queue has room.
 
         Without a deadline, as giving up would lose the memory: it ends with the job, or with Unavailable after `close`.
+        A caller that is cancelled meanwhile takes no job with it.
         """
         while True:
             try:
-                return await self.run(function, *args, urgent=True)
+                return await asyncio.shield(self.submit(function, *args, urgent=True))
             except Overloaded as error:
                 await asyncio.sleep(error.retry_after_s)
+
+    def post(self, function: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+        """An urgent job that nobody waits for; any thread may post it, and after `close` it is left out. What it raises
+        is logged. loop: where `on_health` is called."""
+        if not self._closed:
+            self._put(0, (loop, None, function, ()))
 
     def close(self) -> None:
         """Finishes what is queued, then ends the thread; waits at most five seconds."""
@@ -94,7 +105,7 @@ class DeviceWorker:
             if job is None:
                 return
             loop, future, function, args = job
-            if future.cancelled():
+            if future is not None and future.cancelled():
                 continue
             began = time.monotonic()
             try:
@@ -106,7 +117,10 @@ class DeviceWorker:
             try:
                 if changed is not None:  # known before anybody acts on the result
                     loop.call_soon_threadsafe(self.on_health, changed)
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                if future is not None:
+                    loop.call_soon_threadsafe(_settle, future, result, error)
+                elif error is not None:
+                    log.error("device.failed", exc_info=error)
             except RuntimeError:  # the caller's loop has closed; nobody waits any more
                 continue
 

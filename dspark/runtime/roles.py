@@ -41,8 +41,10 @@ METHODS: Mapping[str, Roles] = {
     f"/{PACKAGE}.Cell/Attach": _WORKERS,
     f"/{PACKAGE}.Verify/Describe": _WORKERS | _OPERATORS,
     f"/{PACKAGE}.Verify/Session": _WORKERS,
+    f"/{PACKAGE}.Verify/Control": _WORKERS,
     f"/{PACKAGE}.Draft/Describe": _WORKERS | _OPERATORS,
     f"/{PACKAGE}.Draft/Session": _WORKERS,
+    f"/{PACKAGE}.Draft/Rounds": _WORKERS,
     f"/{PACKAGE}.Features/Push": _WORKERS,
     # The protocol's descriptions, for tools: no secret, but none of a stranger's business either.
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _CLIENTS | _WORKERS,

@@ -21,7 +21,8 @@ from typing import Any, Generic, TypeVar
 import grpc
 import structlog
 
-from dspark.errors import Lost, Overloaded, PeerError
+from dspark.errors import Lost, PeerError
+from dspark.runtime.outbox import Outbox
 from dspark.runtime.telemetry import Metrics
 
 log = structlog.get_logger("dspark.session")
@@ -30,7 +31,6 @@ C = TypeVar("C")
 E = TypeVar("E")
 T = TypeVar("T")
 
-MAX_EVENTS = 4096  # events that wait for the peer to read
 MAX_RUNNING = 1024  # commands at work at one time; more wait in the socket
 MAX_UNSENT = 8192
 MAX_OPEN = 65_536
@@ -152,19 +152,17 @@ class CommandStream(Generic[C, E]):
     def __init__(self, answer: Callable[[C], Awaitable[E | None]], metrics: Metrics) -> None:
         self._answer = answer
         self._metrics = metrics
-        self._events: asyncio.Queue[E | None] = asyncio.Queue(MAX_EVENTS)
+        self._outbox: Outbox[E] = Outbox(metrics)
         self._running: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(MAX_RUNNING)
-        self._overrun = False
 
     async def run(self, requests: AsyncIterator[C]) -> AsyncGenerator[E, None]:
         """Events until the peer ends its side and everything is answered."""
         reader = asyncio.create_task(self._read(requests))
         try:
-            while (event := await self._events.get()) is not None:
-                yield event
-            if self._overrun:
-                raise Overloaded("events were not read", retry_after_s=1.0)
+            async with contextlib.aclosing(self._outbox.events()) as events:
+                async for event in events:
+                    yield event
             await reader
         finally:
             for task in (reader, *self._running):
@@ -173,7 +171,7 @@ class CommandStream(Generic[C, E]):
 
     def say(self, event: E) -> None:
         """An event that answers nothing."""
-        self._emit(event)
+        self._outbox.put(event)
 
     async def _read(self, requests: AsyncIterator[C]) -> None:
         try:
@@ -184,12 +182,12 @@ class CommandStream(Generic[C, E]):
                 task.add_done_callback(self._done)
             await asyncio.gather(*self._running, return_exceptions=True)
         finally:
-            self._emit(None)
+            self._outbox.end()
 
     async def _carry_out(self, command: C) -> None:
         event = await self._answer(command)
         if event is not None:
-            self._emit(event)
+            self._outbox.put(event)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
@@ -197,15 +195,3 @@ class CommandStream(Generic[C, E]):
         if not task.cancelled() and (error := task.exception()) is not None:
             self._metrics.dropped.labels(kind="command", reason="failed").inc()
             log.error("command.failed", exc_info=error)
-
-    def _emit(self, event: E | None) -> None:
-        try:
-            self._events.put_nowait(event)
-        except asyncio.QueueFull:
-            if not self._overrun:
-                log.warning("stream.not_read", events=MAX_EVENTS)
-            self._metrics.dropped.labels(kind="event", reason="not_read").inc()
-            self._overrun = True
-            # Makes room for the end, which the writer meets once it moves again.
-            self._events.get_nowait()
-            self._events.put_nowait(None)

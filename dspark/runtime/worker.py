@@ -5,6 +5,7 @@ A room brings its engine, its servicers and what has to be closed with them; eve
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,13 @@ class Engine(Protocol):
 
 
 E = TypeVar("E", bound=Engine)
+
+_owners = itertools.count(1)
+
+
+def new_owner() -> int:
+    """Names a stream among all of this process: what an engine opens belongs to one, and is freed with it."""
+    return next(_owners)
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any, ClassVar, Generic
@@ -15,12 +14,10 @@ from dspark.errors import InvalidRequest, Unavailable
 from dspark.runtime.leases import Leases, Ref
 from dspark.runtime.session import CommandStream
 from dspark.runtime.wire_limits import Read
-from dspark.runtime.worker import E, Worker
+from dspark.runtime.worker import E, Worker, new_owner
 from dspark.wire.v1 import types_pb2
 
 log = structlog.get_logger("dspark.session")
-
-_owners = itertools.count(1)
 
 
 class WorkerSession(ABC, Generic[E]):
@@ -31,7 +28,7 @@ class WorkerSession(ABC, Generic[E]):
     def __init__(self, worker: Worker[E]) -> None:
         self._worker = worker
         self._engine, self._device, self._metrics = worker.engine, worker.device, worker.metrics
-        self._owner = next(_owners)
+        self._owner = new_owner()
         self._leases = Leases(worker.engine.config.lease_s)
 
     @abstractmethod

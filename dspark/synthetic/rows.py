@@ -6,6 +6,7 @@ a drafter learns what its tokens hang on, as a real one does from hidden states.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,11 +34,17 @@ class SyntheticRows:
 
     def message(self, first: int, last: int) -> types_pb2.TensorChunk:
         """Rows first .. last - 1 as they travel."""
-        row = np.zeros(self.width, np.float32)
-        row[:3] = [self.first_token >> 16, (self.first_token >> 8) & 255, self.first_token & 255]
-        halves = (row.view(np.uint32) >> 16).astype("<u2")  # bfloat16 is the upper half of float32
         rows = max(last - first, 0)
-        return types_pb2.TensorChunk(dtype=DTYPE, shape=[rows, self.width], data=halves.tobytes() * rows)
+        data = row_bytes(self.first_token, self.width) * rows
+        return types_pb2.TensorChunk(dtype=DTYPE, shape=[rows, self.width], data=data)
+
+
+@functools.lru_cache(maxsize=4096)
+def row_bytes(first_token: int, width: int) -> bytes:
+    """One row of a sequence whose prompt begins with this token."""
+    row = np.zeros(width, np.float32)
+    row[:3] = [first_token >> 16, (first_token >> 8) & 255, first_token & 255]
+    return (row.view(np.uint32) >> 16).astype("<u2").tobytes()  # bfloat16 is the upper half of float32
 
 
 def read_rows(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> Values:

@@ -107,23 +107,33 @@ def read_q(entries: Sequence[int], ids: bytes, probs: bytes, lengths: Sequence[i
     return list(map(SparseQ, entries, parts(ids, ends), parts(probs, ends)))
 
 
-def write_blocks(blocks: Sequence[Block], forward_ns: int = 0) -> dict[str, Any]:
-    """The fields of a draft_pb2.Blocks, for whoever makes the event: a message inside another is copied, q and all."""
+def write_blocks(blocks: Sequence[Block], forward_ns: int = 0, *, order: int = 0, wait_ns: int = 0) -> dict[str, Any]:
+    """The fields of a draft_pb2.Blocks, for whoever makes the event: a message inside another is copied, q and all.
+
+    An order names the cursors.
+    """
     return dict(
-        cursors=write_cursors([block.cursor for block in blocks]),
+        cursors=None if order else write_cursors([block.cursor for block in blocks]),
         lengths=[len(block.token_ids) for block in blocks],
         token_ids=chain.from_iterable([block.token_ids for block in blocks]),
         confidence=chain.from_iterable([block.confidence for block in blocks]),
         empty_reasons=[block.empty_reason for block in blocks],
         watermarks=[block.watermark for block in blocks],
         forward_ns=forward_ns,
+        order=order,
+        wait_ns=wait_ns,
         **write_q([block.q for block in blocks]),
     )
 
 
 def read_blocks(message: draft_pb2.Blocks, vocab_size: int) -> list[Block]:
     """A drafter's blocks. One with an id or a confidence that is none is an empty one, for EmptyReason.INVALID."""
-    cursors, lengths = read_cursors(message.cursors), read_lengths(message.lengths)
+    return read_blocks_of(read_cursors(message.cursors), message, vocab_size)
+
+
+def read_blocks_of(cursors: Sequence[Cursor], message: draft_pb2.Blocks, vocab_size: int) -> list[Block]:
+    """The same, where an order named the cursors."""
+    lengths = read_lengths(message.lengths)
     reasons, marks = message.empty_reasons[:], message.watermarks[:]
     fit(len(cursors), lengths=lengths, empty_reasons=reasons, watermarks=marks)
     ends, ids, confidence = bounds(lengths), message.token_ids[:], message.confidence[:]
@@ -180,7 +190,7 @@ def write_verdicts(
         tokens=tokens,
         prefill_tokens=prefill_tokens,
         labels=_write_labels(judged, labels) if labels else b"",
-        draws=[_write_draws(each) for each in draws],
+        draws=list(map(write_draws, draws)),
     )
 
 
@@ -199,18 +209,23 @@ def read_labels(message: verify_pb2.Verdicts) -> npt.NDArray[np.float32] | None:
 
     A label that is none spoils all: they are one process's arithmetic.
     """
-    if not message.labels:
+    return labels_in(message.labels, sum(message.judged))
+
+
+def labels_in(data: bytes, slots: int) -> npt.NDArray[np.float32] | None:
+    """The same of so many slots."""
+    if not data:
         return None
-    if len(message.labels) != 2 * _WORD * sum(message.judged):
-        raise PeerError(f"labels: {len(message.labels)} bytes for {sum(message.judged)} slots")
-    labels = np.frombuffer(message.labels, "<f4").reshape(-1, 2)
+    if len(data) != 2 * _WORD * slots:
+        raise PeerError(f"labels: {len(data)} bytes for {slots} slots")
+    labels = np.frombuffer(data, "<f4").reshape(-1, 2)
     with np.errstate(invalid="ignore"):
         if ((labels < 0.0) | (labels > 1.0 + ROUNDING)).any():
             raise PeerError("labels: a chance is not in [0, 1]")
     return labels
 
 
-def _write_draws(of: Draws) -> verify_pb2.Draws:
+def write_draws(of: Draws) -> verify_pb2.Draws:
     return verify_pb2.Draws(
         drafter_version=of.drafter_version,
         slots=of.slots,

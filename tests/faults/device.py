@@ -44,7 +44,7 @@ class SimulatedDevice(DeviceWorker):
     def _begin(self) -> None:
         while self._jobs and not self._working:
             _, _, (loop, future, function, args) = heapq.heappop(self._jobs)
-            if future.cancelled():
+            if future is not None and future.cancelled():
                 continue
             takes = self._seconds.get(getattr(function, "__name__", ""), OTHERWISE_S)
             seconds = takes(*args) if callable(takes) else takes
@@ -58,9 +58,9 @@ class SimulatedDevice(DeviceWorker):
             self.busy_s += seconds
             loop.call_later(seconds, self._node.when_awake, lambda done=(future, result, error): self._over(*done))
 
-    def _over(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    def _over(self, future: asyncio.Future[Any] | None, result: Any, error: Exception | None) -> None:
         self._working = False
-        if not future.done():
+        if future is not None and not future.done():
             if error is None:
                 future.set_result(result)
             else:

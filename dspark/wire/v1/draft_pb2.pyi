@@ -136,7 +136,7 @@ class Opened(_message.Message):
     def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class Blocks(_message.Message):
-    __slots__ = ("cursors", "lengths", "token_ids", "confidence", "q_entries", "q_ids", "q_probs", "empty_reasons", "watermarks", "forward_ns")
+    __slots__ = ("cursors", "lengths", "token_ids", "confidence", "q_entries", "q_ids", "q_probs", "empty_reasons", "watermarks", "forward_ns", "order", "wait_ns")
     CURSORS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,8 @@ class Blocks(_message.Message):
     EMPTY_REASONS_FIELD_NUMBER: _ClassVar[int]
     WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     cursors: _types_pb2.Cursors
     lengths: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -157,10 +159,116 @@ class Blocks(_message.Message):
     empty_reasons: _containers.RepeatedScalarFieldContainer[EmptyReason]
     watermarks: _containers.RepeatedScalarFieldContainer[int]
     forward_ns: int
-    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., q_entries: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., empty_reasons: _Optional[_Iterable[_Union[EmptyReason, str]]] = ..., watermarks: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[int] = ...) -> None: ...
+    order: int
+    wait_ns: int
+    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., q_entries: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., empty_reasons: _Optional[_Iterable[_Union[EmptyReason, str]]] = ..., watermarks: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[int] = ..., order: _Optional[int] = ..., wait_ns: _Optional[int] = ...) -> None: ...
 
 class DraftReleased(_message.Message):
     __slots__ = ("sequences",)
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     sequences: int
     def __init__(self, sequences: _Optional[int] = ...) -> None: ...
+
+class RoundsCommand(_message.Message):
+    __slots__ = ("hello", "open", "close", "order", "rows")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    hello: RoundsHello
+    open: OpenContext
+    close: CloseContexts
+    order: Order
+    rows: OrderRows
+    def __init__(self, hello: _Optional[_Union[RoundsHello, _Mapping]] = ..., open: _Optional[_Union[OpenContext, _Mapping]] = ..., close: _Optional[_Union[CloseContexts, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., rows: _Optional[_Union[OrderRows, _Mapping]] = ...) -> None: ...
+
+class RoundsHello(_message.Message):
+    __slots__ = ("drafter_incarnation", "verifier_incarnation", "projection")
+    DRAFTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PROJECTION_FIELD_NUMBER: _ClassVar[int]
+    drafter_incarnation: int
+    verifier_incarnation: int
+    projection: str
+    def __init__(self, drafter_incarnation: _Optional[int] = ..., verifier_incarnation: _Optional[int] = ..., projection: _Optional[str] = ...) -> None: ...
+
+class OpenContext(_message.Message):
+    __slots__ = ("sequence", "epoch", "reserve_tokens", "law")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAW_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    reserve_tokens: int
+    law: _types_pb2.Law
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., reserve_tokens: _Optional[int] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ...) -> None: ...
+
+class CloseContexts(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[_types_pb2.SequenceRef]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("order", "sequence", "epoch", "round", "committed_len", "anchors", "slots", "rows", "token_ids", "features")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    ANCHORS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    order: int
+    sequence: _containers.RepeatedScalarFieldContainer[int]
+    epoch: _containers.RepeatedScalarFieldContainer[int]
+    round: _containers.RepeatedScalarFieldContainer[int]
+    committed_len: _containers.RepeatedScalarFieldContainer[int]
+    anchors: _containers.RepeatedScalarFieldContainer[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    features: _types_pb2.TensorChunk
+    def __init__(self, order: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_len: _Optional[_Iterable[int]] = ..., anchors: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Union[_types_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
+
+class OrderRows(_message.Message):
+    __slots__ = ("order", "features")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    order: int
+    features: _types_pb2.TensorChunk
+    def __init__(self, order: _Optional[int] = ..., features: _Optional[_Union[_types_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
+
+class RoundsEvent(_message.Message):
+    __slots__ = ("welcome", "blocks", "opened", "draining")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    welcome: RoundsWelcome
+    blocks: Blocks
+    opened: ContextOpened
+    draining: _types_pb2.Draining
+    def __init__(self, welcome: _Optional[_Union[RoundsWelcome, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., opened: _Optional[_Union[ContextOpened, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
+
+class RoundsWelcome(_message.Message):
+    __slots__ = ("incarnation", "drafter_version")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    drafter_version: str
+    def __init__(self, incarnation: _Optional[int] = ..., drafter_version: _Optional[str] = ...) -> None: ...
+
+class ContextOpened(_message.Message):
+    __slots__ = ("sequence", "epoch", "refusal")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    refusal: _types_pb2.Refusal
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...

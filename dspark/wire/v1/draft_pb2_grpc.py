@@ -45,6 +45,11 @@ class DraftStub:
                 request_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftCommand.SerializeToString,
                 response_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftEvent.FromString,
                 _registered_method=True)
+        self.Rounds = channel.stream_stream(
+                '/dspark.wire.v1.Draft/Rounds',
+                request_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.RoundsCommand.SerializeToString,
+                response_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.RoundsEvent.FromString,
+                _registered_method=True)
 
 
 class DraftServicer:
@@ -64,6 +69,13 @@ class DraftServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rounds(self, request_iterator, context):
+        """Rounds of one verifier: orders in, blocks out. When the stream ends, what it opened is freed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DraftServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_DraftServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftCommand.FromString,
                     response_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftEvent.SerializeToString,
+            ),
+            'Rounds': grpc.stream_stream_rpc_method_handler(
+                    servicer.Rounds,
+                    request_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.RoundsCommand.FromString,
+                    response_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.RoundsEvent.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class Draft:
             '/dspark.wire.v1.Draft/Session',
             dspark_dot_wire_dot_v1_dot_draft__pb2.DraftCommand.SerializeToString,
             dspark_dot_wire_dot_v1_dot_draft__pb2.DraftEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rounds(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dspark.wire.v1.Draft/Rounds',
+            dspark_dot_wire_dot_v1_dot_draft__pb2.RoundsCommand.SerializeToString,
+            dspark_dot_wire_dot_v1_dot_draft__pb2.RoundsEvent.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,12 +34,24 @@ class FeatureRun(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., start_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FeatureAck(_message.Message):
-    __slots__ = ("chunks", "refused")
+    __slots__ = ("chunks", "refused", "watermarks")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     chunks: int
     refused: _containers.RepeatedCompositeFieldContainer[FeatureRefusal]
-    def __init__(self, chunks: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[FeatureRefusal, _Mapping]]] = ...) -> None: ...
+    watermarks: _containers.RepeatedCompositeFieldContainer[Watermark]
+    def __init__(self, chunks: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[FeatureRefusal, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ...) -> None: ...
+
+class Watermark(_message.Message):
+    __slots__ = ("sequence", "epoch", "rows")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    rows: int
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class FeatureRefusal(_message.Message):
     __slots__ = ("sequence", "epoch", "refusal")

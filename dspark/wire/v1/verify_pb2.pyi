@@ -1,5 +1,6 @@
 from dspark.wire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -250,3 +251,269 @@ class VerifyReleased(_message.Message):
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     sequences: int
     def __init__(self, sequences: _Optional[int] = ...) -> None: ...
+
+class ControlDown(_message.Message):
+    __slots__ = ("incarnation", "orders")
+    class Order(_message.Message):
+        __slots__ = ("admission", "drafter", "plan", "acknowledged", "released")
+        ADMISSION_FIELD_NUMBER: _ClassVar[int]
+        DRAFTER_FIELD_NUMBER: _ClassVar[int]
+        PLAN_FIELD_NUMBER: _ClassVar[int]
+        ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+        RELEASED_FIELD_NUMBER: _ClassVar[int]
+        admission: Admission
+        drafter: DrafterAt
+        plan: RoundPlan
+        acknowledged: Acknowledgements
+        released: Releases
+        def __init__(self, admission: _Optional[_Union[Admission, _Mapping]] = ..., drafter: _Optional[_Union[DrafterAt, _Mapping]] = ..., plan: _Optional[_Union[RoundPlan, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledgements, _Mapping]] = ..., released: _Optional[_Union[Releases, _Mapping]] = ...) -> None: ...
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    orders: _containers.RepeatedCompositeFieldContainer[ControlDown.Order]
+    def __init__(self, incarnation: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[ControlDown.Order, _Mapping]]] = ...) -> None: ...
+
+class Admission(_message.Message):
+    __slots__ = ("sequence", "epoch", "token_ids", "law", "room", "stop_ids", "longest", "keep_rows", "cache_salt", "prompt_logprobs", "drafter")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAW_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    STOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_FIELD_NUMBER: _ClassVar[int]
+    KEEP_ROWS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    law: _types_pb2.Law
+    room: int
+    stop_ids: _containers.RepeatedScalarFieldContainer[int]
+    longest: int
+    keep_rows: bool
+    cache_salt: str
+    prompt_logprobs: int
+    drafter: int
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., room: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., longest: _Optional[int] = ..., keep_rows: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., drafter: _Optional[int] = ...) -> None: ...
+
+class DrafterAt(_message.Message):
+    __slots__ = ("drafter", "at", "use")
+    class Use(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        USE_YES: _ClassVar[DrafterAt.Use]
+        USE_NO_NEW: _ClassVar[DrafterAt.Use]
+        USE_GONE: _ClassVar[DrafterAt.Use]
+    USE_YES: DrafterAt.Use
+    USE_NO_NEW: DrafterAt.Use
+    USE_GONE: DrafterAt.Use
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    drafter: int
+    at: _types_pb2.FeatureSink
+    use: DrafterAt.Use
+    def __init__(self, drafter: _Optional[int] = ..., at: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., use: _Optional[_Union[DrafterAt.Use, str]] = ...) -> None: ...
+
+class RoundPlan(_message.Message):
+    __slots__ = ("number", "terms", "cohorts", "window", "draft_s", "sequence", "drafter", "paused", "own_terms", "other_terms")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_OFF: _ClassVar[RoundPlan.Kind]
+        KIND_FIXED: _ClassVar[RoundPlan.Kind]
+        KIND_THRESHOLD: _ClassVar[RoundPlan.Kind]
+        KIND_PRICE: _ClassVar[RoundPlan.Kind]
+    KIND_OFF: RoundPlan.Kind
+    KIND_FIXED: RoundPlan.Kind
+    KIND_THRESHOLD: RoundPlan.Kind
+    KIND_PRICE: RoundPlan.Kind
+    class Terms(_message.Message):
+        __slots__ = ("kind", "slots", "price", "weight", "cap")
+        KIND_FIELD_NUMBER: _ClassVar[int]
+        SLOTS_FIELD_NUMBER: _ClassVar[int]
+        PRICE_FIELD_NUMBER: _ClassVar[int]
+        WEIGHT_FIELD_NUMBER: _ClassVar[int]
+        CAP_FIELD_NUMBER: _ClassVar[int]
+        kind: RoundPlan.Kind
+        slots: int
+        price: float
+        weight: float
+        cap: int
+        def __init__(self, kind: _Optional[_Union[RoundPlan.Kind, str]] = ..., slots: _Optional[int] = ..., price: _Optional[float] = ..., weight: _Optional[float] = ..., cap: _Optional[int] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    COHORTS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    OWN_TERMS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_TERMS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    terms: RoundPlan.Terms
+    cohorts: int
+    window: int
+    draft_s: float
+    sequence: _containers.RepeatedScalarFieldContainer[int]
+    drafter: _containers.RepeatedScalarFieldContainer[int]
+    paused: _containers.RepeatedScalarFieldContainer[bool]
+    own_terms: _containers.RepeatedScalarFieldContainer[int]
+    other_terms: _containers.RepeatedCompositeFieldContainer[RoundPlan.Terms]
+    def __init__(self, number: _Optional[int] = ..., terms: _Optional[_Union[RoundPlan.Terms, _Mapping]] = ..., cohorts: _Optional[int] = ..., window: _Optional[int] = ..., draft_s: _Optional[float] = ..., sequence: _Optional[_Iterable[int]] = ..., drafter: _Optional[_Iterable[int]] = ..., paused: _Optional[_Iterable[bool]] = ..., own_terms: _Optional[_Iterable[int]] = ..., other_terms: _Optional[_Iterable[_Union[RoundPlan.Terms, _Mapping]]] = ...) -> None: ...
+
+class Acknowledgements(_message.Message):
+    __slots__ = ("sequence", "epoch", "through_round")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_ROUND_FIELD_NUMBER: _ClassVar[int]
+    sequence: _containers.RepeatedScalarFieldContainer[int]
+    epoch: _containers.RepeatedScalarFieldContainer[int]
+    through_round: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., through_round: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Releases(_message.Message):
+    __slots__ = ("sequence", "epoch", "drop")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    sequence: _containers.RepeatedScalarFieldContainer[int]
+    epoch: _containers.RepeatedScalarFieldContainer[int]
+    drop: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., drop: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class ControlUp(_message.Message):
+    __slots__ = ("incarnation", "lease_ms", "news")
+    class News(_message.Message):
+        __slots__ = ("report", "released", "refused", "drafter", "draining")
+        REPORT_FIELD_NUMBER: _ClassVar[int]
+        RELEASED_FIELD_NUMBER: _ClassVar[int]
+        REFUSED_FIELD_NUMBER: _ClassVar[int]
+        DRAFTER_FIELD_NUMBER: _ClassVar[int]
+        DRAINING_FIELD_NUMBER: _ClassVar[int]
+        report: PassReport
+        released: SequenceReleased
+        refused: SequenceRefused
+        drafter: DrafterHealth
+        draining: _types_pb2.Draining
+        def __init__(self, report: _Optional[_Union[PassReport, _Mapping]] = ..., released: _Optional[_Union[SequenceReleased, _Mapping]] = ..., refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., drafter: _Optional[_Union[DrafterHealth, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    NEWS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    lease_ms: int
+    news: _containers.RepeatedCompositeFieldContainer[ControlUp.News]
+    def __init__(self, incarnation: _Optional[int] = ..., lease_ms: _Optional[int] = ..., news: _Optional[_Iterable[_Union[ControlUp.News, _Mapping]]] = ...) -> None: ...
+
+class PassReport(_message.Message):
+    __slots__ = ("plan", "sequence", "epoch", "round", "committed_before", "tokens", "token_ids", "accepted", "verified", "drafted", "confidence", "drafter", "why_empty", "reasons", "logprobs", "labels", "draws", "forward_s", "round_s", "draft_s", "waited_s", "context", "batch_tokens", "prefill_tokens", "pages_free", "started")
+    PASS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    WHY_EMPTY_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    sequence: _containers.RepeatedScalarFieldContainer[int]
+    epoch: _containers.RepeatedScalarFieldContainer[int]
+    round: _containers.RepeatedScalarFieldContainer[int]
+    committed_before: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    verified: _containers.RepeatedScalarFieldContainer[int]
+    drafted: _containers.RepeatedScalarFieldContainer[int]
+    confidence: _containers.RepeatedScalarFieldContainer[float]
+    drafter: _containers.RepeatedScalarFieldContainer[int]
+    why_empty: _containers.RepeatedScalarFieldContainer[int]
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
+    labels: bytes
+    draws: _containers.RepeatedCompositeFieldContainer[Draws]
+    forward_s: float
+    round_s: float
+    draft_s: float
+    waited_s: float
+    context: float
+    batch_tokens: int
+    prefill_tokens: int
+    pages_free: int
+    started: PrefillStarted
+    def __init__(self, plan: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_before: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., verified: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., drafter: _Optional[_Iterable[int]] = ..., why_empty: _Optional[_Iterable[int]] = ..., reasons: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., labels: _Optional[bytes] = ..., draws: _Optional[_Iterable[_Union[Draws, _Mapping]]] = ..., forward_s: _Optional[float] = ..., round_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., context: _Optional[float] = ..., batch_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., pages_free: _Optional[int] = ..., started: _Optional[_Union[PrefillStarted, _Mapping]] = ..., **kwargs) -> None: ...
+
+class PrefillStarted(_message.Message):
+    __slots__ = ("forward_s", "cached_tokens", "prompt_logprobs")
+    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    forward_s: float
+    cached_tokens: int
+    prompt_logprobs: _types_pb2.PromptLogprobs
+    def __init__(self, forward_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+
+class SequenceReleased(_message.Message):
+    __slots__ = ("sequence", "epoch", "rounds", "committed_len", "why")
+    class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        WHY_AS_WISHED: _ClassVar[SequenceReleased.Why]
+        WHY_NO_PAGES: _ClassVar[SequenceReleased.Why]
+        WHY_OUT_OF_PAGES: _ClassVar[SequenceReleased.Why]
+        WHY_FAILED: _ClassVar[SequenceReleased.Why]
+        WHY_STALE_EPOCH: _ClassVar[SequenceReleased.Why]
+    WHY_AS_WISHED: SequenceReleased.Why
+    WHY_NO_PAGES: SequenceReleased.Why
+    WHY_OUT_OF_PAGES: SequenceReleased.Why
+    WHY_FAILED: SequenceReleased.Why
+    WHY_STALE_EPOCH: SequenceReleased.Why
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    rounds: int
+    committed_len: int
+    why: SequenceReleased.Why
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., rounds: _Optional[int] = ..., committed_len: _Optional[int] = ..., why: _Optional[_Union[SequenceReleased.Why, str]] = ...) -> None: ...
+
+class SequenceRefused(_message.Message):
+    __slots__ = ("sequence", "epoch", "refusal")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    refusal: _types_pb2.Refusal
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class DrafterHealth(_message.Message):
+    __slots__ = ("drafter", "what")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    drafter: int
+    what: str
+    def __init__(self, drafter: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...

@@ -45,6 +45,11 @@ class VerifyStub:
                 request_serializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyCommand.SerializeToString,
                 response_deserializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyEvent.FromString,
                 _registered_method=True)
+        self.Control = channel.stream_stream(
+                '/dspark.wire.v1.Verify/Control',
+                request_serializer=dspark_dot_wire_dot_v1_dot_verify__pb2.ControlDown.SerializeToString,
+                response_deserializer=dspark_dot_wire_dot_v1_dot_verify__pb2.ControlUp.FromString,
+                _registered_method=True)
 
 
 class VerifyServicer:
@@ -64,6 +69,14 @@ class VerifyServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Control(self, request_iterator, context):
+        """Plans down, reports up: the verifier runs rounds with its drafters by itself. When the stream ends, or nothing came
+        for as long as its lease says, all its sequences are freed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerifyServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +89,11 @@ def add_VerifyServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyCommand.FromString,
                     response_serializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyEvent.SerializeToString,
+            ),
+            'Control': grpc.stream_stream_rpc_method_handler(
+                    servicer.Control,
+                    request_deserializer=dspark_dot_wire_dot_v1_dot_verify__pb2.ControlDown.FromString,
+                    response_serializer=dspark_dot_wire_dot_v1_dot_verify__pb2.ControlUp.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +150,33 @@ class Verify:
             '/dspark.wire.v1.Verify/Session',
             dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyCommand.SerializeToString,
             dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Control(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dspark.wire.v1.Verify/Control',
+            dspark_dot_wire_dot_v1_dot_verify__pb2.ControlDown.SerializeToString,
+            dspark_dot_wire_dot_v1_dot_verify__pb2.ControlUp.FromString,
             options,
             channel_credentials,
             insecure,

@@ -332,6 +332,19 @@ def test_whoever_fails_alone_leaves() -> None:
     assert verifier.pages.freed == [(1, 0)]
 
 
+def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
+    verifier = Verifier(priced(slots=0))
+    run = only(verifier.prefilled(1, 2, 3), RunPass)
+    verifier.tell(Release(3, 0, How.SETTLE))
+    actions = verifier.tell(PassEnded(run.number, [Drawn((4, 5)), Drawn(()), Drawn(())]))
+    assert [each.sequence for each in rounds(actions)] == [1]
+    gone = {each.sequence: each for each in of(actions, Released)}
+    assert (gone[2].why, gone[2].rounds, gone[2].committed_len) == (Why.FAILED, 1, PROMPT + 1)
+    assert gone[3].why is None, "it was to leave anyhow"
+    assert {2, 3} <= {sequence for sequence, _ in verifier.pages.freed}
+    assert [row.sequence for row in only(verifier.acknowledge(actions) or actions, RunPass).rows] == [1]
+
+
 def test_without_a_page_the_youngest_makes_room() -> None:
     verifier = Verifier(pages=Pages(2 * (PROMPT + 1)))
     order = only(verifier.prefilled(1, 2, 3), SendOrder)

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dspark.errors import Overloaded
-from dspark.runtime.session import MAX_EVENTS, CommandStream
+from dspark.runtime.outbox import MAX_EVENTS
+from dspark.runtime.session import CommandStream
 from dspark.runtime.telemetry import Metrics
 
 

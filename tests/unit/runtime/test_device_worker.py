@@ -106,3 +106,35 @@ async def test_what_must_be_done_waits_for_room() -> None:
     worker.close()
     with pytest.raises(Unavailable):
         await worker.run_surely(int)
+
+
+async def test_what_must_be_done_is_done_though_its_caller_is_cancelled() -> None:
+    worker = DeviceWorker("t")
+    gate, done = threading.Event(), []
+    first = asyncio.ensure_future(worker.run(gate.wait, 5))
+    await asyncio.sleep(0)
+    giving_back = asyncio.ensure_future(worker.run_surely(done.append, 1))
+    await asyncio.sleep(0)
+    giving_back.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    await first
+    assert await worker.run(lambda: done, urgent=False) == [1]
+    worker.close()
+
+
+async def test_a_posted_job_runs_and_what_it_raises_is_the_devices() -> None:
+    worker, loop, heard, done = DeviceWorker("t"), asyncio.get_running_loop(), list[bool](), threading.Event()
+    worker.on_health = heard.append
+
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    for _ in range(BROKEN):
+        await asyncio.to_thread(worker.post, fail, loop)
+    worker.post(done.set, loop)
+    await asyncio.to_thread(done.wait, 5)
+    await asyncio.sleep(0.01)
+    assert heard == [False, True]
+    worker.close()
+    worker.post(fail, loop)  # left out

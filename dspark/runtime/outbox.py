@@ -1,0 +1,57 @@
+"""Messages on their way to one peer, through one bounded queue: whoever makes them never waits.
+
+A peer that does not read loses its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Generic, TypeVar
+
+import structlog
+
+from dspark.errors import Overloaded
+from dspark.runtime.telemetry import Metrics
+
+log = structlog.get_logger("dspark.session")
+
+E = TypeVar("E")
+
+MAX_EVENTS = 4096  # that wait for the peer to read
+
+
+class Outbox(Generic[E]):
+    """Lives on the event loop."""
+
+    def __init__(self, metrics: Metrics, most: int = MAX_EVENTS) -> None:
+        self._metrics, self._most = metrics, most
+        self._events: asyncio.Queue[E | None] = asyncio.Queue(most)
+        self._overrun = False
+
+    def put(self, event: E) -> None:
+        """The next message."""
+        self._put(event)
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._put(None)
+
+    async def events(self) -> AsyncGenerator[E, None]:
+        """Until the end. Raises Overloaded where the peer did not read."""
+        while (event := await self._events.get()) is not None:
+            yield event
+        if self._overrun:
+            raise Overloaded("events were not read", retry_after_s=1.0)
+
+    def _put(self, event: E | None) -> None:
+        try:
+            self._events.put_nowait(event)
+        except asyncio.QueueFull:
+            if not self._overrun:
+                log.warning("stream.not_read", events=self._most)
+            self._metrics.dropped.labels(kind="event", reason="not_read").inc()
+            self._overrun = True
+            # Makes room for the end, which the writer meets once it moves again.
+            self._events.get_nowait()
+            self._events.put_nowait(None)

@@ -1,0 +1,224 @@
+"""What the rounds of a verifier tell their coordinator (`dspark.rounds.control`), to messages and back. No torch.
+
+Columns, a row for each sequence of a pass. Whatever does not fit breaks the protocol: PeerError names the field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, cast
+
+from dspark.errors import PeerError
+from dspark.rounds.control import Draining, PassReport, Refused, Started, Timing, Up
+from dspark.rounds.events import DrafterEvent, Released, Report, RoundReport, Why
+from dspark.types import Refusal, TokenLogprobs
+from dspark.wire import codec
+from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, bounds, fit, labels_in, parts, read_draws, write_draws
+from dspark.wire.v1 import types_pb2, verify_pb2
+
+_News = verify_pb2.ControlUp.News
+_WHYS = (None, Why.NO_PAGES, Why.OUT_OF_PAGES, Why.FAILED, Why.STALE_EPOCH)  # by their values on the wire
+
+
+def write_up(incarnation: int, news: Sequence[Up], lease_ms: int = 0) -> verify_pb2.ControlUp:
+    """incarnation: the process that speaks. lease_ms: in the first message."""
+    return verify_pb2.ControlUp(
+        incarnation=incarnation, lease_ms=lease_ms, news=[_WRITE[type(each)](each) for each in news]
+    )
+
+
+def read_up(message: verify_pb2.ControlUp, prompt_logprobs: Callable[[int, int], tuple[int, int] | None]) -> list[Up]:
+    """The news, in their sequence.
+
+    prompt_logprobs: of a sequence and epoch, its prompt's tokens and the likeliest ones asked for; None asked for none.
+    """
+    told: list[Up] = []
+    for news in message.news:
+        match news.WhichOneof("news"):
+            case "report":
+                told.append(_read_report(news.report, prompt_logprobs))
+            case "released":
+                told.append(_read_released(news.released))
+            case "refused":
+                refusal = codec.read_refusal(news.refused.refusal)
+                told.append(Refused(news.refused.sequence, news.refused.epoch, refusal.reason, refusal.message))
+            case "drafter":
+                told.append(DrafterEvent(news.drafter.drafter, news.drafter.what))
+            case "draining":
+                told.append(Draining(news.draining.finish_within_ms / 1e3))
+            case _:
+                raise PeerError("news: one is empty")
+    return told
+
+
+# Passes.
+
+
+def _report(told: PassReport) -> verify_pb2.ControlUp.News:
+    rounds, timing = told.report.rounds, told.timing
+    reasons: dict[str, int] = {"": 0}
+    why = [reasons.setdefault(each.why_empty, len(reasons)) for each in rounds]
+    message = verify_pb2.PassReport(
+        plan=told.report.plan,
+        sequence=[each.sequence for each in rounds],
+        epoch=[each.epoch for each in rounds],
+        round=[each.round for each in rounds],
+        committed_before=[each.committed_before for each in rounds],
+        tokens=[len(each.tokens) for each in rounds],
+        token_ids=chain.from_iterable([each.tokens for each in rounds]),
+        accepted=[each.accepted for each in rounds],
+        verified=[each.verified for each in rounds],
+        drafted=[len(each.confidence) for each in rounds],
+        confidence=chain.from_iterable([each.confidence for each in rounds]),
+        drafter=[each.drafter for each in rounds],
+        why_empty=why,
+        reasons=list(reasons)[1:],
+        logprobs=[
+            verify_pb2.RowLogprobs(row=row, tokens=codec.write_logprobs(each))
+            for row, each in enumerate(told.logprobs)
+            if each
+        ],
+        labels=b"" if told.labels is None else told.labels.astype("<f4").tobytes(),
+        draws=list(map(write_draws, told.draws)),
+        forward_s=timing.forward_s,
+        round_s=timing.round_s,
+        draft_s=timing.draft_s,
+        waited_s=timing.waited_s,
+        context=told.context,
+        batch_tokens=told.tokens,
+        prefill_tokens=told.prefill_tokens,
+        pages_free=told.pages_free,
+        started=None if told.started is None else _started(told.started),
+    )
+    setattr(message, "pass", told.report.number)  # a word of Python's
+    return _News(report=message)
+
+
+def _started(started: Started) -> verify_pb2.PrefillStarted:
+    scored = started.prompt_logprobs
+    return verify_pb2.PrefillStarted(
+        forward_s=started.forward_s,
+        cached_tokens=started.cached_tokens,
+        prompt_logprobs=None if scored is None else codec.write_prompt_logprobs(scored),
+    )
+
+
+def _read_report(
+    message: verify_pb2.PassReport, prompt_logprobs: Callable[[int, int], tuple[int, int] | None]
+) -> PassReport:
+    rounds = _read_rounds(message)
+    timing = Timing(message.forward_s, message.round_s, message.draft_s, message.waited_s)
+    if not all(0.0 <= each < math.inf for each in (*timing, message.context)):
+        raise PeerError("report.forward_s: a time or the context is not finite, or negative")
+    logprobs: list[Sequence[TokenLogprobs]] = []
+    if message.logprobs:
+        logprobs = [()] * len(rounds)
+        for row in message.logprobs:
+            if row.row >= len(rounds) or len(row.tokens) != len(rounds[row.row].tokens):
+                raise PeerError(f"report.logprobs: {len(row.tokens)} tokens in row {row.row} of {len(rounds)}")
+            logprobs[row.row] = codec.read_logprobs(row.tokens)
+    started = None
+    if message.HasField("started"):
+        if len(rounds) != 1 or rounds[0].round != 0:
+            raise PeerError("report.started: of what is no prefill")
+        asked = prompt_logprobs(rounds[0].sequence, rounds[0].epoch)
+        scored = None
+        if asked is not None and message.started.HasField("prompt_logprobs"):
+            scored = codec.read_prompt_logprobs(message.started.prompt_logprobs, *asked)
+        started = Started(message.started.forward_s, message.started.cached_tokens, scored)
+    return PassReport(
+        Report(getattr(message, "pass"), message.plan, rounds),
+        timing,
+        message.context,
+        message.batch_tokens,
+        message.prefill_tokens,
+        started,
+        logprobs,
+        labels_in(message.labels, sum(message.verified)),
+        read_draws(message.draws),
+        message.pages_free,
+    )
+
+
+def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
+    count = len(message.sequence)
+    if not 0 < count <= MAX_ROWS:
+        raise PeerError(f"report.sequence: {count} are not in 1..{MAX_ROWS}")
+    fit(count, of="report.", epoch=message.epoch, round=message.round, committed_before=message.committed_before)
+    fit(count, of="report.", tokens=message.tokens, accepted=message.accepted, verified=message.verified)
+    fit(count, of="report.", drafted=message.drafted, drafter=message.drafter, why_empty=message.why_empty)
+    tokens, drafted, verified, accepted = (
+        message.tokens[:], message.drafted[:], message.verified[:], message.accepted[:],
+    )  # fmt: skip
+    if min(tokens) < 1 or max(tokens) > MAX_SLOTS + 1:
+        raise PeerError(f"report.tokens: {min(tokens)} to {max(tokens)} are not in 1..{MAX_SLOTS + 1}")
+    if any(not kept <= seen <= made for kept, seen, made in zip(accepted, verified, drafted, strict=True)):
+        raise PeerError("report.verified: not between what was accepted and what was drafted")
+    if any(said > kept + 1 for said, kept in zip(tokens, accepted, strict=True)):
+        raise PeerError("report.tokens: more than were accepted and one")
+    if max(message.why_empty) > len(message.reasons):
+        raise PeerError(f"report.why_empty: {max(message.why_empty)} of {len(message.reasons)} reasons")
+    token_ends, slot_ends = bounds(tokens), bounds(drafted)
+    fit(token_ends[-1], of="report.", token_ids=message.token_ids)
+    fit(slot_ends[-1], of="report.", confidence=message.confidence)
+    reasons = ["", *message.reasons]
+    return list(
+        map(
+            RoundReport,
+            message.sequence[:],
+            message.epoch[:],
+            message.round[:],
+            message.committed_before[:],
+            parts(tuple(message.token_ids[:]), token_ends),
+            accepted,
+            verified,
+            parts(tuple(message.confidence[:]), slot_ends),
+            [reasons[place] for place in message.why_empty],
+            message.drafter[:],
+        )
+    )
+
+
+# Everything else.
+
+
+def _released(told: Released) -> verify_pb2.ControlUp.News:
+    return _News(
+        released=verify_pb2.SequenceReleased(
+            sequence=told.sequence,
+            epoch=told.epoch,
+            rounds=told.rounds,
+            committed_len=told.committed_len,
+            why=cast("verify_pb2.SequenceReleased.Why", _WHYS.index(told.why)),
+        )
+    )
+
+
+def _read_released(message: verify_pb2.SequenceReleased) -> Released:
+    if message.why >= len(_WHYS):
+        raise PeerError(f"released.why: {message.why} is no reason")
+    return Released(message.sequence, message.epoch, message.rounds, message.committed_len, _WHYS[message.why])
+
+
+def _refused(told: Refused) -> verify_pb2.ControlUp.News:
+    refusal = codec.write_refusal(Refusal(told.why, told.message))
+    return _News(refused=verify_pb2.SequenceRefused(sequence=told.sequence, epoch=told.epoch, refusal=refusal))
+
+
+def _health(told: DrafterEvent) -> verify_pb2.ControlUp.News:
+    return _News(drafter=verify_pb2.DrafterHealth(drafter=told.drafter, what=told.what))
+
+
+def _draining(told: Draining) -> verify_pb2.ControlUp.News:
+    return _News(draining=types_pb2.Draining(finish_within_ms=int(told.finish_within_s * 1e3)))
+
+
+_WRITE: dict[type, Callable[[Any], verify_pb2.ControlUp.News]] = {
+    PassReport: _report,
+    Released: _released,
+    Refused: _refused,
+    DrafterEvent: _health,
+    Draining: _draining,
+}

@@ -1,0 +1,99 @@
+"""Orders of a verifier for blocks, with the feature rows that go with them, to messages and back. No torch.
+
+Columns, and whatever does not fit breaks the protocol: PeerError names the field, and the stream ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from dspark.errors import PeerError
+from dspark.rounds.events import OrderRow
+from dspark.types import Cursor
+from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, fit
+from dspark.wire.v1 import draft_pb2, types_pb2
+
+PART = 256 << 10  # bytes of rows in one message, unless one row has more
+MAX_FEATURE_ROWS = 1 << 16  # of one order
+
+
+class Order(NamedTuple):
+    """One round of a cohort. Columns of n values but for `token_ids`."""
+
+    number: int
+    cursors: list[Cursor]
+    anchors: list[int]
+    slots: list[int]
+    rows: list[int]  # feature rows that come along, the last at position committed_len - 2
+    token_ids: list[int]  # of all those rows
+
+
+def write_order(
+    number: int,
+    asked: Sequence[OrderRow],
+    rows: Sequence[int],
+    token_ids: Sequence[int],
+    features: types_pb2.TensorChunk | None,
+) -> Iterator[draft_pb2.RoundsCommand]:
+    """The order, and messages with the rows that do not fit into it. features: [sum(rows), H]."""
+    first, *rest = _parts(features)
+    order = draft_pb2.Order(
+        order=number,
+        sequence=[each.sequence for each in asked],
+        epoch=[each.epoch for each in asked],
+        round=[each.round for each in asked],
+        committed_len=[each.committed_len for each in asked],
+        anchors=[each.anchor for each in asked],
+        slots=[each.slots for each in asked],
+        rows=rows,
+        token_ids=token_ids,
+        features=first,
+    )
+    yield draft_pb2.RoundsCommand(order=order)
+    for part in rest:
+        yield draft_pb2.RoundsCommand(rows=draft_pb2.OrderRows(order=number, features=part))
+
+
+def _parts(features: types_pb2.TensorChunk | None) -> list[types_pb2.TensorChunk | None]:
+    if features is None or len(features.data) <= PART:
+        return [features]
+    data, (rows, width) = features.data, features.shape
+    each = len(data) // rows
+    step = max(PART // each, 1)
+    return [
+        types_pb2.TensorChunk(
+            dtype=features.dtype,
+            shape=[min(step, rows - first), width],
+            data=data[first * each : (first + step) * each],
+        )
+        for first in range(0, rows, step)
+    ]
+
+
+def read_order(message: draft_pb2.Order) -> Order:
+    """Raises PeerError naming the field that is wrong."""
+    count = len(message.sequence)
+    if not 0 < count <= MAX_ROWS:
+        raise PeerError(f"order.sequence: {count} are not in 1..{MAX_ROWS}")
+    if message.order == 0:
+        raise PeerError("order.order: must be 1 or more")
+    epochs, rounds, lengths = message.epoch[:], message.round[:], message.committed_len[:]
+    anchors, slots, rows = message.anchors[:], message.slots[:], message.rows[:]
+    fit(count, of="order.", epoch=epochs, round=rounds, committed_len=lengths)
+    fit(count, of="order.", anchors=anchors, slots=slots, rows=rows)
+    if min(slots) < 1 or max(slots) > MAX_SLOTS:
+        raise PeerError(f"order.slots: {min(slots)} to {max(slots)} are not in 1..{MAX_SLOTS}")
+    if any(own >= length for own, length in zip(rows, lengths, strict=True)):
+        raise PeerError("order.rows: more than there are positions before the anchor")
+    total = sum(rows)
+    if total > MAX_FEATURE_ROWS:
+        raise PeerError(f"order.rows: {total} are over the limit of {MAX_FEATURE_ROWS}")
+    fit(total, of="order.", token_ids=message.token_ids)
+    if message.HasField("features") != (total > 0):
+        raise PeerError(f"order.features: {'absent' if total else 'there'}, with {total} rows")
+    sequences = message.sequence[:]
+    if len(set(sequences)) < count:
+        raise PeerError("order.sequence: one comes twice")
+    cursors = list(map(Cursor, sequences, epochs, rounds, lengths))
+    return Order(message.order, cursors, anchors, slots, rows, message.token_ids[:])

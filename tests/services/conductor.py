@@ -1,0 +1,195 @@
+"""A small coordinator over `RoundsPort`, for tests: admits, commits in order, acknowledges, releases, begins anew.
+
+It plans nothing by itself: a test sets the plan, and may set another one at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinator.workers.rounds_client import RoundsClient
+from dspark.rounds.bounds import EpochLedger, ReportCursor
+from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Refused, Up
+from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
+from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
+from dspark.runtime.channel import open_channel
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Law, PromptLogprobs, TokenLogprobs
+
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Answer:
+    """One sequence."""
+
+    number: int
+    prompt: Sequence[int]
+    law: Law
+    room: int
+    stop_ids: frozenset[int]
+    drafter: int
+    options: dict[str, Any]
+    epochs: EpochLedger = field(default_factory=lambda: EpochLedger(lambda epoch: None))
+    cursor: ReportCursor | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scored: PromptLogprobs | None = None
+    cached: int = 0
+    rounds: list[Any] = field(default_factory=list)  # its RoundReports
+    moves: int = 0  # times it began anew
+    refused: list[Refused] = field(default_factory=list)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ended(self) -> bool:
+        return len(self.tokens) >= self.room or not self.stop_ids.isdisjoint(self.tokens)
+
+
+class Conductor:
+    """Keeps `Listener`."""
+
+    def __init__(self, port: RoundsClient, plan: Plan) -> None:
+        self.port, self.plan = port, plan
+        self.answers: dict[int, Answer] = {}
+        self.reports: list[PassReport] = []
+        self.health: list[DrafterEvent] = []
+        self.released: list[Released] = []
+        self.draining: list[Draining] = []
+        self.why_lost: str | None = None
+        self.holds_back = False  # acknowledges nothing
+        self.begin_again = True  # those that were taken out
+        port.listen(self)
+        port.tell([plan])
+
+    def know(self, drafter: int, process: Any) -> None:
+        self.port.tell([DrafterAt(drafter, process.endpoint, process.incarnation)])
+
+    def set(self, plan: Plan) -> None:
+        self.plan = replace(plan, number=self.plan.number + 1)
+        self.port.tell([self.plan])
+
+    def ask(
+        self,
+        prompt: Sequence[int],
+        law: Law,
+        room: int,
+        *,
+        stop_ids: Iterable[int] = (),
+        drafter: int = 0,
+        **options: Any,
+    ) -> Answer:
+        number = len(self.answers) + 1
+        law = replace(law, prompt_len=len(prompt))
+        answer = Answer(number, prompt, law, room, frozenset(stop_ids), drafter, options)
+        self.answers[number] = answer
+        self.admit(answer)
+        return answer
+
+    def admit(self, answer: Answer) -> None:
+        epoch = answer.epochs.next()
+        answer.cursor = ReportCursor(epoch)
+        ids = [*answer.prompt, *answer.tokens]
+        room = answer.room - len(answer.tokens)
+        admit = Admit(answer.number, epoch, len(ids), room, answer.stop_ids, answer.drafter)
+        longest = len(answer.prompt) + answer.room
+        options = {"keep_rows": True, **answer.options}
+        self.port.tell([Admission(admit, ids, answer.law, longest, **options)])
+
+    async def tokens(self, *answers: Answer) -> list[list[int]]:
+        """Once they have ended."""
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*(answer.done.wait() for answer in answers))
+        return [answer.tokens for answer in answers]
+
+    # What it hears.
+
+    def heard(self, news: Sequence[Up]) -> None:
+        for each in news:
+            match each:
+                case PassReport():
+                    self._commit(each)
+                case Released():
+                    self._gone(each)
+                case Refused():
+                    self.answers[each.sequence].refused.append(each)
+                case DrafterEvent():
+                    self.health.append(each)
+                case Draining():
+                    self.draining.append(each)
+
+    def lost(self, why: str) -> None:
+        self.why_lost = why
+        for answer in self.answers.values():
+            answer.done.set()
+
+    def _commit(self, told: PassReport) -> None:
+        self.reports.append(told)
+        orders: list[Any] = []
+        for place, round in enumerate(told.report.rounds):
+            answer = self.answers[round.sequence]
+            assert answer.cursor is not None
+            if answer.done.is_set() or not answer.cursor.takes(round.epoch, round.round):
+                continue
+            assert round.committed_before == len(answer.prompt) + len(answer.tokens)
+            answer.tokens += round.tokens
+            answer.rounds.append(round)
+            if told.logprobs:
+                answer.logprobs += told.logprobs[place]
+            if told.started is not None:
+                answer.cached = told.started.cached_tokens
+                answer.scored = told.started.prompt_logprobs or answer.scored
+            if answer.ended:
+                answer.done.set()
+                orders.append(Release(round.sequence, round.epoch, How.DROP))
+            elif not self.holds_back:
+                orders.append(Acknowledged(round.sequence, round.epoch, round.round))
+        self.port.tell(orders)
+
+    def _gone(self, released: Released) -> None:
+        self.released.append(released)
+        answer = self.answers[released.sequence]
+        if answer.done.is_set():
+            return
+        if self.begin_again and not answer.refused:
+            answer.moves += 1
+            self.admit(answer)
+        else:
+            answer.done.set()
+
+
+@contextlib.asynccontextmanager
+async def conducting(
+    verifier: Any, plan: Plan, *, vocab_size: int = 0, token: str | None = None, tls: Any = None
+) -> AsyncIterator[Conductor]:
+    channel = open_channel(verifier.endpoint, tls=tls)
+    port = RoundsClient(
+        channel,
+        name="verify/0",
+        incarnation=verifier.incarnation,
+        vocab_size=vocab_size or verifier.engine.target.vocab_size,
+        token=token,
+        metrics=Metrics(),
+    )
+    conductor = Conductor(port, plan)
+    try:
+        yield conductor
+    finally:
+        port.close("the test is over")
+        await port.ended()
+        await channel.close()
+
+
+def planned(
+    kind: PlanKind, slots: int = 5, price: float = 0.0, *, window: int = 0, cohorts: int = 1, **rest: Any
+) -> Plan:
+    return Plan(1, Terms(kind, slots, price), cohorts, window, 0.002, **rest)
+
+
+def drafted_by(plan: Plan, drafter: int | None, *sequences: int) -> Plan:
+    """The same, with another drafter for these."""
+    return replace(plan, sequences={number: SequencePlan(drafter=drafter) for number in sequences})

@@ -1,0 +1,304 @@
+"""A drafter's end of the rounds stream: orders with their rows in, blocks out, and everything hostile refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import yaml
+from worker_stream import until
+
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.rounds.events import OrderRow
+from dspark.runtime.channel import open_channel
+from dspark.synthetic.law import SyntheticLaw
+from dspark.synthetic.rows import SyntheticRows
+from dspark.types import Block, Cursor, EmptyReason, Law, RefusalReason
+from dspark.wire import codec, cohorts, orders
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
+
+pytestmark = pytest.mark.services
+
+WIDTH, VOCAB, BLOCK = 1024, 500, 4
+GREEDY = Law(temperature=0.0, seed=3)
+VERIFIER = 77
+
+
+@pytest.fixture
+async def drafter(tmp_path: Path) -> AsyncIterator[Any]:
+    path = tmp_path / "pair.yaml"
+    document = {
+        "verify": {"tokens": [1], "ms": [0.1]},
+        "draft": {"sequences": [1], "ms": [0.1]},
+        "domains": {"only": {"accept": [1.0] * BLOCK}},
+        "feature_width": WIDTH,
+        "vocabulary": VOCAB,
+    }
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    config = DraftConfig(engine="synthetic", synthetic=str(path), metrics_port=None, max_sequences=8)
+    process = await draft_process.start(config)
+    yield process
+    await process.stop(0.0)
+
+
+class RoundsCall:
+    """A verifier's end."""
+
+    def __init__(self, process: Any, *, verifier: int = VERIFIER, **hello: Any) -> None:
+        self.channel = open_channel(process.endpoint)
+        self.call = draft_pb2_grpc.DraftStub(self.channel).Rounds()
+        said = {"drafter_incarnation": process.incarnation, "projection": process.engine.projection, **hello}
+        self._hello = draft_pb2.RoundsHello(verifier_incarnation=verifier, **said)
+
+    async def __aenter__(self) -> RoundsCall:
+        await self.tell(hello=self._hello)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await self.call.done_writing()
+        await self.channel.close()
+
+    async def tell(self, **command: Any) -> None:
+        await self.call.write(draft_pb2.RoundsCommand(**command))
+
+    async def hear(self) -> draft_pb2.RoundsEvent:
+        event = await asyncio.wait_for(self.call.read(), 20)
+        if event is grpc.aio.EOF:
+            raise AssertionError(f"the stream ended: {await self.call.code()} {await self.call.details()}")
+        return event
+
+    async def refused(self) -> tuple[grpc.StatusCode, str]:
+        """How the drafter ended the stream."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await asyncio.wait_for(self.call.read(), 20) is not grpc.aio.EOF:
+                pass
+        return await self.call.code(), await self.call.details()
+
+    async def open(self, sequence: int, epoch: int = 1, reserve: int = 200) -> draft_pb2.ContextOpened:
+        law = codec.write_law(GREEDY)
+        asked = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=reserve, law=law)
+        await self.tell(open=asked)
+        opened = (await self.hear()).opened
+        assert (opened.sequence, opened.epoch) == (sequence, epoch)
+        return opened
+
+    async def order(self, number: int, *rows: OrderRow, first_token: int = 5) -> list[Block]:
+        for message in written(number, *rows, first_token=first_token):
+            await self.call.write(message)
+        blocks = (await self.hear()).blocks
+        assert blocks.order == number
+        cursors = [Cursor(each.sequence, each.epoch, each.round, each.committed_len) for each in rows]
+        return cohorts.read_blocks_of(cursors, blocks, VOCAB)
+
+
+def row(sequence: int, committed_len: int, *, have: int = 0, epoch: int = 1, slots: int = BLOCK) -> OrderRow:
+    return OrderRow(sequence, epoch, 1, committed_len, 9, slots, have)
+
+
+def written(number: int, *rows: OrderRow, first_token: int = 5) -> list[draft_pb2.RoundsCommand]:
+    """As a verifier writes it: all rows from `first_row` on travel."""
+    counts = [each.committed_len - 1 - each.first_row for each in rows]
+    total = sum(counts)
+    features = SyntheticRows(0, 0, 0, [], first_token, WIDTH).message(0, total) if total else None
+    return list(orders.write_order(number, rows, counts, [1] * total, features))
+
+
+def truth(first_token: int, start: int, count: int, engine: Any) -> list[int]:
+    law = SyntheticLaw(engine.spec)
+    keys = np.full(count, law.key(first_token, GREEDY.seed, GREEDY.choice), np.uint64)
+    return [int(token) for token in law.target(keys, np.arange(start, start + count))]
+
+
+async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any) -> None:
+    async with RoundsCall(drafter) as call:
+        welcome = (await call.hear()).welcome
+        assert (welcome.incarnation, welcome.drafter_version) == (drafter.incarnation, drafter.engine.fingerprint)
+        await call.open(1)
+        await call.open(2)
+        first, second = await call.order(1, row(1, 10), row(2, 7, slots=2))
+        assert list(first.token_ids) == truth(5, 10, BLOCK, drafter.engine)
+        assert list(second.token_ids) == truth(5, 7, 2, drafter.engine)
+        assert (first.watermark, second.watermark) == (9, 6)
+        (again,) = await call.order(2, row(1, 12, have=9))
+        assert list(again.token_ids) == truth(5, 12, BLOCK, drafter.engine)
+    await until(lambda: drafter.engine.held.sequences == 0)
+
+
+async def test_more_rows_than_one_message_takes_come_behind_it(drafter: Any) -> None:
+    async with RoundsCall(drafter) as call:
+        await call.hear()
+        for sequence in (1, 2, 3):
+            await call.open(sequence, reserve=1000)
+        messages = written(1, row(1, 300), row(2, 2), row(3, 120))
+        assert len(messages) == 4  # 419 rows of 2 KiB
+        assert max(message.ByteSize() for message in messages) < orders.PART + 8192
+        blocks = await call.order(2, row(1, 300), row(2, 2), row(3, 120))
+        assert [block.watermark for block in blocks] == [299, 1, 119]
+        assert all(block.token_ids for block in blocks)
+
+
+async def test_rows_that_are_missing_or_contexts_that_are_not_there_leave_blocks_empty(drafter: Any) -> None:
+    async with RoundsCall(drafter) as call:
+        await call.hear()
+        await call.open(1)
+        await call.order(1, row(1, 10))
+        blocks = await call.order(2, row(1, 20, have=15), row(8, 3), row(1 << 40, 3, epoch=2))
+        assert [block.empty_reason for block in blocks] == [
+            EmptyReason.FEATURES_MISSING, EmptyReason.UNKNOWN_SEQUENCE, EmptyReason.UNKNOWN_SEQUENCE,
+        ]  # fmt: skip
+        assert blocks[0].watermark == 9
+        await call.tell(close=draft_pb2.CloseContexts(sequences=[{"sequence": 1, "epoch": 1}]))
+        (gone,) = await call.order(3, row(1, 21, have=19))
+        assert gone.empty_reason is EmptyReason.UNKNOWN_SEQUENCE
+
+
+async def test_verifiers_that_name_sequences_alike_do_not_meet(drafter: Any) -> None:
+    async with RoundsCall(drafter) as one, RoundsCall(drafter, verifier=78) as other:
+        await one.hear(), await other.hear()
+        await one.open(1)
+        await other.open(1)
+        mine, theirs = await asyncio.gather(one.order(1, row(1, 10)), other.order(1, row(1, 6), first_token=50))
+        assert list(mine[0].token_ids) == truth(5, 10, BLOCK, drafter.engine)
+        assert list(theirs[0].token_ids) == truth(50, 6, BLOCK, drafter.engine)
+        assert drafter.engine.held.sequences == 2
+
+
+async def test_bulk_rows_find_the_context_of_their_verifier_and_are_acknowledged_with_a_watermark(drafter: Any) -> None:
+    async with RoundsCall(drafter) as call:
+        await call.hear()
+        await call.open(4)
+        await call.order(1, row(4, 2))
+        push = features_pb2_grpc.FeaturesStub(call.channel).Push()
+        for verifier in (VERIFIER, VERIFIER + 1):
+            run = features_pb2.FeatureRun(sequence=4, epoch=1, start_position=1, token_ids=[1] * 60)
+            await push.write(
+                features_pb2.FeatureChunk(
+                    sink_incarnation=drafter.incarnation,
+                    source_incarnation=verifier,
+                    projection=drafter.engine.projection,
+                    runs=[run],
+                    rows=SyntheticRows(4, 1, 0, [], 5, WIDTH).message(0, 60),
+                )
+            )
+        await push.done_writing()
+        acks = [ack async for ack in push]
+        marks = [(mark.sequence, mark.epoch, mark.rows) for ack in acks for mark in ack.watermarks]
+        assert marks == [(4, 1, 61)]
+        assert [refused.sequence for ack in acks for refused in ack.refused] == [4], "the other verifier's"
+        (block,) = await call.order(2, row(4, 62, have=61))
+        assert block.token_ids
+
+
+async def test_a_context_without_room_is_refused_and_the_stream_goes_on(drafter: Any) -> None:
+    async with RoundsCall(drafter) as call:
+        await call.hear()
+        reasons = [(await call.open(sequence)).refusal.reason for sequence in range(9)]
+        assert reasons == [0] * 8 + [RefusalReason.NO_PAGES]
+        blocks = await call.order(1, row(0, 5), row(8, 5))
+        assert [bool(block.token_ids) for block in blocks] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("hello", "code", "field"),
+    [
+        ({"drafter_incarnation": 1}, grpc.StatusCode.UNAVAILABLE, "hello.drafter_incarnation"),
+        ({"projection": "another"}, grpc.StatusCode.INVALID_ARGUMENT, "hello.projection"),
+    ],
+)
+async def test_who_is_not_meant_or_understands_other_rows_ends_the_stream(
+    drafter: Any, hello: dict[str, Any], code: grpc.StatusCode, field: str
+) -> None:
+    async with RoundsCall(drafter, **hello) as call:
+        ended, why = await call.refused()
+        assert ended is code
+        assert why.startswith(field)
+
+
+def _order(**changes: Any) -> draft_pb2.RoundsCommand:
+    (message,) = written(1, row(1, 10))
+    for name, value in changes.items():
+        field = getattr(message.order, name) if name != "order" else None
+        if field is None:
+            message.order.order = value
+        else:
+            del field[:]
+            field.extend(value)
+    return message
+
+
+def _features(**changes: Any) -> draft_pb2.RoundsCommand:
+    (message,) = written(1, row(1, 10))
+    for name, value in changes.items():
+        if name == "shape":
+            del message.order.features.shape[:]
+            message.order.features.shape.extend(value)
+        else:
+            setattr(message.order.features, name, value)
+    return message
+
+
+HOSTILE = {
+    "order.sequence": _order(sequence=[]),
+    "order.order": _order(order=0),
+    "order.epoch": _order(epoch=[1, 2]),
+    "order.round": _order(round=[]),
+    "order.committed_len": _order(committed_len=[]),
+    "order.anchors": _order(anchors=[]),
+    "order.slots": _order(slots=[0]),
+    "order.rows": _order(rows=[10]),
+    "order.token_ids": _order(token_ids=[1] * 8),
+    "rows.dtype": _features(dtype="int8"),
+    "rows.shape": _features(shape=[9, WIDTH + 1]),
+    "rows.data": _features(data=b"x"),
+    "rows.order": draft_pb2.RoundsCommand(rows=draft_pb2.OrderRows(order=1)),
+    "law.top_p": draft_pb2.RoundsCommand(open=draft_pb2.OpenContext(sequence=1)),
+    "hello": draft_pb2.RoundsCommand(hello=draft_pb2.RoundsHello()),
+    "command": draft_pb2.RoundsCommand(),
+}
+
+
+@pytest.mark.parametrize("field", HOSTILE)
+async def test_what_does_not_fit_ends_the_stream_by_field_and_harms_nobody_else(drafter: Any, field: str) -> None:
+    async with RoundsCall(drafter) as good, RoundsCall(drafter, verifier=78) as bad:
+        await good.hear(), await bad.hear()
+        await good.open(1)
+        await bad.open(1)
+        await bad.call.write(HOSTILE[field])
+        code, why = await bad.refused()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert why.startswith(field), why
+        (block,) = await good.order(1, row(1, 10))
+        assert block.token_ids
+        await until(lambda: drafter.engine.held.sequences == 1)
+
+
+async def test_rows_that_never_come_and_orders_out_of_turn_end_the_stream(drafter: Any) -> None:
+    async with RoundsCall(drafter) as call:
+        await call.hear()
+        await call.open(1, reserve=1000)
+        await call.call.write(written(1, row(1, 300))[0])
+        await call.call.write(written(2, row(1, 300))[0])
+        code, why = await call.refused()
+        assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "rows")
+    async with RoundsCall(drafter) as call:
+        await call.hear()
+        await call.open(1)
+        await call.order(2, row(1, 10))
+        await call.call.write(written(2, row(1, 12, have=9))[0])
+        assert (await call.refused())[1].startswith("order.order")
+
+
+async def test_a_drafter_that_leaves_says_so_and_opens_nobody(drafter: Any) -> None:
+    async with RoundsCall(drafter) as call:
+        await call.hear()
+        drafter.worker.draining.begin(5.0)
+        assert (await call.hear()).draining.finish_within_ms > 0
+        assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES

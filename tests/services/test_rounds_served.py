@@ -1,0 +1,276 @@
+"""Rounds between a real verifier and real drafters, with a small coordinator beside them: the answers are the target's.
+
+The oracle is the one-page loop, decoding without drafts: at temperature 0 and under the coupled rule its tokens are
+those of every schedule, drafter and hand-over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conductor import conducting, drafted_by, planned
+from worker_stream import drafter, until, verifier
+
+from dspark.decoding.reference import Target, generate
+from dspark.model.checkpoint import load_target
+from dspark.rounds.events import How, Release, Why
+from dspark.rounds.plan import Plan, PlanKind, SequencePlan
+from dspark.types import Law, Rule
+
+pytestmark = pytest.mark.services
+
+PAIR = Path(__file__).parents[1] / "data" / "pair"
+GREEDY = Law(temperature=0.0)
+PLANS = {
+    "off": planned(PlanKind.OFF, 0),
+    "fixed": planned(PlanKind.FIXED, 3),
+    "threshold": planned(PlanKind.THRESHOLD, 5, 0.5),
+    "price": planned(PlanKind.PRICE, 5, 0.3),
+}
+
+
+@dataclass
+class Cell:
+    verifier: Any
+    drafter: Any
+    target: Target
+
+
+@pytest.fixture(scope="module")
+def plain() -> Target:
+    model = load_target(PAIR / "target").model
+
+    def logits(tokens: Any, rows: int) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -rows:]
+
+    return logits
+
+
+@pytest.fixture
+async def cell(plain: Target) -> AsyncIterator[Cell]:
+    async with verifier(PAIR / "target", PAIR / "drafter") as v, drafter(PAIR / "drafter") as d:
+        yield Cell(v, d, plain)
+
+
+def prompts(count: int, vocab: int, longest: int = 40, seed: int = 5) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, vocab) for _ in range(rng.randrange(4, longest))] for _ in range(count)]
+
+
+def truth(target: Target, prompt: Sequence[int], law: Law, room: int, stop_ids: Sequence[int] = ()) -> list[int]:
+    run = generate(prompt, target, lambda tokens, pick: [], lambda *_: 0, law, max_tokens=room, stop_ids=stop_ids)
+    return list(run.token_ids)
+
+
+async def freed(cell: Cell) -> None:
+    await until(lambda: cell.verifier.engine.held.pages_held == 0 and cell.drafter.engine.held.sequences == 0)
+    assert cell.verifier.engine.held.sequences == 0
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("kind", PLANS)
+async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, window: int) -> None:
+    vocab = cell.verifier.engine.target.vocab_size
+    plan = Plan(1, PLANS[kind].terms, 1, window, 0.002)
+    laws = [GREEDY, Law(temperature=1.0, seed=11, rule=Rule.COUPLED), Law(temperature=0.7, seed=3, rule=Rule.COUPLED)]
+    async with conducting(cell.verifier, plan) as conductor:
+        conductor.know(1, cell.drafter)
+        asked = [
+            (prompt, laws[place % 3], conductor.ask(prompt, laws[place % 3], 30, drafter=1))
+            for place, prompt in enumerate(prompts(6, vocab))
+        ]
+        for prompt, law, answer in asked:
+            (tokens,) = await conductor.tokens(answer)
+            assert tokens == truth(cell.target, prompt, law, 30)
+        assert not conductor.health
+        verified = sum(each.verified for _, _, answer in asked for each in answer.rounds)
+        accepted = sum(each.accepted for _, _, answer in asked for each in answer.rounds)
+        if kind == "off":
+            assert verified == 0
+        else:
+            assert 0 < accepted <= verified
+            assert all(each.drafter in (0, 1) for _, _, answer in asked for each in answer.rounds)
+    await freed(cell)
+
+
+async def test_two_cohorts_take_turns_and_answers_are_the_same(cell: Cell) -> None:
+    vocab = cell.verifier.engine.target.vocab_size
+    async with conducting(cell.verifier, planned(PlanKind.PRICE, window=2, cohorts=2)) as conductor:
+        conductor.know(1, cell.drafter)
+        asked = [(prompt, conductor.ask(prompt, GREEDY, 30, drafter=1)) for prompt in prompts(6, vocab)]
+        for prompt, answer in asked:
+            assert (await conductor.tokens(answer))[0] == truth(cell.target, prompt, GREEDY, 30)
+        passes = [{each.sequence & 1 for each in told.report.rounds} for told in conductor.reports]
+        assert all(len(parities) == 1 for parities in passes)
+    await freed(cell)
+
+
+async def test_a_drafter_that_is_killed_costs_drafts_and_another_one_takes_over(plain: Target) -> None:
+    async with (
+        verifier(PAIR / "target", PAIR / "drafter") as v,
+        drafter(PAIR / "drafter") as first,
+        drafter(PAIR / "drafter") as second,
+    ):
+        vocab = v.engine.target.vocab_size
+        plan = planned(PlanKind.FIXED, 3, window=2)
+        async with conducting(v, plan) as conductor:
+            conductor.know(1, first)
+            conductor.know(2, second)
+            some = prompts(4, vocab, longest=120)
+            asked = [conductor.ask(prompt, GREEDY, 120, drafter=1 + place % 2) for place, prompt in enumerate(some)]
+            await until(lambda: all(any(each.drafter for each in answer.rounds) for answer in asked))
+            await first.stop(0.0)
+            await until(lambda: any(event.drafter == 1 for event in conductor.health))
+            conductor.set(drafted_by(plan, 2, *(answer.number for answer in asked)))
+            for prompt, answer in zip(some, asked, strict=True):
+                assert (await conductor.tokens(answer))[0] == truth(plain, prompt, GREEDY, 120)
+            assert {each.drafter for each in asked[0].rounds} == {0, 1, 2}
+            assert {each.drafter for each in asked[1].rounds} <= {0, 2}
+
+
+async def test_pages_run_out_and_the_youngest_begin_again(plain: Target) -> None:
+    async with verifier(PAIR / "target", PAIR / "drafter", kv_tokens=256) as v, drafter(PAIR / "drafter") as d:
+        async with conducting(v, planned(PlanKind.FIXED, 3, window=2)) as conductor:
+            conductor.know(1, d)
+            some = prompts(5, v.engine.target.vocab_size, longest=20)
+            asked = [conductor.ask(prompt, GREEDY, 60, drafter=1) for prompt in some]
+            conductor.begin_again = True
+            for answer in asked:  # whose prompt found no page comes again
+                answer.refused = _Forgiving()
+            for prompt, answer in zip(some, asked, strict=True):
+                assert (await conductor.tokens(answer))[0] == truth(plain, prompt, GREEDY, 60)
+            assert any(each.why is Why.OUT_OF_PAGES for each in conductor.released)
+        await until(lambda: v.engine.held.pages_held == 0)
+
+
+class _Forgiving(list[Any]):
+    """Remembers no refusal."""
+
+    def append(self, refused: Any) -> None:
+        pass
+
+
+async def test_sequences_settle_and_go_on_under_another_epoch(cell: Cell) -> None:
+    vocab = cell.verifier.engine.target.vocab_size
+    law = Law(temperature=1.0, seed=8, rule=Rule.COUPLED)
+    async with conducting(cell.verifier, planned(PlanKind.PRICE, window=2)) as conductor:
+        conductor.know(1, cell.drafter)
+        some = prompts(4, vocab)
+        asked = [conductor.ask(prompt, law, 60, drafter=1) for prompt in some]
+        for count in (3, 9, 20):
+            await until(lambda count=count: all(len(answer.tokens) > count for answer in asked))  # type: ignore[misc]
+            for answer in asked:
+                if not answer.done.is_set() and answer.cursor is not None:
+                    conductor.port.tell([Release(answer.number, answer.cursor.epoch, How.SETTLE)])
+        for prompt, answer in zip(some, asked, strict=True):
+            assert (await conductor.tokens(answer))[0] == truth(cell.target, prompt, law, 60)
+        assert sum(answer.moves for answer in asked) >= 4
+        settled = [each for each in conductor.released if each.why is None]
+        assert all(each.committed_len >= len(some[each.sequence - 1]) for each in settled)
+    await freed(cell)
+
+
+async def test_who_is_dropped_is_gone_and_the_others_do_not_notice(cell: Cell) -> None:
+    vocab = cell.verifier.engine.target.vocab_size
+    async with conducting(cell.verifier, planned(PlanKind.PRICE, window=2)) as conductor:
+        conductor.know(1, cell.drafter)
+        some = prompts(4, vocab)
+        asked = [conductor.ask(prompt, GREEDY, 100, drafter=1) for prompt in some]
+        await until(lambda: all(answer.tokens for answer in asked))
+        for answer in asked[:2]:
+            answer.done.set()
+            conductor.port.tell([Release(answer.number, 0, How.DROP)])
+        await until(lambda: cell.verifier.engine.held.sequences <= 2)
+        for prompt, answer in zip(some[2:], asked[2:], strict=True):
+            assert (await conductor.tokens(answer))[0] == truth(cell.target, prompt, GREEDY, 100)
+    await freed(cell)
+
+
+async def test_stop_ids_end_an_answer_inside_what_was_accepted(cell: Cell) -> None:
+    (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
+    whole = truth(cell.target, prompt, GREEDY, 40)
+    stop = whole[17]
+    async with conducting(cell.verifier, planned(PlanKind.FIXED, 5, window=2)) as conductor:
+        conductor.know(1, cell.drafter)
+        (tokens,) = await conductor.tokens(conductor.ask(prompt, GREEDY, 40, stop_ids=[stop], drafter=1))
+        assert tokens == truth(cell.target, prompt, GREEDY, 40, [stop])
+        assert tokens[-1] == stop
+    await freed(cell)
+
+
+async def test_log_probabilities_of_answers_and_prompts_are_told(cell: Cell) -> None:
+    (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
+    law = Law(temperature=0.0, logprobs=2)
+    async with conducting(cell.verifier, planned(PlanKind.FIXED, 5, window=2)) as conductor:
+        conductor.know(1, cell.drafter)
+        answer = conductor.ask(prompt, law, 20, drafter=1, prompt_logprobs=1)
+        (tokens,) = await conductor.tokens(answer)
+        logits = torch.log_softmax(cell.target([*prompt, *tokens], len(tokens) + 1)[:-1].double(), -1)
+        assert len(answer.logprobs) == len(tokens)
+        for place, (token, told) in enumerate(zip(tokens, answer.logprobs, strict=True)):
+            assert told.logprob == pytest.approx(logits[place, token].item(), abs=1e-3)
+            assert told.top_ids[0] == token
+            assert len(told.top_ids) == 2
+        assert answer.scored is not None
+        own = torch.log_softmax(cell.target(prompt, len(prompt))[:-1].double(), -1)
+        wanted = [own[place, token].item() for place, token in enumerate(prompt[1:])]
+        assert answer.scored.logprobs.tolist() == pytest.approx(wanted, abs=1e-3)
+
+
+async def test_a_prefix_that_was_seen_is_spared_with_its_rows(cell: Cell) -> None:
+    (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size, longest=41, seed=2)
+    prompt = (prompt * 50)[:200]
+    async with conducting(cell.verifier, planned(PlanKind.FIXED, 5, window=2)) as conductor:
+        conductor.know(1, cell.drafter)
+        first = conductor.ask(prompt, GREEDY, 12, drafter=1)
+        await conductor.tokens(first)
+        await until(lambda: cell.verifier.engine.held.sequences == 0)
+        second = conductor.ask(prompt, GREEDY, 40, drafter=1)
+        (tokens,) = await conductor.tokens(second)
+        assert (first.cached, second.cached >= 192) == (0, True)
+        assert tokens == truth(cell.target, prompt, GREEDY, 40)
+        assert any(each.verified for each in second.rounds), "its rows came from the cache"
+
+
+async def test_a_paused_sequence_stands_still_until_it_is_let_go_on(cell: Cell) -> None:
+    vocab = cell.verifier.engine.target.vocab_size
+    plan = planned(PlanKind.FIXED, 3, window=2)
+    async with conducting(cell.verifier, plan) as conductor:
+        conductor.know(1, cell.drafter)
+        some = prompts(2, vocab)
+        paused = Plan(1, plan.terms, 1, 2, 0.002, {1: SequencePlan(paused=True)})
+        conductor.set(paused)
+        asked = [conductor.ask(prompt, GREEDY, 30, drafter=1) for prompt in some]
+        await conductor.tokens(asked[1])
+        assert len(asked[0].tokens) == 1
+        conductor.set(plan)
+        assert (await conductor.tokens(asked[0]))[0] == truth(cell.target, some[0], GREEDY, 30)
+
+
+async def test_a_verifier_runs_no_further_ahead_than_the_window(cell: Cell) -> None:
+    (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
+    for window in (0, 2):
+        async with conducting(cell.verifier, planned(PlanKind.OFF, 0, window=window)) as conductor:
+            conductor.holds_back = True
+            answer = conductor.ask(prompt, GREEDY, 30)
+            await until(lambda: len(answer.tokens) > window)  # noqa: B023
+            await asyncio.sleep(0.1)
+            assert len(answer.tokens) == window + 1, "the prefill's token, and as many rounds as the window has"
+        await freed(cell)
+
+
+async def test_a_coordinator_that_leaves_frees_everything(cell: Cell) -> None:
+    some = prompts(3, cell.verifier.engine.target.vocab_size)
+    async with conducting(cell.verifier, planned(PlanKind.FIXED, 3, window=2)) as conductor:
+        conductor.know(1, cell.drafter)
+        asked = [conductor.ask(prompt, GREEDY, 200, drafter=1) for prompt in some]
+        await until(lambda: all(len(answer.tokens) > 5 for answer in asked))
+    await freed(cell)

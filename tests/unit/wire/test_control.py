@@ -1,0 +1,254 @@
+"""The control stream and orders: nouns come back as they went, and what cannot be is refused by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dspark.errors import PeerError
+from dspark.rounds.control import (
+    Admission,
+    Down,
+    DrafterAt,
+    Draining,
+    PassReport,
+    Refused,
+    Started,
+    Timing,
+    Up,
+    Use,
+)
+from dspark.rounds.events import (
+    Acknowledged,
+    Admit,
+    DrafterEvent,
+    How,
+    OrderRow,
+    Release,
+    Released,
+    Report,
+    RoundReport,
+    Why,
+)
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
+from dspark.types import Draws, Law, PromptLogprobs, RefusalReason, Rule, TokenLogprobs
+from dspark.wire import orders
+from dspark.wire.control_down import read_down, write_down
+from dspark.wire.control_up import read_up, write_up
+from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
+
+LAW = Law(temperature=0.5, seed=9, rule=Rule.COUPLED, prompt_len=3)
+ADMISSION = Admission(Admit(7, 2, 3, 20, frozenset({5, 1}), 4), [10, 11, 12], LAW, 23, True, "acme", 2)
+TERMS = Terms(PlanKind.PRICE, 5, 0.25, 1.5, 100)
+PLAN = Plan(
+    9,
+    TERMS,
+    2,
+    3,
+    0.004,
+    {7: SequencePlan(TERMS._replace(slots=2), 0, True), 8: SequencePlan(), 9: SequencePlan(TERMS, 3)},
+)
+DOWN: list[Down] = [
+    DrafterAt(4, "10.0.0.1:50", 99, Use.NO_NEW),
+    ADMISSION,
+    PLAN,
+    Acknowledged(7, 2, 5),
+    Acknowledged(8, 0, 1),
+    Release(7, 2, How.SETTLE),
+    Release(8, 0, How.DROP),
+    Acknowledged(9, 1, 1),
+]
+
+
+def _down(told: Down) -> verify_pb2.ControlDown:
+    return verify_pb2.ControlDown.FromString(write_down(5, [told]).SerializeToString())
+
+
+def test_what_a_coordinator_tells_comes_back_in_its_sequence() -> None:
+    message = verify_pb2.ControlDown.FromString(write_down(5, DOWN).SerializeToString())
+    assert message.incarnation == 5
+    assert len(message.orders) == 6, "those of a kind that stand together are one"
+    assert read_down(message) == DOWN
+    assert read_down(write_down(5, [])) == []
+
+
+def test_a_plan_without_a_cap_has_none_on_the_other_side() -> None:
+    (plan,) = read_down(_down(Plan(1, Terms(PlanKind.FIXED, 3))))
+    assert isinstance(plan, Plan)
+    assert plan.terms.cap == NO_CAP
+
+
+def _spoilt(told: Down, spoil: Callable[[Any], None]) -> verify_pb2.ControlDown:
+    message = _down(told)
+    kind = message.orders[0].WhichOneof("order")
+    spoil(getattr(message.orders[0], str(kind)))
+    return message
+
+
+@pytest.mark.parametrize(
+    ("field", "told", "spoil"),
+    [
+        ("plan.cohorts", PLAN, lambda plan: setattr(plan, "cohorts", 3)),
+        ("plan.window", PLAN, lambda plan: setattr(plan, "window", 1 << 20)),
+        ("plan.draft_s", PLAN, lambda plan: setattr(plan, "draft_s", float("nan"))),
+        ("plan.drafter", PLAN, lambda plan: plan.drafter.append(1)),
+        ("plan.paused", PLAN, lambda plan: plan.paused.append(True)),
+        ("plan.own_terms: 3", PLAN, lambda plan: plan.own_terms.__setitem__(0, 3)),
+        ("plan.other_terms", PLAN, lambda plan: plan.other_terms.extend([plan.terms] * 3)),
+        ("plan.terms.kind", PLAN, lambda plan: setattr(plan.terms, "kind", 9)),
+        ("plan.terms.slots", PLAN, lambda plan: setattr(plan.terms, "slots", 65)),
+        ("plan.terms.price", PLAN, lambda plan: setattr(plan.terms, "price", float("nan"))),
+        ("plan.terms.weight", PLAN, lambda plan: setattr(plan.terms, "weight", -1.0)),
+        ("drafter.drafter", DOWN[0], lambda at: setattr(at, "drafter", 0)),
+        ("drafter.use", DOWN[0], lambda at: setattr(at, "use", 7)),
+        ("acknowledged.epoch", DOWN[3], lambda acks: acks.epoch.append(1)),
+        ("acknowledged.through_round", DOWN[3], lambda acks: acks.through_round.append(1)),
+        ("released.drop", DOWN[5], lambda released: released.drop.append(True)),
+    ],
+)
+def test_a_message_that_does_not_fit_is_refused_by_field(field: str, told: Down, spoil: Callable[[Any], None]) -> None:
+    with pytest.raises(PeerError, match=f"^{field}"):
+        read_down(_spoilt(told, spoil))
+
+
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("token_ids", lambda told: told.ClearField("token_ids")),
+        ("room", lambda told: setattr(told, "room", 0)),
+        ("cache_salt", lambda told: setattr(told, "cache_salt", "x" * 513)),
+        ("law.top_p", lambda told: setattr(told.law, "top_p", 2.0)),
+    ],
+)
+def test_a_sequence_that_cannot_be_taken_is_refused_by_itself(field: str, spoil: Callable[[Any], None]) -> None:
+    message = _spoilt(ADMISSION, spoil)
+    message.orders.extend(_down(PLAN).orders)
+    refused, plan = read_down(message)
+    assert isinstance(refused, Refused)
+    assert (refused.sequence, refused.epoch, refused.why) == (7, 2, RefusalReason.INVALID)
+    assert refused.message.startswith(field)
+    assert plan == PLAN
+
+
+ROUNDS = [
+    RoundReport(7, 2, 4, 30, (5, 6, 7), 2, 3, (0.5, 0.25, 0.125, 0.5), "", 4),
+    RoundReport(8, 0, 1, 12, (9,), 0, 0, (), "late", 0),
+    RoundReport(9, 0, 1, 12, (3,), 1, 1, (1.0,), "", 4),  # a stop token cut it
+]
+REPORT = PassReport(
+    Report(12, 9, ROUNDS),
+    Timing(0.5, 0.75, 0.125, 0.25),
+    18.0,
+    8,
+    64,
+    None,
+    [(TokenLogprobs(-0.5, (1,), (-0.25,)),) * 3, (), ()],
+    np.array([[1.0, 0.5], [0.5, 0.25], [0.25, 0.0], [1.0, 0.5]], np.float32),
+    (Draws("v", 1, (1,) + (0,) * 63, 0.5, 0.25, 1, 0.5, 0.25),),
+    1000,
+)
+SCORED = PromptLogprobs(
+    np.array([-1.0, -2.0], np.float32),
+    np.array([1, 5], np.uint32),
+    np.array([[1], [2]], np.uint32),
+    np.array([[-0.5], [-1.0]], np.float32),
+)
+BEGAN = PassReport(Report(0, 9, [RoundReport(7, 2, 0, 3, (4,))]), started=Started(0.5, 16, SCORED))
+
+
+def _up(*news: Up) -> verify_pb2.ControlUp:
+    return verify_pb2.ControlUp.FromString(write_up(3, news).SerializeToString())
+
+
+def _asked(sequence: int, epoch: int) -> tuple[int, int] | None:
+    return (3, 1) if (sequence, epoch) == (7, 2) else None
+
+
+def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
+    others: list[Up] = [
+        Released(7, 2, 5, 40, Why.OUT_OF_PAGES),
+        Released(8, 0, 0, 0),
+        Refused(7, 2, RefusalReason.NO_PAGES, "none is left"),
+        DrafterEvent(4, "late"),
+        Draining(1.5),
+    ]
+    report, began, *rest = read_up(_up(REPORT, BEGAN, *others), _asked)
+    assert rest == others
+    assert isinstance(report, PassReport)
+    assert isinstance(began, PassReport)
+    assert report.labels is not None
+    assert report.labels.tolist() == REPORT.labels.tolist()  # type: ignore[union-attr]
+    assert report._replace(labels=None) == REPORT._replace(labels=None)
+    assert began.started is not None
+    assert began.started.prompt_logprobs is not None
+    assert began.started.prompt_logprobs.ranks.tolist() == [1, 5]
+    assert began.report == BEGAN.report
+    assert began.started[:2] == (0.5, 16)
+
+
+def test_every_reason_to_be_gone_travels() -> None:
+    for why in (None, *Why):
+        assert read_up(_up(Released(1, 2, 3, 4, why)), _asked) == [Released(1, 2, 3, 4, why)]
+
+
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("report.sequence", lambda told: told.ClearField("sequence")),
+        ("report.epoch", lambda told: told.epoch.append(1)),
+        ("report.round", lambda told: told.round.append(1)),
+        ("report.committed_before", lambda told: told.committed_before.append(1)),
+        ("report.tokens", lambda told: told.tokens.__setitem__(1, 0)),
+        ("report.tokens: more", lambda told: told.accepted.__setitem__(0, 1)),
+        ("report.token_ids", lambda told: told.token_ids.append(1)),
+        ("report.verified", lambda told: told.verified.__setitem__(0, 1)),
+        ("report.verified", lambda told: told.drafted.__setitem__(2, 0)),
+        ("report.confidence", lambda told: told.confidence.append(1.0)),
+        ("report.why_empty", lambda told: told.why_empty.__setitem__(0, 2)),
+        ("report.drafter", lambda told: told.drafter.append(1)),
+        ("report.logprobs", lambda told: setattr(told.logprobs[0], "row", 3)),
+        ("report.logprobs", lambda told: setattr(told.logprobs[0], "row", 1)),
+        ("labels", lambda told: setattr(told, "labels", b"x")),
+        ("labels", lambda told: setattr(told, "labels", np.full((4, 2), 2.0, "<f4").tobytes())),
+        ("draws.places", lambda told: told.draws[0].places.append(1)),
+        ("report.forward_s", lambda told: setattr(told, "draft_s", -1.0)),
+        ("report.started", lambda told: told.started.SetInParent()),
+    ],
+)
+def test_a_report_that_does_not_fit_is_refused_by_field(field: str, spoil: Callable[[Any], None]) -> None:
+    message = _up(REPORT)
+    spoil(message.news[0].report)
+    with pytest.raises(PeerError, match=f"^{field}"):
+        read_up(message, _asked)
+
+
+def test_empty_orders_and_news_break_the_protocol() -> None:
+    with pytest.raises(PeerError, match=r"^orders"):
+        read_down(verify_pb2.ControlDown(orders=[verify_pb2.ControlDown.Order()]))
+    with pytest.raises(PeerError, match=r"^news"):
+        read_up(verify_pb2.ControlUp(news=[verify_pb2.ControlUp.News()]), _asked)
+    released = _up(Released(1, 2, 3, 4))
+    released.news[0].released.why = 9
+    with pytest.raises(PeerError, match=r"^released\.why"):
+        read_up(released, _asked)
+
+
+def test_rows_travel_with_their_order_and_in_parts_behind_it() -> None:
+    asked = [OrderRow(1, 0, 3, 201, 9, 5, 1), OrderRow(2, 1, 0, 5, 8, 2, 4)]
+    counts, ids, width = [199, 0], list(range(199)), 4096
+    data = np.arange(199 * width, dtype="<u2").tobytes()
+    features = types_pb2.TensorChunk(dtype="bfloat16", shape=[199, width], data=data)
+    first, *rest = orders.write_order(4, asked, counts, ids, features)
+    order = orders.read_order(draft_pb2.Order.FromString(first.order.SerializeToString()))
+    assert (order.number, order.rows, order.token_ids) == (4, counts, ids)
+    assert [cursor[:] for cursor in order.cursors] == [(1, 0, 3, 201), (2, 1, 0, 5)]
+    assert (order.anchors, order.slots) == ([9, 8], [5, 2])
+    parts = [first.order.features, *(message.rows.features for message in rest)]
+    assert len(parts) == 7
+    assert all(len(part.data) <= orders.PART for part in parts)
+    assert b"".join(part.data for part in parts) == data
+    assert sum(part.shape[0] for part in parts) == 199
+    assert all(message.rows.order == 4 for message in rest)

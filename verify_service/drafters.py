@@ -1,0 +1,286 @@
+"""The drafters of one control stream: streams to them, orders that are out, blocks that came. On the device thread.
+
+Nothing of a drafter can stop the verifier: sending never waits, and a stream that breaks, is not answered or breaks the
+protocol is a lost drafter, tried again after a pause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from dspark.errors import PeerError
+from dspark.rounds.control import Admission, DrafterAt, Use
+from dspark.rounds.events import BlocksCame, DrafterEvent, DrafterLost, OrderRow, SendOrder, Told
+from dspark.runtime.security import Security
+from dspark.runtime.telemetry import Metrics
+from dspark.types import Block, Cursor, EmptyReason, RefusalReason, Rule
+from dspark.wire import codec, cohorts, orders
+from dspark.wire.v1 import draft_pb2, types_pb2
+from verify_service.commands import read_sink
+from verify_service.drafter_stream import DrafterStream
+from verify_service.drafts import unsound
+from verify_service.feature_push import Sink
+from verify_service.interface import Engine, RowSpan
+from verify_service.row_feeds import RowFeeds
+
+log = structlog.get_logger("dspark.rounds")
+
+PAUSE_S = 1.0  # after a stream broke, before the same drafter is tried again
+GREETING_S = 5.0  # a drafter that has not answered by then is lost
+MOST_ORDERS = 256  # whose times are remembered
+MAX_VERSION = 256  # characters
+
+
+class Order(NamedTuple):
+    """One that is out, or whose blocks came."""
+
+    drafter: int
+    rows: Sequence[OrderRow]
+    sent: float  # monotonic seconds
+    came: float = 0.0
+    draft_s: float = 0.0  # device time of the drafter's pass
+    version: str = ""  # of the drafter
+
+
+@dataclass(slots=True)
+class _Known:
+    at: DrafterAt
+    sink: Sink | None  # None where its address cannot be one
+    stream: DrafterStream | None = None
+    begun: float = 0.0  # when its stream was
+    version: str = ""  # once it has answered
+    broke: float = -PAUSE_S
+
+
+class Drafters:
+    """tell: runs something on the device thread, whose result is fed to the loop; admitted: by sequence."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        feeds: RowFeeds,
+        security: Security,
+        incarnation: int,
+        metrics: Metrics,
+        admitted: dict[int, Admission],
+        tell: Callable[[Callable[[], Iterable[Told]]], None],
+        say: Callable[[DrafterEvent], None],
+    ) -> None:
+        self._engine, self._feeds, self._security, self._incarnation = engine, feeds, security, incarnation
+        self._metrics, self._admitted, self._tell, self._say = metrics, admitted, tell, say
+        self._known: dict[int, _Known] = {}
+        self.orders: dict[int, Order] = {}  # the latest ones
+        self.blocks: dict[int, tuple[int, Block]] = {}  # by sequence: of which order, and what came
+
+    # From the coordinator.
+
+    def told_of(self, at: DrafterAt) -> list[Told]:
+        known = self._known.get(at.drafter)
+        if known is None:
+            sink = read_sink(types_pb2.FeatureSink(endpoint=at.endpoint, incarnation=at.incarnation))
+            known = self._known[at.drafter] = _Known(at, sink)
+        known.at = at._replace(endpoint=known.at.endpoint, incarnation=known.at.incarnation)  # numbers never move on
+        if at.use is not Use.GONE:
+            return []
+        del self._known[at.drafter]
+        return self._lose(at.drafter, known, "gone") if known.stream is not None else []
+
+    # From the loop.
+
+    def open(self, drafter: int, sequence: int, epoch: int) -> list[Told]:
+        admission = self._admitted[sequence]
+        known = self._known.get(drafter)
+        stream = self._stream(drafter)
+        if stream is None or known is None:
+            return [DrafterLost(drafter, "lost: cannot be asked now")]
+        told = draft_pb2.OpenContext(
+            sequence=sequence,
+            epoch=epoch,
+            reserve_tokens=admission.longest,
+            law=codec.write_law(admission.law),
+        )
+        stream.send(draft_pb2.RoundsCommand(open=told))
+        return []
+
+    def close(self, drafter: int, sequence: int, epoch: int) -> None:
+        self._feeds.close(drafter, (sequence, epoch))
+        known = self._known.get(drafter)
+        if known is not None and known.stream is not None:
+            ref = types_pb2.SequenceRef(sequence=sequence, epoch=epoch)
+            known.stream.send(draft_pb2.RoundsCommand(close=draft_pb2.CloseContexts(sequences=[ref])))
+
+    def sink(self, drafter: int) -> Sink | None:
+        """Where its rows go."""
+        known = self._known.get(drafter)
+        return None if known is None or known.stream is None else known.sink
+
+    def order(self, asked: SendOrder) -> list[Told]:
+        known = self._known.get(asked.drafter)
+        if known is None or known.stream is None:
+            return [DrafterLost(asked.drafter, "lost: there is no stream")]
+        kept = self._engine.kept_rows(
+            [RowSpan(each.sequence, each.epoch, each.first_row, each.committed_len - 1) for each in asked.rows]
+        )
+        for message in orders.write_order(asked.order, asked.rows, kept.counts, kept.token_ids, kept.features):
+            known.stream.send(message)
+        self.orders[asked.order] = Order(asked.drafter, asked.rows, time.monotonic())
+        while len(self.orders) > MOST_ORDERS:
+            self.orders.pop(next(iter(self.orders)))
+        if kept.features is not None:
+            self._metrics.feature_rows.labels(direction="sent").inc(len(kept.token_ids))
+            self._metrics.bytes.labels(direction="sent", kind="features").inc(len(kept.features.data))
+        return []
+
+    def let_go(self, drafter: int) -> None:
+        """The loop has given it up."""
+        known = self._known.get(drafter)
+        if known is not None and known.stream is not None:
+            self._lose(drafter, known, "given up")
+
+    def end(self) -> None:
+        """Everything is over."""
+        for known in self._known.values():
+            if known.stream is not None:
+                known.stream.close()
+
+    # Time.
+
+    def next_at(self) -> float | None:
+        """When the first greeting is overdue."""
+        waiting = [known.begun for known in self._known.values() if known.stream is not None and not known.version]
+        return min(waiting) + GREETING_S if waiting else None
+
+    def overdue(self, now: float) -> list[Told]:
+        """Drafters that do not answer."""
+        lost: list[Told] = []
+        for drafter, known in list(self._known.items()):
+            if known.stream is not None and not known.version and now >= known.begun + GREETING_S:
+                lost += self._lose(drafter, known, "does not answer")
+        return lost
+
+    # Streams.
+
+    def _stream(self, drafter: int) -> DrafterStream | None:
+        """Opens one where there is none and may be one."""
+        known = self._known.get(drafter)
+        if known is None or known.sink is None or self._engine.projection is None:
+            return None
+        now = time.monotonic()
+        if known.stream is None and known.at.use is Use.YES and now >= known.broke + PAUSE_S:
+            hello = draft_pb2.RoundsHello(
+                drafter_incarnation=known.at.incarnation,
+                verifier_incarnation=self._incarnation,
+                projection=self._engine.projection.fingerprint,
+            )
+            mine: list[DrafterStream] = []  # whose events those are, once it is there
+
+            def came(event: draft_pb2.RoundsEvent) -> None:
+                self._tell(lambda: self._came(drafter, mine[0], event))
+
+            def lost(why: str) -> None:
+                self._tell(lambda: self._broke(drafter, mine[0], why))
+
+            security = self._security
+            mine.append(
+                DrafterStream(known.sink.endpoint, hello, token=security.token, tls=security.tls, came=came, lost=lost)
+            )
+            known.stream, known.begun, known.version = mine[0], now, ""
+        return known.stream
+
+    def _broke(self, drafter: int, stream: DrafterStream, why: str) -> list[Told]:
+        known = self._known.get(drafter)
+        if known is None or known.stream is not stream:
+            return []  # it was let go before
+        return self._lose(drafter, known, why)
+
+    def _lose(self, drafter: int, known: _Known, why: str) -> list[Told]:
+        log.warning("drafter.lost", drafter=drafter, endpoint=known.at.endpoint, reason=why)
+        if known.stream is not None:
+            known.stream.close()
+        known.stream, known.broke = None, time.monotonic()
+        self._feeds.forget(drafter)
+        return [DrafterLost(drafter, f"lost: {why}")]
+
+    def _came(self, drafter: int, stream: DrafterStream, event: draft_pb2.RoundsEvent) -> Iterable[Told]:
+        known = self._known.get(drafter)
+        if known is None or known.stream is not stream:
+            self._metrics.dropped.labels(kind="event", reason="stream_is_over").inc()
+            return ()
+        try:
+            match event.WhichOneof("event"):
+                case "welcome":
+                    _greet(known, event.welcome)
+                case "opened":
+                    self._context(drafter, event.opened)
+                case "blocks":
+                    return [self._blocks(drafter, known, event.blocks)]
+                case "draining":
+                    pass  # its coordinator hears of it, too, and plans
+                case _:
+                    raise PeerError("event: is empty")
+        except PeerError as error:
+            self._metrics.dropped.labels(kind="block", reason="malformed").inc()
+            return self._lose(drafter, known, f"broke the protocol: {error}")
+        return ()
+
+    def _context(self, drafter: int, opened: draft_pb2.ContextOpened) -> None:
+        key = (opened.sequence, opened.epoch)
+        if not opened.HasField("refusal"):
+            self._feeds.opened(drafter, key)
+            return
+        self._feeds.close(drafter, key)
+        self._metrics.dropped.labels(kind="context", reason="refused").inc()
+        if codec.read_refusal(opened.refusal).reason is RefusalReason.NO_PAGES:
+            self._say(DrafterEvent(drafter, "full"))
+
+    def _blocks(self, drafter: int, known: _Known, message: draft_pb2.Blocks) -> Told:
+        order = self.orders.get(message.order)
+        if order is None or order.drafter != drafter:
+            raise PeerError(f"blocks.order: {message.order} was not asked")
+        if order.came:
+            raise PeerError(f"blocks.order: {message.order} was answered")
+        cursors = [Cursor(each.sequence, each.epoch, each.round, each.committed_len) for each in order.rows]
+        blocks = cohorts.read_blocks_of(cursors, message, self._engine.target.vocab_size)
+        for row in self._bad(order.rows, blocks):
+            self._metrics.dropped.labels(kind="block", reason="malformed").inc()
+            blocks[row] = Block(cursors[row], empty_reason=EmptyReason.INVALID, watermark=blocks[row].watermark)
+        self.orders[message.order] = order._replace(
+            came=time.monotonic(), draft_s=message.forward_ns * 1e-9, version=known.version
+        )
+        for asked, block in zip(order.rows, blocks, strict=True):
+            admission = self._admitted.get(asked.sequence)
+            held = self.blocks.get(asked.sequence, (0, None))
+            if admission is not None and admission.admit.epoch == asked.epoch and held[0] < message.order:
+                self.blocks[asked.sequence] = (message.order, block)
+        return BlocksCame(
+            message.order,
+            [block.confidence for block in blocks],
+            [block.watermark for block in blocks],
+            [_WHY[block.empty_reason] for block in blocks],
+        )
+
+    def _bad(self, rows: Sequence[OrderRow], blocks: Sequence[Block]) -> Iterable[int]:
+        """Blocks that cannot have been drafted as they were asked for. No honest one is among them, so that nothing of
+        what was drafted decides whether it is used."""
+        coupled = []
+        for asked in rows:
+            admission = self._admitted.get(asked.sequence)
+            coupled.append(admission is not None and admission.law.rule is Rule.COUPLED)
+        too_long = [row for row, asked in enumerate(rows) if len(blocks[row].token_ids) > asked.slots]
+        return {*too_long, *unsound(blocks, coupled, self._engine.target.vocab_size)}
+
+
+_WHY = {reason: "" if reason is EmptyReason.NONE else reason.name.lower().replace("_", " ") for reason in EmptyReason}
+
+
+def _greet(known: _Known, welcome: draft_pb2.RoundsWelcome) -> None:
+    if welcome.incarnation != known.at.incarnation:
+        raise PeerError(f"welcome.incarnation: {welcome.incarnation} is another process")
+    if not 0 < len(welcome.drafter_version) <= MAX_VERSION:
+        raise PeerError(f"welcome.drafter_version: {len(welcome.drafter_version)} characters")
+    known.version = welcome.drafter_version

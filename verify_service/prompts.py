@@ -1,0 +1,112 @@
+"""Prompts of one control stream on their way in: opened, run in chunks, the first token drawn. On the device thread.
+
+Chunks ride in the passes of rounds; while nothing decodes the first prompt in line has passes of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dspark.rounds.control import Admission, Started
+from dspark.types import Cursor, Refusal, TokenLogprobs, scores_problem
+from verify_service.interface import Engine, Prefill
+from verify_service.sequences import invalid
+
+IDLE_S = 0.02  # without a round for so long nobody decodes
+LIVELY_S = 0.5  # after the last round somebody may decode again any moment: chunks stay short
+
+
+class Began(NamedTuple):
+    """How a prompt ended: its anchor and what is told of it, or why it was not taken."""
+
+    sequence: int
+    epoch: int
+    anchor: int | Refusal
+    started: Started = Started()
+    logprobs: Sequence[TokenLogprobs] = ()
+
+
+@dataclass(slots=True)
+class _Prompt:
+    admission: Admission
+    began: float
+    spared: int
+
+
+class Prompts:
+    """Those of one owner."""
+
+    def __init__(self, engine: Engine, owner: int) -> None:
+        self._engine, self._owner = engine, owner
+        self._waiting: dict[tuple[int, int], _Prompt] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, admission: Admission) -> Refusal | None:
+        """Opens it and lines it up, or says why not."""
+        admit, ids = admission.admit, admission.token_ids
+        cursor = Cursor(admit.sequence, admit.epoch, 0, len(ids))
+        scores = admission.prompt_logprobs
+        if scores is not None and (wrong := scores_problem(len(ids), scores)) is not None:
+            return invalid(f"prompt_logprobs: {wrong}")
+        refusal = self._engine.open(
+            cursor,
+            admission.law,
+            admission.longest,
+            admission.keep_rows or admit.drafter > 0,
+            owner=self._owner,
+            token_ids=ids,
+            salt=admission.cache_salt,
+            scores=scores,
+        )
+        if refusal is not None:
+            return refusal
+        spared, _ = self._engine.spared(cursor.sequence, cursor.epoch, rows=False)
+        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, time.monotonic(), spared)
+        self._engine.line_up(Prefill(cursor.sequence, cursor.epoch, ids, False, self._owner))
+        return None
+
+    def call_back(self, sequence: int, epoch: int) -> bool:
+        """Whether it was still on its way; it is not any more."""
+        if self._waiting.pop((sequence, epoch), None) is None:
+            return False
+        self._engine.release(sequence, epoch)
+        return True
+
+    def chunk_at(self, last_round: float) -> float | None:
+        """When the next chunk gets a pass of its own, unless a round takes it along before; None: there is none."""
+        return last_round + IDLE_S if self._waiting else None
+
+    def run_chunk(self, last_round: float) -> Iterator[Began]:
+        """A pass of its own. last_round: when one ended, in monotonic seconds."""
+        short = time.monotonic() - last_round < LIVELY_S
+        progress = self._engine.prefill_next(short=short, owner=self._owner)
+        if progress is not None and (progress.done or progress.problem is not None):
+            yield from self._ended(progress.prefill, progress.problem)
+        yield from self.collect()
+
+    def collect(self) -> Iterator[Began]:
+        """Prompts that have ended since the last time, in whichever pass."""
+        while (news := self._engine.take_news(self._owner)) is not None:
+            if news.done or news.problem is not None:
+                yield from self._ended(news.prefill, news.problem)
+
+    def _ended(self, prefill: Prefill, problem: Refusal | None) -> Iterator[Began]:
+        sequence, epoch = prefill.sequence, prefill.epoch
+        prompt = self._waiting.pop((sequence, epoch), None)
+        if prompt is None:
+            return  # called back
+        spent = time.monotonic() - prompt.began
+        anchor = self._engine.first_token(sequence, epoch=epoch) if problem is None else problem
+        if isinstance(anchor, Refusal):
+            self._engine.release(sequence, epoch)
+            yield Began(sequence, epoch, anchor)
+            return
+        asked = prompt.admission
+        scored = self._engine.prompt_logprobs(sequence) if asked.prompt_logprobs is not None else None
+        told = self._engine.anchor_logprobs(sequence) if asked.law.logprobs is not None else ()
+        yield Began(sequence, epoch, anchor, Started(spent, prompt.spared, scored), told)

@@ -1,0 +1,314 @@
+"""The rounds of one control stream: `RoundLoop` with an engine, drafters and a coordinator around it.
+
+All of it happens on the thread that owns the device, which is posted a turn whenever something came: from the event
+loop, where the coordinator speaks, or from a stream of a drafter. A turn feeds the loop all that came, carries out what
+it asks for, runs at most one pass, and feeds what that brought. Orders leave before reports: nobody waits for those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Refused, Up
+from dspark.rounds.events import (
+    CallBackPrefill,
+    CloseAtDrafter,
+    DrafterEvent,
+    OpenAtDrafter,
+    Prefill,
+    Prefilled,
+    PrefillRefused,
+    Released,
+    Report,
+    RunPass,
+    SendOrder,
+    SendRows,
+    SessionLost,
+    Told,
+    Why,
+)
+from dspark.rounds.loop import RoundLoop
+from dspark.rounds.plan import Plan
+from dspark.runtime.worker import Worker
+from dspark.types import Refusal, RefusalReason
+from verify_service.drafters import Drafters
+from verify_service.feature_push import FeaturePush
+from verify_service.interface import Engine
+from verify_service.prompts import Began, Prompts
+from verify_service.round_passes import Ready, RoundPasses
+from verify_service.row_feeds import RowFeeds
+
+log = structlog.get_logger("dspark.rounds")
+
+Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loop is told of something that came
+
+
+class _Cache:
+    """Keeps `KVCache`: the engine's."""
+
+    def __init__(self, engine: Engine, freed: Callable[[int, int], None]) -> None:
+        self._engine, self._freed = engine, freed
+
+    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
+        return self._engine.grow(sequence, epoch, committed_len, slots)
+
+    def free(self, sequence: int, epoch: int) -> None:
+        self._engine.release(sequence, epoch)
+        self._freed(sequence, epoch)
+
+
+class RoundDriver:
+    """say: takes news to the coordinator; failed: of a bug, behind which nothing goes on. Both are called on the event
+    loop."""
+
+    def __init__(
+        self,
+        worker: Worker[Engine],
+        push: FeaturePush,
+        owner: int,
+        say: Callable[[Sequence[Up]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._failed = failed
+        self._worker, self._engine, self._push, self._owner = worker, worker.engine, push, owner
+        self._say, self._events = say, asyncio.get_running_loop()
+        self._inbox: deque[Came] = deque()
+        self._posted = self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")  # when it goes off; written on the device thread and where it does
+        self._arriving: dict[tuple[int, int], Admission] = {}  # told, and not taken up by the loop yet
+        self._admitted: dict[int, Admission] = {}
+        self._more: list[Told | Plan] = []  # what carrying out brought
+        self._up: list[Up] = []
+        self._ready: deque[Ready] = deque()
+        self._began: dict[int, Began] = {}  # prompts that the loop is being told of
+        self._last_pass = 0.0
+        self.rounds = RoundLoop(_Cache(self._engine, self._freed))
+        self._prompts = Prompts(self._engine, owner)
+        self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
+        self._drafters = Drafters(
+            self._engine,
+            self._feeds,
+            worker.security,
+            worker.incarnation,
+            worker.metrics,
+            self._admitted,
+            self.tell,
+            self._up.append,
+        )
+        self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted)
+        self._carry: dict[type, Callable[[Any], None]] = {
+            Prefill: self._prefill,
+            CallBackPrefill: self._call_back,
+            OpenAtDrafter: self._open,
+            CloseAtDrafter: self._close,
+            SendRows: self._send_rows,
+            SendOrder: lambda order: self._more.extend(self._drafters.order(order)),
+            RunPass: lambda run: self._ready.append(self._passes.prepare(run)),
+            Report: self._report,
+            Released: self._up.append,
+            DrafterEvent: self._drafter_event,
+        }
+        push.listeners.append(self._feeds)
+
+    # From any thread.
+
+    @property
+    def waiting(self) -> int:
+        """What came and was not looked at yet."""
+        return len(self._inbox)
+
+    def tell(self, came: Came) -> None:
+        """To be looked at in the next turn."""
+        self._inbox.append(came)
+        self._wake()
+
+    def hear(self, told: Sequence[Down | Refused]) -> None:
+        """From the coordinator."""
+        self.tell(lambda: self._heard(told))
+
+    def _wake(self) -> None:
+        if not self._posted:
+            self._posted = True
+            self._worker.device.post(self._turn, self._events)
+
+    # On the event loop.
+
+    async def end(self) -> None:
+        """Frees everything, whatever is being drawn."""
+        self._push.listeners.remove(self._feeds)
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._worker.device.run_surely(self._finish)
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._events.call_later(max(at - time.monotonic(), 0.0), self._time_came)
+
+    def _time_came(self) -> None:
+        self._timer_at = float("inf")
+        self._wake()
+
+    def _tell_up(self, news: Sequence[Up]) -> None:
+        if not self._over:
+            self._say(news)
+
+    # On the device thread.
+
+    def _finish(self) -> int:
+        self._over = True
+        self._drafters.end()
+        self.rounds.feed(SessionLost(), time.monotonic())
+        self._inbox.clear()
+        return self._engine.release_owner(self._owner)
+
+    def _turn(self) -> None:
+        self._posted = False
+        if self._over:
+            return
+        try:
+            failed = self._work()
+        except Exception as error:
+            self._over = True
+            self._events.call_soon_threadsafe(self._failed, error)
+            raise
+        if failed is not None:
+            raise failed  # the device's health is judged by it
+
+    def _work(self) -> Exception | None:
+        """Why a pass failed, if one did."""
+        failed: Exception | None = None
+        self._feed(self._take())
+        if self._ready:
+            ended, failed = self._passes.run(self._ready.popleft())
+            self._last_pass = time.monotonic()
+            self._up += self._passes.take_refused()
+            self._feed([ended, *self._take()])
+        else:
+            chunk_at = self._prompts.chunk_at(self._last_pass)
+            if chunk_at is not None and chunk_at <= time.monotonic():
+                self._feed(list(self._told_of(self._prompts.run_chunk(self._last_pass))))
+        self._go_on()
+        return failed
+
+    def _go_on(self) -> None:
+        """Another turn at once, or when something is due."""
+        if self._ready or self._inbox:
+            self._wake()
+            return
+        chunk_at = self._prompts.chunk_at(self._last_pass)
+        due = (self.rounds.next_at(), self._drafters.next_at(), self._feeds.overdue_at(), chunk_at)
+        at = min((each for each in due if each is not None), default=None)
+        if at is not None and at < self._timer_at:
+            self._timer_at = at
+            self._events.call_soon_threadsafe(self._set_timer, at)
+
+    def _take(self) -> list[Told | Plan]:
+        told: list[Told | Plan] = []
+        while self._inbox:
+            told += self._inbox.popleft()()
+        now = time.monotonic()
+        told += self._told_of(self._prompts.collect()) if len(self._prompts) else ()
+        return [*told, *self._drafters.overdue(now), *self._feeds.overdue(now)]
+
+    def _feed(self, told: Sequence[Told | Plan]) -> None:
+        while True:
+            for action in self.rounds.feed_all(told, time.monotonic()):
+                self._carry[type(action)](action)
+            self._arriving.clear()
+            if not self._more:
+                break
+            told, self._more = self._more, []
+        if self._up:
+            up, self._up[:] = list(self._up), []
+            self._events.call_soon_threadsafe(self._tell_up, up)
+
+    # What came.
+
+    def _heard(self, told: Sequence[Down | Refused]) -> Iterable[Told | Plan]:
+        for each in told:
+            if isinstance(each, Admission):
+                admit = each.admit
+                if self._worker.draining.is_set():
+                    self._refuse(admit.sequence, admit.epoch, RefusalReason.NO_PAGES, "the verifier is draining")
+                else:
+                    self._arriving.setdefault((admit.sequence, admit.epoch), each)
+                    yield admit
+            elif isinstance(each, Refused):
+                self._refuse(each.sequence, each.epoch, each.why, each.message)
+            elif isinstance(each, DrafterAt):
+                yield from self._drafters.told_of(each)
+            else:
+                yield each
+
+    def _refuse(self, sequence: int, epoch: int, why: RefusalReason, message: str) -> None:
+        """Of a sequence that the loop does not hear of."""
+        self._worker.refused(why)
+        self._up += (Refused(sequence, epoch, why, message), Released(sequence, epoch, 0, 0, Why.NO_PAGES))
+
+    def _told_of(self, began: Iterable[Began]) -> Iterable[Told]:
+        for each in began:
+            if isinstance(each.anchor, Refusal):
+                yield self._not_taken(each.sequence, each.epoch, each.anchor)
+            else:
+                self._began[each.sequence] = each
+                yield Prefilled(each.sequence, each.epoch, each.anchor)
+
+    def _not_taken(self, sequence: int, epoch: int, why: Refusal) -> Told:
+        self._worker.refused(why.reason)
+        self._up.append(Refused(sequence, epoch, why.reason, why.message))
+        return PrefillRefused(sequence, epoch)
+
+    # What the loop asks for.
+
+    def _prefill(self, asked: Prefill) -> None:
+        admission = self._arriving[asked.sequence, asked.epoch]
+        self._admitted[asked.sequence] = admission
+        refusal = self._prompts.begin(admission)
+        if refusal is not None:
+            self._more.append(self._not_taken(asked.sequence, asked.epoch, refusal))
+
+    def _call_back(self, asked: CallBackPrefill) -> None:
+        if self._prompts.call_back(asked.sequence, asked.epoch):
+            self._more.append(PrefillRefused(asked.sequence, asked.epoch))
+
+    def _open(self, asked: OpenAtDrafter) -> None:
+        self._more.extend(self._drafters.open(*asked))
+
+    def _close(self, asked: CloseAtDrafter) -> None:
+        self._drafters.close(*asked)
+
+    def _send_rows(self, asked: SendRows) -> None:
+        sink = self._drafters.sink(asked.drafter)
+        if sink is not None:  # else it is lost, and the loop about to hear of it
+            self._feeds.send(asked, sink)
+
+    def _report(self, report: Report) -> None:
+        if report.number:
+            self._up.append(self._passes.report(report))
+            return
+        began = self._began.pop(report.rounds[0].sequence)
+        logprobs = [began.logprobs] if began.logprobs else []
+        held = self._engine.held
+        self._up.append(
+            PassReport(report, started=began.started, logprobs=logprobs, pages_free=held.pages_total - held.pages_held)
+        )
+
+    def _drafter_event(self, event: DrafterEvent) -> None:
+        self._up.append(event)
+        if event.what != "late":
+            self._drafters.let_go(event.drafter)
+
+    def _freed(self, sequence: int, epoch: int) -> None:
+        admission = self._admitted.get(sequence)
+        if admission is not None and admission.admit.epoch == epoch:
+            del self._admitted[sequence]
+            self._drafters.blocks.pop(sequence, None)
+        self._worker.note_load()

@@ -1,0 +1,139 @@
+"""Passes of `RoundLoop` on an engine, and what is reported of them. On the device thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.rounds.control import Admission, PassReport, Refused, Timing
+from dspark.rounds.events import Drawn, PassEnded, PassFailed, Report, RoundReport, RunPass, Told
+from dspark.rounds.loop import RoundLoop
+from dspark.types import NO_Q, Cursor, Refusal, TokenLogprobs, Verdict
+from verify_service.drafters import Drafters, Order
+from verify_service.interface import Engine, Judged
+from verify_service.sequences import VerifyItem
+
+
+class Ready(NamedTuple):
+    """A pass that can run. What it needs is taken while everybody in it is there: some may leave before it runs."""
+
+    number: int
+    cohort: int
+    items: Sequence[VerifyItem | None]  # None: left already
+    orders: Sequence[Order]  # whose blocks are in it
+
+
+class _Ran(NamedTuple):
+    ready: Ready
+    judged: Judged
+    verdicts: dict[int, Verdict]  # by sequence
+    ended: float
+
+
+class RoundPasses:
+    """Those of one loop."""
+
+    def __init__(self, engine: Engine, rounds: RoundLoop, drafters: Drafters, admitted: dict[int, Admission]) -> None:
+        self._engine, self._rounds, self._drafters, self._admitted = engine, rounds, drafters, admitted
+        self._ran: _Ran | None = None
+        self._refused: list[Refused] = []
+        self._reported: dict[int, float] = {}  # when the last report of a cohort was due
+
+    def prepare(self, run: RunPass) -> Ready:
+        items: list[VerifyItem | None] = []
+        blocks, orders = self._drafters.blocks, self._drafters.orders
+        for row in run.rows:
+            sequence = self._rounds.sequence(row.sequence)
+            if sequence is None or sequence.epoch != row.epoch:
+                items.append(None)
+                continue
+            cursor = Cursor(row.sequence, row.epoch, row.round, row.committed_len)
+            ids: tuple[int, ...] = ()
+            q, version = NO_Q, ""
+            if row.prefix:
+                order, block = blocks[row.sequence]
+                if order != row.order:
+                    raise RuntimeError(f"order {row.order} is to be judged, and {order} is here")
+                ids, q = block.token_ids[: row.prefix], block.q.prefix(row.prefix)
+                version = orders[order].version
+            items.append(VerifyItem(cursor, sequence.anchor, ids, q, False, version, checked=True))
+        of = {row.order for row in run.rows if row.order}
+        cohort = self._rounds.plan.cohort(run.rows[0].sequence)
+        return Ready(run.number, cohort, items, [orders[number] for number in of if number in orders])
+
+    def run(self, ready: Ready) -> tuple[Told, Exception | None]:
+        """What the loop is told of it, and why it failed."""
+        items = [item for item in ready.items if item is not None]
+        try:
+            judged = self._engine.judge_cohort(items)
+        except Exception as error:
+            return PassFailed(ready.number), error
+        outcomes = iter(judged.outcomes)
+        verdicts: dict[int, Verdict] = {}
+        drawn: list[Drawn] = []
+        for item in ready.items:
+            outcome = None if item is None else next(outcomes)
+            if item is None or outcome is None:
+                drawn.append(Drawn(()))
+            elif isinstance(outcome, Refusal):
+                self._refused.append(Refused(item.cursor.sequence, item.cursor.epoch, outcome.reason, outcome.message))
+                drawn.append(Drawn(()))
+            else:
+                verdicts[item.cursor.sequence] = outcome
+                drawn.append(Drawn((*item.draft_ids[: outcome.accepted], outcome.next_token)))
+        self._ran = _Ran(ready, judged, verdicts, time.monotonic())
+        return PassEnded(ready.number, drawn), None
+
+    def take_refused(self) -> list[Refused]:
+        """Who could not be judged, and why, once."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def report(self, report: Report) -> PassReport:
+        """Of the pass that ran last."""
+        ran = self._ran
+        assert ran is not None
+        assert ran.ready.number == report.number
+        judged, rounds = ran.judged, report.rounds
+        held = self._engine.held
+        return PassReport(
+            report,
+            self._timing(ran),
+            sum(each.committed_before for each in rounds) / len(rounds),
+            judged.tokens,
+            judged.prefill_tokens,
+            logprobs=self._logprobs(ran, rounds),
+            labels=_labels(judged, rounds),
+            draws=tuple(judged.draws),
+            pages_free=held.pages_total - held.pages_held,
+        )
+
+    def _timing(self, ran: _Ran) -> Timing:
+        cohort, orders = ran.ready.cohort, ran.ready.orders
+        forward_s = ran.judged.forward_ns * 1e-9
+        before = self._reported.get(cohort, ran.ended - forward_s)
+        self._reported[cohort] = ran.ended
+        waited = max(each.came for each in orders) - min(each.sent for each in orders) if orders else 0.0
+        draft_s = max((each.draft_s for each in orders), default=0.0)
+        return Timing(forward_s, ran.ended - before, draft_s, max(waited, 0.0))
+
+    def _logprobs(self, ran: _Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[TokenLogprobs]]:
+        told = [ran.verdicts[each.sequence].logprobs[: len(each.tokens)] for each in rounds]
+        return told if any(told) else ()
+
+
+def _labels(judged: Judged, rounds: Sequence[RoundReport]) -> npt.NDArray[np.float32] | None:
+    """[slots verified, 2] of all rounds; NaN where outcomes alone are known."""
+    if not judged.labels:
+        return None
+    parts = []
+    for each in rounds:
+        known = judged.labels.get(each.sequence)
+        if known is None or len(known) != each.verified:
+            known = np.full((each.verified, 2), np.nan, np.float32)
+        parts.append(known)
+    return np.concatenate(parts)

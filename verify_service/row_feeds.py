@@ -1,0 +1,138 @@
+"""Feature rows on their way to drafters over the bulk stream: pieces of what is kept, a bounded number at a time.
+
+Rows lie in the verifier anyhow, so nothing is queued here: a piece is read when there is room on its way, and what gets
+lost is read again. On the device thread, but for what `FeaturePush` calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
+from dspark.types import Cursor, Refusal
+from dspark.wire.v1 import features_pb2
+from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
+from verify_service.interface import Engine, FeatureRun
+
+AWAY_BYTES = 8 << 20  # on their way to one drafter, unacknowledged
+PATIENCE_S = 5.0  # without an acknowledgement, after which a drafter is given up
+
+Key = tuple[int, int]  # sequence, epoch
+
+
+@dataclass(slots=True)
+class _Feed:
+    drafter: int
+    sink: Sink
+    next: int  # rows below this one were sent
+    stop: int
+    held: int  # rows below this one have come, as far as is known
+    since: float  # when it last got on
+
+
+class RowFeeds:
+    """tell: runs something on the device thread, whose result is fed to the loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        push: FeaturePush,
+        loop: asyncio.AbstractEventLoop,
+        tell: Callable[[Callable[[], Sequence[Told]]], None],
+    ) -> None:
+        self._engine, self._push, self._loop, self._tell = engine, push, loop, tell
+        self._feeds: dict[tuple[int, Key], _Feed] = {}
+        self._opened: set[tuple[int, Key]] = set()  # where rows find room
+        self._most = max(AWAY_BYTES // max(2 * engine.feature_width, 1), BULK_ROWS)  # rows
+
+    def opened(self, drafter: int, key: Key) -> None:
+        """There is room: rows find it from now on."""
+        self._opened.add((drafter, key))
+        if (feed := self._feeds.get((drafter, key))) is not None:
+            feed.since = time.monotonic()
+            self._go_on(drafter)
+
+    def send(self, asked: SendRows, sink: Sink) -> None:
+        """Rows start .. stop - 1, unless they are on their way already."""
+        at = (asked.drafter, (asked.sequence, asked.epoch))
+        feed = self._feeds.get(at)
+        if feed is None:
+            now = time.monotonic()
+            self._feeds[at] = _Feed(asked.drafter, sink, asked.start, asked.stop, asked.start, now)
+        else:
+            feed.stop = max(feed.stop, asked.stop)
+        self._go_on(asked.drafter)
+
+    def close(self, drafter: int, key: Key) -> None:
+        """It needs no more."""
+        self._opened.discard((drafter, key))
+        if self._feeds.pop((drafter, key), None) is not None:
+            self._go_on(drafter)
+
+    def forget(self, drafter: int) -> None:
+        """It is gone."""
+        self._feeds = {at: feed for at, feed in self._feeds.items() if at[0] != drafter}
+        self._opened = {at for at in self._opened if at[0] != drafter}
+
+    def overdue_at(self) -> float | None:
+        """When the first drafter is to be given up."""
+        return min((feed.since + PATIENCE_S for feed in self._feeds.values()), default=None)
+
+    def overdue(self, now: float) -> list[DrafterLost]:
+        """Drafters that acknowledged nothing for too long."""
+        late = {feed.drafter for feed in self._feeds.values() if now >= feed.since + PATIENCE_S}
+        return [DrafterLost(drafter, "lost: it takes no rows") for drafter in late]
+
+    def _go_on(self, drafter: int) -> None:
+        mine = [(at[1], feed) for at, feed in self._feeds.items() if at[0] == drafter and at in self._opened]
+        room = self._most - sum(feed.next - feed.held for _, feed in mine)
+        for key, feed in mine:
+            while feed.next < feed.stop and room > 0:
+                last = min(feed.next + BULK_ROWS, feed.stop)
+                run = self._engine.features(Cursor(*key, 0, last + 1), feed.next)
+                if isinstance(run, Refusal):  # none are kept: it goes without drafts
+                    self._feeds.pop((drafter, key), None)
+                    break
+                self._loop.call_soon_threadsafe(self._hand_over, feed.sink, run)
+                room -= last - feed.next
+                feed.next = last
+
+    def _hand_over(self, sink: Sink, run: FeatureRun) -> None:
+        self._push.push(sink, [run], bulk=True)
+
+    # What became of them; called on the event loop.
+
+    def rows_came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None:
+        if ack.watermarks or ack.refused:
+            marks = [((mark.sequence, mark.epoch), mark.rows) for mark in ack.watermarks]
+            refused = [(each.sequence, each.epoch) for each in ack.refused]
+            self._tell(lambda: self._came(sink, marks, refused))
+
+    def rows_lost(self, sink: Sink, why: str) -> None:
+        self._tell(lambda: self._lost(sink, why))
+
+    def _came(self, sink: Sink, marks: Sequence[tuple[Key, int]], refused: Sequence[Key]) -> Sequence[Told]:
+        ready: list[Told] = []
+        feeds = {key: feed for (_, key), feed in self._feeds.items() if feed.sink == sink}
+        now = time.monotonic()
+        for key, rows in marks:
+            feed = feeds.get(key)
+            if feed is None:
+                continue
+            feed.held, feed.since = max(feed.held, min(rows, feed.next)), now
+            if feed.held >= feed.stop:
+                del self._feeds[feed.drafter, key]
+                ready.append(DrafterReady(feed.drafter, *key, feed.held))
+        for key in refused:  # it goes without drafts until a plan names somebody else
+            if (feed := feeds.get(key)) is not None:
+                self._feeds.pop((feed.drafter, key), None)
+        for drafter in {feed.drafter for feed in feeds.values()}:
+            self._go_on(drafter)
+        return ready
+
+    def _lost(self, sink: Sink, why: str) -> Sequence[Told]:
+        drafters = {feed.drafter for feed in self._feeds.values() if feed.sink == sink}
+        return [DrafterLost(drafter, f"lost: {why}") for drafter in drafters]
