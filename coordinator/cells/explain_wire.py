@@ -9,7 +9,8 @@ from typing import cast
 from coordinator.lanes.explain import Explain
 from coordinator.queue.admission import Admission
 from coordinator.watching.endings import Ended, Endings
-from coordinator.watching.explaining import Told, told
+from coordinator.watching.explaining import told
+from coordinator.watching.rounds_told import Told
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import control_pb2
 
@@ -82,7 +83,7 @@ def write(found: Told) -> control_pb2.RoundExplanation:
         asked=found.asked,
         slots=[
             control_pb2.SlotExplanation(
-                token_id=slot.token,
+                token_id=slot.token or 0,
                 confidence=slot.confidence,
                 survival=slot.survival,
                 gain=slot.gain,

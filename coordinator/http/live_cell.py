@@ -12,11 +12,12 @@ import structlog
 from coordinator.clock import Clock
 from coordinator.http.live_load import Load
 from coordinator.http.sse import EventStream, event
-from coordinator.lanes.explain import Settled
-from coordinator.lanes.lane import Lane
+from coordinator.lanes.explain import AnyRound
+from coordinator.lanes.verifier_lane import AnyLane
 from coordinator.queue.admission import Admission
 from coordinator.watching.endings import Ended
-from coordinator.watching.explaining import Sums, curve, sums_of
+from coordinator.watching.explaining import curve, sums_of
+from coordinator.watching.rounds_told import Sums
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Role, Worker
 from dspark.errors import Overloaded
@@ -93,20 +94,20 @@ class CellFeed:
         shown, self._next = self._next, asyncio.Event()
         shown.set()
 
-    def _cell(self, rounds: list[Settled]) -> dict[str, Any]:
-        by_lane: dict[str, list[Settled]] = {}
+    def _cell(self, rounds: list[AnyRound]) -> dict[str, Any]:
+        by_lane: dict[str, list[AnyRound]] = {}
         for each in rounds:
             by_lane.setdefault(each.lane, []).append(each)
         lanes = self._membership.lanes
         drafting = Counter(track.drafter.facts.name for lane in lanes for track in lane.tracks if track.drafter)
-        verifying = {lane.verifier.facts.name: len(lane) for lane in lanes}
+        verifying = {lane.facts.name: len(lane) for lane in lanes}
         return {
             "type": "cell",
             "at": round(self._clock.time(), 3),
             "running": self._admission.running,
             "queued": self._admission.queued,
             "load": {"streams": self._load.streams, "most": self._load.most},
-            "lanes": [self._lane(lane, by_lane.get(lane.verifier.facts.name, [])) for lane in lanes],
+            "lanes": [self._lane(lane, by_lane.get(lane.facts.name, [])) for lane in lanes],
             "ended": [_ended(each) for each in self._admission.endings.last(SHOWN)],
             "workers": [
                 _worker(worker, (verifying if worker.address.role is Role.VERIFY else drafting))
@@ -114,16 +115,16 @@ class CellFeed:
             ],
         }
 
-    def _lane(self, lane: Lane, rounds: list[Settled]) -> dict[str, Any]:
-        waiting = self._admission.waiting_for(lane)
+    def _lane(self, lane: AnyLane, rounds: list[AnyRound]) -> dict[str, Any]:
+        waiting = lane.waiting
         costed = next((found for each in reversed(rounds) if (found := curve(each)) is not None), None)
         return {
-            "name": lane.verifier.facts.name,
+            "name": lane.facts.name,
             "drafters": [drafter.facts.name for drafter in lane.drafters],
             "running": len(lane) - waiting,
             "prefilling": waiting,
             "cohorts": lane.depth,
-            "curve": lane.cost.verify is not None,
+            "curve": lane.verify_cost is not None,
             **_recent([sums_of(each) for each in rounds]),
             "rates": None
             if costed is None

@@ -8,7 +8,8 @@ from typing import Any
 from coordinator.answers.answer import Piece
 from coordinator.lanes.explain import Part
 from coordinator.reception.tokenizer import TextStream, Tokenizer
-from coordinator.watching.explaining import Origin, Sums, curve, origins, told
+from coordinator.watching.explaining import curve, told
+from coordinator.watching.rounds_told import Origin, Sums, origins
 
 DIGITS = 4  # of shares and tokens; microseconds of spans
 
@@ -73,7 +74,7 @@ class Speaker:
             "slots": [
                 {
                     "id": slot.token,
-                    "text": self._alone(slot.token),
+                    "text": self._alone(slot.token) if slot.token is not None else "",
                     "confidence": round(slot.confidence, DIGITS),
                     "survival": round(slot.survival, DIGITS),
                     "gain": round(slot.gain, DIGITS),

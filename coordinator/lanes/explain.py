@@ -8,14 +8,16 @@ numbers of it when it is read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator.bell import Bell
 from coordinator.lanes.drafting import Asked
 from coordinator.lanes.ports import Judged
+from coordinator.lanes.reported import Reported
 from coordinator.lanes.rounds import Blocks, Terms, Turn
+from coordinator.lanes.track import Track
 from coordinator.scheduling.planning import Cohort, Plan
 from dspark.errors import Overloaded
 from dspark.rounds.schedule import Floats
@@ -47,12 +49,21 @@ class Settled:
     judged: Judged
     committed: int  # tokens
 
+    def of(self, request_id: str) -> Iterator[tuple[Track, int, int]]:
+        """(track, row, tokens of prompt and answer before it) of every answer of a request."""
+        for row, turn in enumerate(self.turns):
+            if turn.track.request.id == request_id:
+                yield turn.track, row, turn.cursor.committed_len
+
+
+AnyRound = Settled | Reported
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One answer's part in a settled round."""
 
-    round: Settled
+    round: AnyRound
     at: int  # which row of the cohort
     offset: int  # index in the answer of the first token it committed
     kept: int  # tokens committed, after stop tokens and limits cut the answer
@@ -66,10 +77,10 @@ class Watch:
         self.request, self._limit = request, limit
         self.bell = Bell()
         self._owner = owner
-        self._rounds: deque[Settled] = deque(maxlen=limit)
+        self._rounds: deque[AnyRound] = deque(maxlen=limit)
         self._parts: deque[Part] = deque(maxlen=limit)
 
-    def rounds(self) -> list[Settled]:
+    def rounds(self) -> list[AnyRound]:
         """Those since the last call."""
         taken = list(self._rounds)
         self._rounds.clear()
@@ -81,17 +92,15 @@ class Watch:
         self._parts.clear()
         return taken
 
-    def put(self, settled: Settled) -> None:
+    def put(self, settled: AnyRound) -> None:
         if self.request is None:
             self._put(self._rounds, settled)
             return
-        for at, turn in enumerate(settled.turns):
-            if turn.track.request.id == self.request:
-                log = turn.track.answer.log
-                kept = max(len(log) - turn.cursor.committed_len, 0)
-                room = turn.track.answer.room + kept
-                self._put(self._parts, Part(settled, at, turn.cursor.committed_len - log.prompt_len, kept, room))
-                self.bell.ring()
+        for track, at, before in settled.of(self.request):
+            log = track.answer.log
+            kept = max(len(log) - before, 0)
+            self._put(self._parts, Part(settled, at, before - log.prompt_len, kept, track.answer.room + kept))
+            self.bell.ring()
 
     def _put(self, queue: deque[T], item: T) -> None:
         """The oldest goes, counted, when it is full."""
@@ -135,7 +144,7 @@ class Explain:
             self._watches.remove(watch)
         self.watched = bool(self._watches)
 
-    def settled(self, settled: Settled) -> None:
+    def settled(self, settled: AnyRound) -> None:
         """Call it in the turn of the event loop in which the round was settled."""
         for watch in self._watches:
             watch.put(settled)

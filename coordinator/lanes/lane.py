@@ -21,12 +21,13 @@ from coordinator.lanes.drafting import Drafting, DraftWaits, result_of
 from coordinator.lanes.explain import Explain
 from coordinator.lanes.feeding import Feeding
 from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.ports import Declined, DrafterPort, Prefilled, PrefillOrder, VerifierPort
+from coordinator.lanes.ports import Declined, DrafterPort, Prefilled, PrefillOrder, VerifierFacts, VerifierPort
 from coordinator.lanes.round_loop import Pace, RoundLoop
 from coordinator.lanes.sequence import Event, State
 from coordinator.lanes.settling import Owner, Settling
 from coordinator.lanes.siblings import Siblings
 from coordinator.lanes.track import Track
+from coordinator.scheduling.cost_curve import CostCurve
 from coordinator.scheduling.pipelining import Pipelining
 from coordinator.scheduling.step_cost import StepCost
 from dspark.errors import PeerError
@@ -52,6 +53,7 @@ class Conduct:
     bypass: bool = True  # adaptive sequences whose drafts do not pay go without, see `planning`
     explore: float = 1 / 64  # share of their rounds that are drafted nevertheless
     cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster, see `pipelining`
+    window: int = 2  # rounds that a verifier may run beyond the last acknowledged one, where it runs them by itself
 
 
 class Lane:
@@ -121,6 +123,19 @@ class Lane:
     @property
     def committed_by_rounds(self) -> int:
         return self._loop.committed
+
+    @property
+    def facts(self) -> VerifierFacts:
+        return self.verifier.facts
+
+    @property
+    def verify_cost(self) -> CostCurve | None:
+        return self.cost.verify
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have not joined the rounds."""
+        return sum(track.sequence.state is State.PREFILLING for track in self._tracks.values())
 
     @property
     def depth(self) -> int:
@@ -245,7 +260,7 @@ class Lane:
     async def _prefill(self, track: Track) -> None:
         sequence, cursor = track.sequence, track.sequence.cursor
         keep = track.speculates and bool(self.verifier.facts.projection)
-        self._metrics.prefills.labels(reason=_why_prefilled(track)).inc()
+        self._metrics.prefills.labels(reason=why_prefilled(track)).inc()
         order = PrefillOrder(
             cursor,
             track.answer.log.ids(),
@@ -338,7 +353,7 @@ class Lane:
         self.close()
 
 
-def _why_prefilled(track: Track) -> str:
+def why_prefilled(track: Track) -> str:
     if track.handovers or track.moved:
         return "handover"
     if track.sequence.epoch > track.sequence.born:

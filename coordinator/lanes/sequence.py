@@ -47,6 +47,7 @@ NEXT: dict[tuple[State, Event], State] = {
     (State.READY, Event.GATHERED): State.DRAFTING,
     (State.DRAFTING, Event.SCHEDULED): State.VERIFYING,  # an empty block is a block
     (State.VERIFYING, Event.JUDGED): State.READY,
+    (State.READY, Event.JUDGED): State.READY,  # by a verifier that runs its rounds by itself
     (State.VERIFYING, Event.DECLINED): State.READY,
     (State.PREFILLING, Event.PREEMPTED): State.WAITING,
     (State.READY, Event.PREEMPTED): State.WAITING,
@@ -66,6 +67,10 @@ NEXT: dict[tuple[State, Event], State] = {
     (State.DRAFTING, Event.ENDED): State.FINISHED,
     (State.VERIFYING, Event.ENDED): State.FINISHED,
 }
+
+
+# The next verifier takes it in under a higher epoch, whether anything was drawn under this one or not.
+HANDED_BACK = frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.MOVED, Event.PREEMPTED))
 
 
 class UnlistedEvent(RuntimeError):
@@ -91,7 +96,7 @@ class Sequence:
             raise UnlistedEvent(f"sequence {self.number} is {self.state.value} and was {event.value}") from None
         if event in (Event.PREFILLED, Event.JUDGED):
             self.round += 1
-        elif event in (Event.ORPHANED, Event.MOVED, Event.PREEMPTED):
+        elif event in HANDED_BACK:
             self.epoch += 1
             self.round = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.answers.answer import Answer
@@ -26,6 +27,10 @@ class Feed(enum.Enum):
     RESTING = "resting"  # no draft is near: rows stay with the verifier meanwhile
 
 
+def unnoted(epoch: int) -> None:
+    """Of a request that nobody can resume."""
+
+
 @dataclass(slots=True, eq=False)
 class Track:
     request: Request
@@ -33,6 +38,7 @@ class Track:
     answer: Answer
     tally: Tally
     outlet: Sink
+    note_epoch: Callable[[int], object] = unnoted  # keeps an epoch before anything is drawn under it
     end: End | None = None  # set when the answer is complete
 
     drafter: DrafterPort | None = None

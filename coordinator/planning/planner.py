@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,6 +48,19 @@ class Finished:
     round_s: float  # from one report of these sequences to the next
     draft_s: float = 0.0  # of the drafter's pass
     labels: Floats | None = None  # [n, k, 2], see `AcceptanceEstimator`
+    alone: bool = True  # no other cohort takes turns with it
+
+
+class Others(NamedTuple):
+    """Sequences of the same passes whose lengths are not this planner's to choose."""
+
+    sequences: int = 0
+    tokens: float = 0.0  # in a pass
+    slots: int = 0  # of the longest blocks drafted for them
+    worth: float = 0.0  # expected weighted tokens of a round
+
+
+NOBODY = Others()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,8 @@ class Lane:
     context: float
     window: int = 2
     most_tokens: int = NO_CAP  # of a pass
-    most_cohorts: int = 2
+    cohorts: tuple[int, ...] = (1, 2)  # to choose from
+    others: Others = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +91,7 @@ class Planner:
 
     def __init__(self, cost: CostCorrector, slots: int, *, explore: float = EXPLORE) -> None:
         self.cost, self.acceptance = cost, AcceptanceEstimator(slots)
-        self._block, self._explore = slots, explore
+        self.block, self._explore = slots, explore
         self._recent: deque[tuple[Floats, Floats]] = deque()  # (what the verifier compares, what it is worth), [n, b]
         self._blocks = 0
         self._number = 0
@@ -84,7 +99,7 @@ class Planner:
 
     def learn(self, done: Finished) -> None:
         count, width = done.confidence.shape
-        alone = self._last.cohorts == 1
+        alone = done.alone
         if not done.prefill_tokens and width == 0 and alone:
             self.cost.observe_plain(done.tokens, done.context, count, done.round_s)
         elif not done.prefill_tokens and width:
@@ -99,8 +114,8 @@ class Planner:
 
     def _remember(self, keys: Sequence[Hashable], confidence: Floats, weight: Floats) -> None:
         """Survivals of a round, of whole blocks: slots that were not drafted are taken for usual ones."""
-        width = min(confidence.shape[1], self._block)
-        own = np.full((len(keys), self._block), np.nan)
+        width = min(confidence.shape[1], self.block)
+        own = np.full((len(keys), self.block), np.nan)
         own[:, :width] = confidence[:, :width]
         own = np.clip(np.where(np.isnan(own), self.acceptance.usual(), own), 0.0, 1.0)
         by_key = {key: (self.acceptance.ratios(key), self.acceptance.trust(key)) for key in set(keys)}
@@ -123,13 +138,18 @@ class Planner:
         self._last = kept if best.rate < STAYS * kept.rate else best
         chosen = self._last
         likely = max(drafted, key=lambda option: option.rate)
-        whole = max((each for each in drafted if each.slots == self._block), key=lambda option: option.rate)
+        whole = max((each for each in drafted if each.slots == self.block), key=lambda option: option.rate)
         drawn = self._drawn(lane.sequences[0])
         if self._blocks < WARM_UP or drawn < self._share(whole):
             return self._plan(lane, whole)
         if chosen.slots == 0 and drawn > 1.0 - self._share(likely):
             return self._plan(lane, likely)
         return self._plan(lane, chosen)
+
+    @property
+    def home(self) -> tuple[int, int]:
+        """(slots, cohorts) of what is thought best; single plans try something else."""
+        return self._last.slots, self._last.cohorts
 
     def _drawn(self, sequence: int) -> float:
         """[0, 1), keyed: whether this plan tries something."""
@@ -146,29 +166,39 @@ class Planner:
         return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
 
     def _options(self, lane: Lane) -> tuple[_Option, list[_Option]]:
-        count, worth = len(lane.sequences), float(lane.weight.sum())
-        plain_s = self.cost.plain_s(count, lane.context)
+        count, others = len(lane.sequences), lane.others
+        worth = float(lane.weight.sum()) + others.worth
+        together, tokens = count + others.sequences, count + others.tokens
+        plain_s = self._plain_s(tokens, lane)
         plain = _Option(worth / plain_s, plain_s, 0, 1, float("inf"))
         compared, gains = self._past(lane)
         scale = count / len(compared)
-        most = max(lane.most_tokens - count, 0)
+        most = max(lane.most_tokens - tokens, 0)
         order = np.argsort(-compared, axis=None, kind="stable")
-        ranked, gained, slot = compared.ravel()[order], gains.ravel()[order], order % self._block
+        ranked, gained, slot = compared.ravel()[order], gains.ravel()[order], order % self.block
         drafted = []
-        for slots in range(1, self._block + 1):
+        for slots in range(1, self.block + 1):
             among = slot < slots
             ranks = ranked[among]
             brought = np.zeros(len(ranks) + 1)
             np.cumsum(gained[among], out=brought[1:])
             taken = scale * np.arange(len(brought), dtype=np.float64)
             inside = taken <= most
-            for cohorts in range(1, min(lane.most_cohorts, count) + 1):
-                seconds = self.cost.round_s(count + taken, lane.context, count, slots, cohorts)
+            for cohorts in [each for each in lane.cohorts if each <= together] or [1]:
+                longest = max(slots, others.slots)
+                seconds = self.cost.round_s(tokens + taken, lane.context, together, longest, cohorts)
                 rates = np.where(inside, (worth + scale * brought) / seconds, 0.0)
                 at = int(rates.argmax())
                 price = float(ranks[at - 1]) if at else float("inf")
                 drafted.append(_Option(float(rates[at]), float(seconds[at]), slots, cohorts, price))
         return plain, drafted
+
+    def _plain_s(self, tokens: float, lane: Lane) -> float:
+        """Of a round in which nothing is drafted but for the others."""
+        others, together = lane.others, len(lane.sequences) + lane.others.sequences
+        if not others.slots:
+            return self.cost.plain_s(together, lane.context)
+        return float(self.cost.round_s(np.array([tokens]), lane.context, together, others.slots, 1)[0])
 
     def _past(self, lane: Lane) -> tuple[Floats, Floats]:
         """What recent blocks would be compared by and worth, [m, b]; of a lane without a past what is hoped for."""

@@ -17,10 +17,10 @@ import structlog
 
 from coordinator.answers.commit_log import End, Reason
 from coordinator.clock import Clock, Timer, settled
-from coordinator.lanes.lane import Lane
 from coordinator.lanes.ports import Declined
-from coordinator.lanes.sequence import Event, State
+from coordinator.lanes.sequence import Event
 from coordinator.lanes.track import Track
+from coordinator.lanes.verifier_lane import AnyLane
 from coordinator.queue.shares import Shares
 from coordinator.queue.waiting import Waiting
 from coordinator.scheduling.running_fit import Running
@@ -58,9 +58,9 @@ class Admission:
         self._line = Waiting()
         self._shares = Shares()
         self._overdue: Timer | None = None  # the next look at who has waited too long
-        self._homes: dict[Track, Lane] = {}
-        self._lanes: list[Lane] = []
-        self._full: set[Lane] = set()
+        self._homes: dict[Track, AnyLane] = {}
+        self._lanes: list[AnyLane] = []
+        self._full: set[AnyLane] = set()
         self._between_ends = Running(weight=0.2)
         self._last_end = clock.time()
         self._empty: asyncio.Future[None] | None = None
@@ -84,10 +84,6 @@ class Admission:
     @property
     def queue_limit(self) -> int:
         return self._bounds.max_queued
-
-    def waiting_for(self, lane: Lane) -> int:
-        """Sequences placed in a lane that have not joined its rounds."""
-        return sum(track.sequence.state is State.PREFILLING for track in lane.tracks)
 
     def find(self, request_id: str) -> Track | None:
         """The first answer of a running request that has not ended."""
@@ -251,11 +247,11 @@ class Admission:
 
     # Lanes.
 
-    def lane_joined(self, lane: Lane) -> None:
+    def lane_joined(self, lane: AnyLane) -> None:
         self._lanes.append(lane)
         self._place()
 
-    def lane_left(self, lane: Lane) -> None:
+    def lane_left(self, lane: AnyLane) -> None:
         """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to come, and to run its
         first requests once it is there."""
         self._full.discard(lane)
@@ -321,12 +317,12 @@ class Admission:
     def _alive(self) -> Iterable[Track]:
         return chain.from_iterable(self._requests.values())
 
-    def _choose(self, track: Track) -> Lane | None:
+    def _choose(self, track: Track) -> AnyLane | None:
         """The lane with the fewest sequences that has room for this one."""
         able = [lane for lane in self._lanes if lane not in self._full and lane.can_take(track)]
         return min(able, key=len, default=None)
 
-    def _retry(self, lane: Lane) -> None:
+    def _retry(self, lane: AnyLane) -> None:
         self._full.discard(lane)
         self._place()
 

@@ -6,15 +6,19 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.ports import DrafterPort
+from coordinator.lanes.verifier_lane import AnyLane, VerifierLane
 from coordinator.queue.admission import Admission, Bounds
 from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import SimulatedDrafter
+from coordinator.simulation.drafts import SimulatedDrafts
 from coordinator.simulation.load import Load
+from coordinator.simulation.pair import SyntheticPair
 from coordinator.simulation.recorder import Recorder
+from coordinator.simulation.rounds import SimulatedRounds
 from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
@@ -49,6 +53,8 @@ class _Cell:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
+        self._drafters: list[SimulatedDrafter | SimulatedDrafts] = []
+        self._verifiers: list[SimulatedVerifier | SimulatedRounds] = []
 
     async def run(self) -> dict[str, Any]:
         scenario, clock = self._scenario, asyncio.get_running_loop()
@@ -57,24 +63,14 @@ class _Cell:
         bounds = Bounds(max_running=most, max_queued=scenario.max_queued)
         admission = Admission(bounds, clock, self._metrics)
         self._world = World(SyntheticLaw(scenario.spec), scenario.hops, scenario.prefill_chunk, scenario.cores)
-        self._drafters = [SimulatedDrafter(self._world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
-        pages = scenario.kv_tokens // scenario.page_size
+        self._pages = scenario.kv_tokens // scenario.page_size
         self._processors = [Device(self._world.cores) for _ in range(scenario.coordinators)]
-        self._verifiers = [
-            SimulatedVerifier(
-                self._world, f"verify/{n}", self._processors[n % scenario.coordinators], pages, scenario.page_size
-            )
-            for n in range(scenario.verifiers)
-        ]
         load: Counter[DrafterPort] = Counter()
-        self._lanes: list[Lane] = []
-        loops = []
-        for verifier in self._verifiers:
-            lane = Lane(verifier, admission, load=load, waits=scenario.conduct, clock=clock, metrics=self._metrics)
+        self._lanes: list[AnyLane] = []
+        loops = self._by_themselves(admission, load) if scenario.rounds == "verifier" else self._led(admission, load)
+        for lane in self._lanes:
             for drafter in self._drafters:
-                lane.drafter_joined(drafter)
-            loops.append(clock.create_task(lane.run()))
-            self._lanes.append(lane)
+                lane.drafter_joined(cast("DrafterPort", drafter))
             admission.lane_joined(lane)
         for verifier, lane, at in zip(self._verifiers, self._lanes, scenario.verifiers_lost_s, strict=False):
             clock.call_later(at, _lose_verifier, admission, lane, verifier)
@@ -94,11 +90,51 @@ class _Cell:
         asking.cancel()
         return self._said(recorder, users, before, after)
 
-    def _lose_drafter(self, drafter: SimulatedDrafter, load: Counter[DrafterPort]) -> None:
-        drafter.close("lost")
+    def _led(self, admission: Admission, load: Counter[DrafterPort]) -> list[asyncio.Task[None]]:
+        """Lanes that run the rounds; returns their loops."""
+        scenario, world, clock = self._scenario, self._world, asyncio.get_running_loop()
+        self._drafters = [SimulatedDrafter(world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
+        loops = []
+        for number in range(scenario.verifiers):
+            processor = self._processors[number % scenario.coordinators]
+            verifier = SimulatedVerifier(world, f"verify/{number}", processor, self._pages, scenario.page_size)
+            lane = Lane(verifier, admission, load=load, waits=scenario.conduct, clock=clock, metrics=self._metrics)
+            loops.append(clock.create_task(lane.run()))
+            self._verifiers.append(verifier)
+            self._lanes.append(lane)
+        return loops
+
+    def _by_themselves(self, admission: Admission, load: Counter[DrafterPort]) -> list[asyncio.Task[None]]:
+        """Lanes of verifiers that run their rounds."""
+        scenario, world, clock = self._scenario, self._world, asyncio.get_running_loop()
+        pair = SyntheticPair(world.law)
+        pool = [SimulatedDrafts(world, pair, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
+        self._drafters = [*pool]
+        for number in range(scenario.verifiers):
+            processor = self._processors[number % scenario.coordinators]
+            rounds = SimulatedRounds(world, pair, f"verify/{number}", processor, pool, self._pages, scenario.page_size)
+            self._lanes.append(
+                VerifierLane(
+                    rounds.facts,
+                    rounds,
+                    admission,
+                    load=load,
+                    waits=scenario.conduct,
+                    clock=clock,
+                    metrics=self._metrics,
+                )
+            )
+            self._verifiers.append(rounds)
+        return []
+
+    def _lose_drafter(self, drafter: SimulatedDrafter | SimulatedDrafts, load: Counter[DrafterPort]) -> None:
+        if isinstance(drafter, SimulatedDrafts):
+            drafter.lose()
+        else:
+            drafter.close("lost")
         for lane in self._lanes:
-            lane.drafter_left(drafter)
-        load.pop(drafter, None)
+            lane.drafter_left(cast("DrafterPort", drafter))
+        load.pop(cast("DrafterPort", drafter), None)
 
     def _marks(self) -> _Marks:
         return _Marks(
@@ -148,7 +184,7 @@ class _Cell:
         }
 
 
-def _lose_verifier(admission: Admission, lane: Lane, verifier: SimulatedVerifier) -> None:
+def _lose_verifier(admission: Admission, lane: AnyLane, verifier: SimulatedVerifier | SimulatedRounds) -> None:
     """As the coordinator takes it: its sequences go elsewhere, with all they have said."""
     verifier.close("lost")
     lane.close()

@@ -28,6 +28,7 @@ class Scenario:
     drafters: int = 1
     coordinators: int = 1  # processors that settle replies; verifiers are dealt out to them, drafters shared
     policy: str = "greedy"
+    rounds: str = "coordinator"  # who runs them: the coordinator, or each verifier by itself
     prompt_tokens: Span = (32, 32)
     answer_tokens: Span = (128, 128)
     warmup_s: float = 5.0
@@ -63,4 +64,6 @@ class Scenario:
             raise InvalidRequest("drafters_lost_s", f"there are {self.drafters} drafters")
         if self.warmup_s < 0 or not self.window_s > 0:
             raise InvalidRequest("window_s", "the warm-up must be 0 or more seconds, the window above 0")
+        if self.rounds not in ("coordinator", "verifier"):
+            raise InvalidRequest("rounds", f"{self.rounds!r} is neither coordinator nor verifier")
         parse_policy(self.policy, field="policy")

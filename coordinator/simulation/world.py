@@ -107,6 +107,10 @@ class SimulatedWorker:
         self._open: set[Future[Any]] = set()
         self._closed = ""
 
+    @property
+    def closed(self) -> bool:
+        return bool(self._closed)
+
     def _future(self) -> Future[Any]:
         future: Future[Any] = self.world.loop.create_future()
         if self._closed:

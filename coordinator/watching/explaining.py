@@ -9,13 +9,13 @@ Shapes: n sequences of a cohort, k slots of a block.
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
-
 import numpy as np
 
 from coordinator.lanes.drafting import result_of
-from coordinator.lanes.explain import Part, Settled
+from coordinator.lanes.explain import AnyRound, Part, Settled
+from coordinator.lanes.reported import Reported
+from coordinator.watching import reports
+from coordinator.watching.rounds_told import Slot, Sums, Told, Why, fate_of, origins
 from dspark.rounds.policy import Fixed, Greedy, Kind, Threshold
 from dspark.rounds.schedule import Floats
 from dspark.types import Verdict
@@ -23,94 +23,9 @@ from dspark.types import Verdict
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
 
-class Origin(enum.Enum):
-    """How a token came to be committed."""
-
-    DRAFTED = "drafted"  # and accepted
-    CORRECTED = "corrected"  # the target's, in place of a drafted one
-    BONUS = "bonus"  # the target's, behind a prefix that was accepted whole
-    PLAIN = "plain"  # the target's, and nothing was verified
-
-
-class Fate(enum.Enum):
-    """What became of a drafted token."""
-
-    ACCEPTED = "accepted"
-    REJECTED = "rejected"
-    VOID = "void"  # verified, behind a rejected one
-    UNVERIFIED = "unverified"
-    CUT = "cut"  # accepted, behind the end of the answer
-
-
-class Why(enum.Enum):
-    """What ended the prefix."""
-
-    NO_DRAFT = "no_draft"
-    WHOLE = "whole"  # the block did
-    ROOM = "room"  # the answer has no room for more
-    FIXED = "fixed"  # the policy's number
-    THRESHOLD = "threshold"  # the next slot's confidence is below the policy's
-    PRICE = "price"  # the next slot brings less than it costs
-    BUDGET = "budget"  # settled before the draft
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One slot of a block."""
-
-    token: int
-    confidence: float  # calibrated, corrected by live rounds
-    survival: float
-    gain: float
-    fate: Fate
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One answer's part in one round."""
-
-    lane: str
-    sequence: int
-    choice: int
-    round: int
-    offset: int  # index in the answer of the first token committed
-    policy: str
-    drafter: str  # replica; empty without one
-    empty_because: str  # why there was no draft; empty when there was one
-    asked: int  # slots asked of the drafter
-    slots: tuple[Slot, ...]
-    prefix: int  # slots sent to verification
-    accepted: int
-    tokens: tuple[int, ...]  # committed
-    origins: tuple[Origin, ...]  # of them
-    why: Why
-    price: float | None  # None where no curve was in force
-    cohort: Sums
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """A cohort's round in numbers. Spans are seconds."""
-
-    lane: str
-    ended: float  # clock time
-    sequences: int
-    drafted: int  # slots
-    verified: int  # slots
-    tokens: int  # in the packed pass: anchors, prefixes, and prompts that rode along
-    committed: int
-    budget: int | None  # slots, settled before the draft; None but under `async`
-    plain: bool
-    probe: bool
-    round_s: float
-    draft_s: float  # waited for drafts
-    draft_pass_s: float  # device time of the slowest drafter that replied
-    verify_s: float
-    verify_pass_s: float  # device time
-    late: tuple[str, ...]  # drafters that were not waited for any longer, or lost
-
-
-def sums_of(settled: Settled) -> Sums:
+def sums_of(settled: AnyRound) -> Sums:
+    if isinstance(settled, Reported):
+        return reports.sums_of(settled)
     turns, judged = settled.turns, settled.judged
     passes = [done.forward_s for reply in settled.asked.replies.values() if (done := result_of(reply)) is not None]
     return Sums(
@@ -140,6 +55,8 @@ def sums_of(settled: Settled) -> Sums:
 def told(part: Part) -> Told:
     """An answer's part in its round."""
     settled, at = part.round, part.at
+    if isinstance(settled, Reported):
+        return reports.told(settled, at, part.offset, part.kept, part.room)
     turn, verdict = settled.turns[at], settled.judged.verdicts[at]
     accepted, judged = (verdict.accepted, verdict.judged) if isinstance(verdict, Verdict) else (0, 0)
     block, next_token = turn.block.token_ids, verdict.next_token if isinstance(verdict, Verdict) else 0
@@ -151,7 +68,7 @@ def told(part: Part) -> Told:
             float(settled.blocks.confidence[at, slot]),
             float(alive[at, slot]),
             float(gains[at, slot]),
-            _fate(slot, accepted, judged, part.kept),
+            fate_of(slot, accepted, judged, part.kept),
         )
         for slot, token in enumerate(block)
     )
@@ -176,14 +93,10 @@ def told(part: Part) -> Told:
     )
 
 
-def origins(accepted: int, judged: int, kept: int) -> tuple[Origin, ...]:
-    """Of the tokens a round committed: `accepted` of `judged` drafted ones and the target's own, the first `kept`."""
-    last = Origin.PLAIN if not judged else Origin.BONUS if accepted == judged else Origin.CORRECTED
-    return (*[Origin.DRAFTED] * accepted, last)[:kept]
-
-
-def price(settled: Settled) -> float | None:
+def price(settled: AnyRound) -> float | None:
     """Gain from which on one slot more would have paid, at the size that was chosen; None without a curve."""
+    if isinstance(settled, Reported):
+        return reports.price(settled)
     found = _rates(settled, 1)
     if found is None:
         return None
@@ -191,8 +104,10 @@ def price(settled: Settled) -> float | None:
     return float(rates[chosen] * (seconds[chosen + 1] - seconds[chosen]))
 
 
-def curve(settled: Settled) -> tuple[list[tuple[int, float]], int] | None:
+def curve(settled: AnyRound) -> tuple[list[tuple[int, float]], int] | None:
     """((slots verified for adaptive rows, expected tokens per second) thinned out, slots chosen); None without one."""
+    if isinstance(settled, Reported):
+        return None  # it was the planner's, a round ago
     found = _rates(settled, 0)
     if found is None or len(found[0]) < 2:
         return None
@@ -234,15 +149,8 @@ def _drafter(settled: Settled, at: int) -> str:
     return next((drafter.facts.name for drafter in asked), "")
 
 
-def _fate(slot: int, accepted: int, judged: int, kept: int) -> Fate:
-    if slot < accepted:
-        return Fate.ACCEPTED if slot < kept else Fate.CUT
-    if slot >= judged:
-        return Fate.UNVERIFIED
-    return Fate.REJECTED if slot == accepted else Fate.VOID
-
-
 def _why(part: Part) -> Why:
+    assert isinstance(part.round, Settled)
     turn = part.round.turns[part.at]
     drafted, policy = len(turn.block.token_ids), turn.track.request.policy
     if not drafted:

@@ -22,6 +22,7 @@ import structlog
 from coordinator.clock import Clock
 from coordinator.lanes.drafting import result_of
 from coordinator.lanes.explain import Explain, Part, Watch
+from coordinator.lanes.reported import Reported
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.telemetry import Metrics
 
@@ -125,6 +126,9 @@ class Tracing:
 
     def _round(self, part: Part, inside: Any, at: Any) -> None:
         settled = part.round
+        if isinstance(settled, Reported):
+            self._reported(settled, part, inside, at)
+            return
         turn, verdict = settled.turns[part.at], settled.judged.verdicts[part.at]
         span = self._span("round", at(settled.began), inside)
         span.set_attributes(
@@ -149,6 +153,31 @@ class Tracing:
                 drafted.end(at(settled.began + settled.drafted_s))
         verified = self._span("verify", at(settled.ended - settled.verified_s), within)
         verified.set_attributes({"dspark.worker": settled.lane, "dspark.device_s": settled.judged.forward_s})
+        verified.end(at(settled.ended))
+        span.end(at(settled.ended))
+
+    def _reported(self, settled: Reported, part: Part, inside: Any, at: Any) -> None:
+        said, timing = settled.rounds[part.at], settled.report.timing
+        began = settled.ended - timing.round_s
+        span = self._span("round", at(began), inside)
+        span.set_attributes(
+            {
+                "dspark.lane": settled.lane,
+                "dspark.cohort.sequences": len(settled.rounds),
+                "dspark.spec.drafted": len(said.confidence),
+                "dspark.spec.verified": said.verified,
+                "dspark.spec.accepted": said.accepted,
+                "dspark.spec.committed": part.kept,
+                **({"dspark.spec.without_draft": said.why_empty.replace(" ", "_")} if said.why_empty else {}),
+            }
+        )
+        within = _child_of(span)
+        if len(said.confidence):
+            drafted = self._span("draft", at(began), within)
+            drafted.set_attributes({"dspark.worker": settled.name_of(said.drafter), "dspark.device_s": timing.draft_s})
+            drafted.end(at(began + timing.waited_s))
+        verified = self._span("verify", at(settled.ended - timing.forward_s), within)
+        verified.set_attributes({"dspark.worker": settled.lane, "dspark.device_s": timing.forward_s})
         verified.end(at(settled.ended))
         span.end(at(settled.ended))
 

@@ -49,8 +49,10 @@ class Threshold:
 class Greedy:
     """Algorithm 1: by descending survival while expected tokens per second still grow."""
 
+    name: str = "greedy"  # or `adaptive`, where a verifier runs its rounds by itself
+
     def __str__(self) -> str:
-        return "greedy"
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +110,20 @@ class Columns:
 
 
 def parse_policy(text: str, *, field: str = "speculation.policy") -> Policy:
-    """`off`, `fixed:k`, `threshold:t`, `greedy` or `async`; errors name `field`."""
+    """`off`, `fixed:k`, `threshold:t`, `adaptive`, or its older names `greedy` and `async`; errors name `field`."""
     name, _, argument = text.strip().partition(":")
     match name:
         case "off" if not argument:
             return Off()
-        case "greedy" if not argument:
-            return Greedy()
+        case "greedy" | "adaptive" if not argument:
+            return Greedy(name)
         case "async" if not argument:
             return Async()
         case "fixed":
             return Fixed(_slots(argument, field))
         case "threshold":
             return Threshold(_share(argument, field))
-    raise InvalidRequest(field, f"expected off, fixed:k, threshold:t, greedy or async, got {text[:40]!r}")
+    raise InvalidRequest(field, f"expected off, fixed:k, threshold:t or adaptive, got {text[:40]!r}")
 
 
 def _slots(argument: str, field: str) -> int:

@@ -11,7 +11,8 @@ from coordinator.lanes.explain import LANE_ROUNDS, MAX_WATCHES, Explain, Watch
 from coordinator.lanes.lane import Conduct
 from coordinator.lanes.ports import DraftOrder
 from coordinator.scheduling.cost_curve import CostCurve
-from coordinator.watching.explaining import Fate, Origin, Told, Why, curve, origins, price, sums_of, told
+from coordinator.watching.explaining import curve, price, sums_of, told
+from coordinator.watching.rounds_told import Fate, Origin, Told, Why, origins
 from dspark.errors import Overloaded
 from dspark.types import Block
 

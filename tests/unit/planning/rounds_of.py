@@ -83,7 +83,7 @@ def planned(
     planner = Planner(CostCorrector(base.curve(), base.draft_s, Running(base.hop_s)), SLOTS)
     texts = draw_texts(rng, kinds, streams)
     tokens = seconds = 0.0
-    lane = Lane(range(streams), ["d"] * streams, np.ones(streams), CONTEXT, most_cohorts=cohorts)
+    lane = Lane(range(streams), ["d"] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1)))
     plans = [planner.next(lane)] * (lag + 1)
     slots_of = []
     for number in range(rounds):
@@ -112,6 +112,7 @@ def planned(
                 costs.verify_s(load),
                 took,
                 costs.draft_s(streams, slots) if slots else 0.0,
+                alone=plan.cohorts == 1,
             )
         )
         plans.append(planner.next(lane))

@@ -24,7 +24,7 @@ ROUNDS = {1: 600, 8: 200, 64: 80, 256: 40}
 
 
 def lane(streams: int, cohorts: int = 2, keys: str = "d") -> Lane:
-    return Lane(range(streams), [keys] * streams, np.ones(streams), CONTEXT, most_cohorts=cohorts)
+    return Lane(range(streams), [keys] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""Applying reported rounds, one by one: check, commit, show, count.
+
+Invariant 6, committed before shown: `Answer.take` appends before the output queue sees anything, and whoever calls
+makes it last (`write`) before this turn of the event loop is over, so before anybody can read from that queue. Nothing
+that a verifier says is believed before it was looked at: a report that no block and no answer can lead to ends the
+request, or the sequence goes to another verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from coordinator.answers.answer import Piece, Round, Started
+from coordinator.answers.outlet import Overfull
+from coordinator.lanes.round_counts import RoundCounts
+from coordinator.lanes.sequence import Event
+from coordinator.lanes.settling import Owner
+from coordinator.lanes.track import Track
+from dspark.errors import Overloaded, PeerError
+from dspark.rounds import control
+from dspark.rounds.events import RoundReport
+from dspark.runtime.telemetry import Metrics
+from dspark.types import TokenLogprobs
+
+log = structlog.get_logger("dspark.commits")
+
+REASONS = {  # why a round went without a block, as metrics name it
+    "rows missing": "features_missing",
+    "no drafter": "no_drafter",
+    "drafter late": "drafter_late",
+    "drafter lost": "drafter_lost",
+    "anchor used": "drafted_before",
+    "last token": "last_token",
+    "out of pages": "out_of_pages",
+    "too long": "too_long",
+    "unknown sequence": "unknown_sequence",
+    "late": "late",
+    "invalid": "invalid",
+    "off": "bypass",
+}
+
+
+class Commits:
+    """Of one lane."""
+
+    def __init__(self, owner: Owner, vocab_size: int, metrics: Metrics) -> None:
+        self._owner, self._vocab_size, self._metrics = owner, vocab_size, metrics
+        self.counts = RoundCounts(metrics)
+
+    def problem(self, track: Track, said: RoundReport, logprobs: Sequence[TokenLogprobs]) -> str | None:
+        """What is wrong with a round that is the next one; None if nothing is."""
+        tokens = said.tokens
+        if not 0 <= said.accepted <= said.verified <= len(said.confidence) or len(tokens) > said.accepted + 1:
+            return "a verdict that fits no block"
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self._vocab_size):
+            return "a token that is not in its vocabulary"
+        if track.request.law.logprobs is not None and len(logprobs) != len(tokens):
+            return "a token without its log-probability"
+        return None
+
+    def begin(self, track: Track, said: RoundReport, told: control.PassReport, at: float) -> int:
+        """The commit that a prefill brings. Returns tokens committed."""
+        logprobs = told.logprobs[0] if told.logprobs else ()
+        started = told.started or control.Started()
+        problem = self.problem(track, said, logprobs)
+        if track.scores is not None and started.prompt_logprobs is None:
+            problem = "no log-probabilities of the prompt"
+        if problem is not None:
+            return self._refuse(track, problem)
+        track.sequence.apply(Event.PREFILLED)
+        news = None
+        if track.tally.first is None:
+            track.tally.first = at
+            spared = min(max(started.cached_tokens, 0), len(track.request.prompt))
+            news = Started(track.tally.queue_s(), spared, started.prompt_logprobs)
+        piece = track.answer.take(said.tokens, logprobs, started=news)
+        return self._finish(track, said, piece, at)
+
+    def judged(self, track: Track, said: RoundReport, logprobs: Sequence[TokenLogprobs], why: str, at: float) -> int:
+        """A round's. why: it had no block, for metrics. Returns tokens committed."""
+        problem = self.problem(track, said, logprobs)
+        if problem is not None:
+            return self._refuse(track, problem)
+        try:
+            return self._judged(track, said, logprobs, why, at)
+        except Exception as error:  # a bug: this request fails and its neighbours do not notice
+            log.error("commit.failed", sequence=said.sequence, round=said.round, exc_info=error)
+            self._owner.ended(track, PeerError("a commit failed; see the coordinator's log"))
+            return 0
+
+    def _judged(self, track: Track, said: RoundReport, logprobs: Sequence[TokenLogprobs], why: str, at: float) -> int:
+        drafted, verified = len(said.confidence), said.verified
+        track.sequence.apply(Event.JUDGED)
+        piece = track.answer.take(said.tokens, logprobs, round=Round(drafted, verified, said.accepted))
+        committed, tally = len(piece.tokens), track.tally
+        accepted = min(said.accepted, committed)
+        tally.drafted += drafted
+        tally.round(verified=verified, accepted=accepted, committed=committed)
+        self.counts.judged(
+            drafted,
+            verified,
+            said.accepted,
+            accepted,
+            why,
+            label=track.request.label,
+            committed=committed,
+            confidence=tuple(said.confidence[:verified]),
+        )
+        return self._finish(track, said, piece, at)
+
+    def _finish(self, track: Track, said: RoundReport, piece: Piece, at: float) -> int:
+        """Hands a commit to the client; whoever does not read is cut."""
+        count = len(piece.tokens)
+        if count != len(said.tokens) or (piece.end is None and count != said.accepted + 1):
+            return self._refuse(track, "tokens that its answer has no room for, or too few")
+        before, track.tally.shown = track.tally.shown, at
+        self.counts.shown(count, at - before if before is not None else None)
+        track.end = piece.end
+        try:
+            track.outlet.push(piece)
+        except Overfull:
+            self._metrics.slow_readers_cut.inc()
+            track.end = None
+            self._owner.ended(track, Overloaded("the client reads too slowly", retry_after_s=1.0))
+            return count
+        if piece.end is not None:
+            self._owner.ended(track, None)
+        return count
+
+    def _refuse(self, track: Track, problem: str) -> int:
+        self._metrics.dropped.labels(kind="verdict", reason="malformed").inc()
+        self._owner.ended(track, PeerError(f"the verifier sent {problem}"))
+        return 0

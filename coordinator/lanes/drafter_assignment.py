@@ -1,0 +1,111 @@
+"""Who drafts for which sequence of a lane, from its admission to its end; plans name who that is where it changes.
+
+A sequence goes on with empty blocks while it has nobody. It is looked at again when a report, a drafter or time may
+have changed something: its drafter left, or is about to, is distrusted, has no blocks of this length, or its rows never
+came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from coordinator.clock import Clock
+from coordinator.lanes.commits import REASONS
+from coordinator.lanes.lane_drafters import LaneDrafters
+from coordinator.lanes.placed import Placed
+from coordinator.planning.lane_plans import LanePlans
+from dspark.rounds.events import RoundReport
+from dspark.runtime.telemetry import Metrics
+
+AGAIN_S = 0.5  # between two looks for a drafter for the same sequence
+ROWS_S = 5.0  # rows that have not come to a drafter in this time do not come: it has no room, or is no use
+KINDS = 1 << 16  # of drafters and buckets that are numbered
+
+
+class DrafterAssignment:
+    """Of one lane. `named` is what the next plan has to say: drafters by sequence, 0 for nobody."""
+
+    def __init__(self, drafters: LaneDrafters, plans: LanePlans, clock: Clock, metrics: Metrics) -> None:
+        self._drafters, self._plans, self._clock, self._metrics = drafters, plans, clock, metrics
+        self.named: dict[int, int] = {}
+        self._due: dict[int, Placed] = {}  # to be looked at
+        self._kinds: dict[Hashable, int] = {}
+
+    def admitted(self, placed: Placed) -> None:
+        """The first choice, which its admission names."""
+        self._assign(placed, self._drafters.choose(placed.track) if placed.speculates else 0)
+        self.named.pop(placed.number, None)
+
+    def left(self, placed: Placed) -> None:
+        """The sequence is gone."""
+        self._due.pop(placed.number, None)
+        self.named.pop(placed.number, None)
+        self._detach(placed)
+
+    def look_at(self, placed: Iterable[Placed]) -> None:
+        self._due.update((each.number, each) for each in placed)
+
+    def reported(self, placed: Placed, said: RoundReport, now: float) -> None:
+        """What a round tells of its drafter."""
+        if len(said.confidence):
+            placed.rows_missing_since = None
+            placed.fed = placed.fed or said.drafter == placed.drafter
+            self._drafters.drafted(said.drafter)
+        elif said.why_empty == "rows missing" and placed.rows_missing_since is None:
+            placed.rows_missing_since = now
+        if placed.speculates:
+            self._due[placed.number] = placed
+
+    def why_empty(self, placed: Placed, said: RoundReport) -> str:
+        """Why a round had no block, as metrics name it."""
+        if len(said.confidence):
+            return ""
+        if not placed.track.speculates:
+            return "policy_off"
+        why = REASONS.get(said.why_empty, "unspecified")
+        return self._drafters.why_nobody(placed.track) if why == "no_drafter" else why
+
+    def lost(self, drafter: int, placed: Iterable[Placed], *, full: bool) -> None:
+        """The verifier lost a drafter, or, if it is full, could not open anybody new there."""
+        self._drafters.lost(drafter)
+        for each in placed:
+            if each.drafter == drafter and not (full and each.fed):
+                self._assign(each, 0)
+                each.not_before = 0.0
+                self._due[each.number] = each
+
+    def settle(self) -> None:
+        """Whoever has no drafter gets one, and whoever's is no good another, or none."""
+        due, self._due = self._due, {}
+        now = self._clock.time()
+        for placed in due.values():
+            if not placed.admitted or placed.leaving is not None or not placed.speculates:
+                continue
+            mine, since = placed.drafter, placed.rows_missing_since
+            stuck = since is not None and now - since > ROWS_S
+            if (mine and not stuck and self._drafters.stays(mine, placed.track)) or (
+                not mine and now < placed.not_before
+            ):
+                continue
+            other = self._drafters.choose(placed.track, besides=mine)
+            if other or stuck or (mine and not self._drafters.may_stay(mine, placed.track)):
+                self._assign(placed, other)
+            if other:
+                self._metrics.resends.labels(reason="attached").inc()
+
+    def _detach(self, placed: Placed) -> None:
+        if placed.drafter:
+            self._drafters.detach(placed.drafter, placed.track)
+            placed.drafter = 0
+
+    def _assign(self, placed: Placed, drafter: int) -> None:
+        self._detach(placed)
+        placed.drafter, placed.fed, placed.rows_missing_since = drafter, False, None
+        if drafter:
+            self._drafters.attach(drafter, placed.track)
+        placed.not_before = self._clock.time() + AGAIN_S
+        law, label = placed.track.request.law, placed.track.request.label
+        kind = (self._drafters.fingerprint(drafter), law.rule, law.greedy, label)
+        placed.key = self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else 0
+        self._plans.drafted_by(placed.number, placed.key)
+        self.named[placed.number] = drafter

@@ -1,0 +1,171 @@
+"""Which drafter drafts for which sequence of a lane: the least loaded one that fits, by the number plans name it by.
+
+A drafter holds soft state only: losing one costs speed, never an answer. Health is per pair (invariant R10 of
+`dspark.rounds`): a drafter that this process cannot reach gets nobody new, and whoever is with it stays until the
+verifier, which speaks to it by itself, says that it is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+from coordinator.clock import Clock
+from coordinator.lanes.monitor import Monitor
+from coordinator.lanes.ports import DrafterPort
+from coordinator.lanes.track import Track
+from dspark.rounds.control import DrafterAt, Use
+
+AGAIN_S = 2.0  # before a drafter that the verifier lost, or that had no room, is named to it again
+LONGEST_S = 16.0  # the same for one that is lost again and again
+
+
+class _Known:
+    """One drafter process, as the verifier of this lane sees it."""
+
+    def __init__(self, number: int, port: DrafterPort) -> None:
+        self.number, self.port = number, port
+        self.there = True  # this process reaches it
+        self.leaves = False
+        self.not_before = 0.0  # clock time before which the verifier is not told to use it
+        self.pause_s = AGAIN_S
+        self.sequences = 0  # of this lane
+        self.told: Use | None = None
+
+    @property
+    def use(self) -> Use:
+        if self.there:
+            return Use.NO_NEW if self.leaves else Use.YES
+        return Use.NO_NEW if self.sequences else Use.GONE
+
+
+class LaneDrafters:
+    """Of one lane. `news` is what its verifier has to be told."""
+
+    def __init__(self, load: Counter[DrafterPort], clock: Clock, monitor: Monitor) -> None:
+        """load: sequences by drafter, over all lanes."""
+        self._load, self._clock, self._monitor = load, clock, monitor
+        self._known: dict[tuple[str, int], _Known] = {}  # by endpoint and incarnation
+        self._by_number: dict[int, _Known] = {}
+        self._numbers = itertools.count(1)  # never given to another process
+
+    @property
+    def drafters(self) -> tuple[DrafterPort, ...]:
+        return tuple(each.port for each in self._by_number.values() if each.there)
+
+    def joined(self, port: DrafterPort) -> None:
+        """A process keeps its number while anybody is with it."""
+        at = (port.facts.endpoint, port.facts.incarnation)
+        known = self._known.get(at)
+        if known is None:
+            known = self._known[at] = _Known(next(self._numbers), port)
+            self._by_number[known.number] = known
+        else:
+            self._load[port] += known.sequences
+        known.port, known.there, known.leaves = port, True, False
+
+    def left(self, port: DrafterPort) -> None:
+        """It is out of this process's reach."""
+        known = self._of(port)
+        if known is not None:
+            known.there = False
+
+    def leaves(self, port: DrafterPort, leaves: bool) -> None:
+        """Whether it gets nobody new; who is with it goes to another one as soon as there is one."""
+        known = self._of(port)
+        if known is not None:
+            known.leaves = leaves
+
+    def lost(self, number: int) -> None:
+        """The verifier lost it, or it has no room."""
+        known = self._by_number.get(number)
+        if known is None:
+            return
+        known.not_before = self._clock.time() + known.pause_s
+        known.pause_s = min(2.0 * known.pause_s, LONGEST_S)
+        known.told = Use.NO_NEW  # so that it is told again
+
+    def drafted(self, number: int) -> None:
+        """A block of it came."""
+        if number in self._by_number:
+            self._by_number[number].pause_s = AGAIN_S
+
+    def choose(self, track: Track, besides: int = 0) -> int:
+        """The least loaded drafter that may serve this sequence, but for one; 0 for nobody."""
+        able = [each for each in self._by_number.values() if each.number != besides and self._able(each, track)]
+        if not able:
+            return 0
+        return min(able, key=lambda each: (self._load[each.port], each.port.facts.name)).number
+
+    def stays(self, number: int, track: Track) -> bool:
+        """Whether a drafter may go on drafting for a sequence."""
+        known = self._by_number[number]
+        return self._fits(known.port, track) and not known.leaves
+
+    def may_stay(self, number: int, track: Track) -> bool:
+        """The same while there is nobody else."""
+        return self._fits(self._by_number[number].port, track)
+
+    def attach(self, number: int, track: Track) -> None:
+        known = self._by_number[number]
+        known.sequences += 1
+        self._load[known.port] += 1
+        track.drafter, track.last_drafter = known.port, known.port.facts.name
+
+    def detach(self, number: int, track: Track) -> None:
+        track.drafter = None
+        known = self._by_number.get(number)
+        if known is not None:
+            known.sequences -= 1
+            if known.there:
+                self._load[known.port] -= 1
+
+    def why_nobody(self, track: Track) -> str:
+        """Why a sequence has no drafter."""
+        there = [each.port for each in self._by_number.values() if each.there]
+        if there and not any(self._trusts(each, track) for each in there):
+            return "distrusted"
+        if there and not any(_reaches(each, track) for each in there):
+            return "too_long"
+        return "no_drafter"
+
+    def fingerprint(self, number: int) -> str:
+        known = self._by_number.get(number)
+        return known.port.facts.fingerprint if known is not None else ""
+
+    def name(self, number: int) -> str:
+        known = self._by_number.get(number)
+        return known.port.facts.name if known is not None else ""
+
+    def news(self) -> Iterator[DrafterAt]:
+        """What changed since the last call."""
+        for known in list(self._by_number.values()):
+            use, facts = known.use, known.port.facts
+            if use is Use.GONE:
+                del self._by_number[known.number], self._known[facts.endpoint, facts.incarnation]
+            if use is known.told or (known.told is None and use is Use.GONE):
+                continue
+            if self._clock.time() >= known.not_before or use is not Use.YES:
+                known.told = use
+                yield DrafterAt(known.number, facts.endpoint, facts.incarnation, use)
+
+    def _of(self, port: DrafterPort) -> _Known | None:
+        known = self._known.get((port.facts.endpoint, port.facts.incarnation))
+        return known if known is not None and known.port is port else None
+
+    def _able(self, known: _Known, track: Track) -> bool:
+        free = known.there and not known.leaves and self._clock.time() >= known.not_before
+        named = track.request.drafter in ("", known.port.facts.name)
+        return free and named and self._fits(known.port, track)
+
+    def _fits(self, port: DrafterPort, track: Track) -> bool:
+        return _reaches(port, track) and self._trusts(port, track)
+
+    def _trusts(self, port: DrafterPort, track: Track) -> bool:
+        return self._monitor.trusts(port.facts.fingerprint, track.request.law)
+
+
+def _reaches(port: DrafterPort, track: Track) -> bool:
+    """Whether it has blocks for a sequence of this length."""
+    return len(track.answer.log) <= port.facts.context_length - port.facts.block_size

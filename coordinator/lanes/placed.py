@@ -1,0 +1,84 @@
+"""One sequence in the lane of a verifier that runs its rounds by itself: how far it is, and who drafts for it."""
+
+from __future__ import annotations
+
+from coordinator.lanes.ports import Declined
+from coordinator.lanes.sequence import Event
+from coordinator.lanes.track import Track
+from dspark.rounds.control import Admission
+from dspark.rounds.events import Admit, Released, Why
+from dspark.types import RefusalReason
+
+GONE: dict[Why | None, tuple[RefusalReason, str]] = {
+    Why.FAILED: (RefusalReason.INTERNAL, "a pass of its own failed"),
+    Why.STALE_EPOCH: (RefusalReason.STALE_CURSOR, "the verifier has seen its epoch before"),
+}
+
+
+class Placed:
+    """From `take` until it has left the lane."""
+
+    __slots__ = (
+        "admitted",
+        "drafter",
+        "epoch",
+        "fed",
+        "key",
+        "leaving",
+        "not_before",
+        "number",
+        "prefilled",
+        "refused",
+        "round",
+        "rows_missing_since",
+        "settled_by",
+        "since",
+        "speculates",
+        "track",
+    )
+
+    def __init__(self, track: Track) -> None:
+        self.track, self.number, self.epoch = track, track.sequence.number, track.sequence.epoch
+        self.round = 0  # of the next report
+        self.admitted = False  # the verifier was told of it
+        self.prefilled = False
+        self.speculates = False
+        self.since = 0.0  # clock time at which it was admitted
+        self.drafter = 0  # whom plans name; 0: nobody
+        self.fed = False  # a block of it came
+        self.key = 0  # drafter and bucket
+        self.not_before = 0.0  # clock time before which no drafter is looked for again
+        self.rows_missing_since: float | None = None
+        self.leaving: Event | None = None  # what becomes of it once it is settled
+        self.settled_by = 0.0  # clock time
+        self.refused: Declined | None = None  # what the verifier said of it
+
+    def admission(self) -> Admission:
+        """What a verifier needs to run its prompt, and its rounds from then on."""
+        answer, request = self.track.answer, self.track.request
+        ids = answer.log.ids()
+        return Admission(
+            Admit(self.number, self.epoch, len(ids), answer.room, request.stop_ids, self.drafter),
+            ids,
+            request.law,
+            request.longest,
+            self.speculates,
+            request.cache_salt,
+            self.track.scores,
+        )
+
+    def fate(self, said: Released) -> Event | None:
+        """What becomes of it, now that the verifier let it go; None: it is refused for good."""
+        in_order = said.rounds == self.round and said.committed_len == len(self.track.answer.log)
+        if in_order and said.why is None and self.leaving is not None:
+            return self.leaving
+        if in_order and said.why is Why.OUT_OF_PAGES:
+            return Event.PREEMPTED
+        if in_order and said.why is Why.NO_PAGES and self.refused is None and not self.prefilled:
+            return self.leaving or Event.TURNED_AWAY
+        if in_order and self.refused is not None and self.refused.why is RefusalReason.INVALID:
+            return None
+        if self.refused is None and said.why in GONE:
+            self.refused = Declined(self.track.sequence.cursor, *GONE[said.why])
+        self.track.refused = self.refused
+        return Event.ORPHANED

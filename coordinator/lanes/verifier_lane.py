@@ -1,0 +1,407 @@
+"""A lane whose verifier runs its rounds by itself: admits, plans, commits what is reported, takes sequences back.
+
+It stands beside the rounds, never on their way. Invariants, those of `dspark.rounds` that are a coordinator's:
+R6. What is decided settles: a sequence that moves stays here until the verifier has released it. What ended is dropped.
+R7. Reports are applied exactly in order of (epoch, round): journal and log first, then the acknowledgement, then shown.
+R9. An epoch is written before anything can be drawn under it, and never given out again.
+R10. What this process cannot reach of a drafter never stops a verifier's orders to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from coordinator.clock import Clock, Timer
+from coordinator.lanes.commits import Commits
+from coordinator.lanes.drafter_assignment import DrafterAssignment
+from coordinator.lanes.explain import Explain
+from coordinator.lanes.lane import MOVING_S, MOVING_SHARE, Conduct, Lane, why_prefilled
+from coordinator.lanes.lane_drafters import LaneDrafters
+from coordinator.lanes.members import Members
+from coordinator.lanes.monitor import Monitor
+from coordinator.lanes.placed import Placed
+from coordinator.lanes.ports import Declined, DrafterPort, VerifierFacts
+from coordinator.lanes.reported import Reported
+from coordinator.lanes.round_learning import RoundLearning
+from coordinator.lanes.sequence import Event
+from coordinator.lanes.settling import Owner
+from coordinator.lanes.track import Track
+from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans
+from coordinator.scheduling.cost_curve import CostCurve
+from dspark.errors import PeerError
+from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
+from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released
+from dspark.rounds.plan import Plan
+from dspark.runtime.telemetry import Metrics
+from dspark.types import RefusalReason
+
+log = structlog.get_logger("dspark.lane")
+
+LOOKS = 4  # at whether the verifier says anything, in the time it may be silent
+
+
+class VerifierLane:
+    """Keeps `Listener`. Holds its tracks from `take` until they end, are turned away or are orphaned."""
+
+    def __init__(
+        self,
+        facts: VerifierFacts,
+        port: RoundsPort,
+        owner: Owner,
+        *,
+        load: Counter[DrafterPort],
+        waits: Conduct,
+        clock: Clock,
+        metrics: Metrics,
+        explain: Explain | None = None,
+        monitor: Monitor | None = None,
+        write: Callable[[], None] = lambda: None,
+        on_lost: Callable[[str], None] = lambda why: None,
+        on_draining: Callable[[float], None] = lambda finish_within_s: None,
+    ) -> None:
+        """`write` makes commits and epochs last. `on_lost`: the verifier is gone, and the lane closed."""
+        self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
+        self._clock, self._metrics, self._write = clock, metrics, write
+        self._on_lost, self._on_draining = on_lost, on_draining
+        self._explain = explain if explain is not None else Explain()
+        monitor = monitor if monitor is not None else Monitor(metrics)
+        self._members = Members(facts, waits.prefills)
+        self._drafters = LaneDrafters(load, clock, monitor)
+        self._plans = LanePlans(facts.cost, window=waits.window, cohorts=waits.cohorts)
+        self._assignment = DrafterAssignment(self._drafters, self._plans, clock, metrics)
+        self._commits = Commits(owner, facts.vocab_size, metrics)
+        self._learning = RoundLearning(facts.name, self._plans, self._commits.counts, monitor, metrics)
+        self._orders: list[Down] = []  # to be told
+        self._changed = True  # who takes part, or who drafts
+        self._due = self._closed = False
+        self._heard = clock.time()
+        self._watching: Timer | None = None
+        self.draining = False  # it takes nobody new
+        self.rounds = self.committed_by_rounds = 0
+        self._hear: dict[type, Callable[[Any], None]] = {
+            PassReport: self._passed,
+            Released: self._released,
+            Refused: self._refused,
+            DrafterEvent: self._drafter_event,
+            Draining: lambda said: self._on_draining(said.finish_within_s),
+        }
+        metrics.cost_curve_in_force.labels(lane=facts.name).set(float(facts.cost is not None))
+        port.listen(self)
+
+    # What others ask of a lane.
+
+    @property
+    def tracks(self) -> Sequence[Track]:
+        return self._members.tracks
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have not joined the rounds."""
+        return self._members.waiting
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __bool__(self) -> bool:
+        return True  # an empty lane is a lane
+
+    @property
+    def drafters(self) -> Sequence[DrafterPort]:
+        return self._drafters.drafters
+
+    @property
+    def verify_cost(self) -> CostCurve | None:
+        return self.facts.cost
+
+    @property
+    def depth(self) -> int:
+        """Cohorts that take turns."""
+        return self._plans.in_force.cohorts
+
+    def can_take(self, track: Track) -> bool:
+        """Whether there is room for one more, as far as is known here."""
+        return not (self._closed or self.draining) and self._members.fits(track)
+
+    def could_take(self, track: Track) -> bool:
+        """Whether the sequence would fit if the pool were empty."""
+        return not (self._closed or self.draining) and self._members.could_fit(track)
+
+    def take(self, track: Track) -> None:
+        """Its prompt is run beside the rounds; it joins them by itself."""
+        track.sequence.apply(Event.PLACED)
+        track.last_verifier = self.facts.name
+        self._members.add(track)
+        self._soon()
+
+    def forget(self, track: Track) -> None:
+        """It ended, or its client left: whatever is being drawn for it is of no use to anybody."""
+        placed = self._members.get(track.sequence.number)
+        if placed is not None:
+            self._take_out(placed)
+            if placed.admitted:
+                self._orders.append(Release(placed.number, placed.epoch, How.DROP))
+
+    def drafter_joined(self, drafter: DrafterPort) -> None:
+        self._drafters.joined(drafter)
+        self._drafters_changed()
+
+    def drafter_left(self, drafter: DrafterPort) -> None:
+        """Whoever is with it stays: the verifier may reach it all the same."""
+        self._drafters.left(drafter)
+        self._drafters_changed()
+
+    def drafter_leaves(self, drafter: DrafterPort, leaves: bool = True) -> None:
+        """It takes nobody new; its sequences go to another one as soon as there is one."""
+        self._drafters.leaves(drafter, leaves)
+        self._drafters_changed()
+
+    def _drafters_changed(self) -> None:
+        self._plans.drafters([DrafterCost(each.facts.block_size, each.facts.cost) for each in self.drafters])
+        self._assignment.look_at(self._members)
+        self._changed = True
+        self._soon()
+
+    def drain(self, finish_within_s: float) -> None:
+        """The verifier will leave: nobody new, and who has not ended shortly before goes to another one."""
+        self.draining = True
+        self._clock.call_later(max(finish_within_s - MOVING_S, MOVING_SHARE * finish_within_s), self.move_all)
+
+    def move_all(self) -> None:
+        """Its sequences begin again elsewhere, oldest first in line, each once the verifier has settled it."""
+        self.draining = True
+        for placed in reversed(tuple(self._members)):
+            if placed.leaving is not None:
+                continue
+            if placed.admitted:
+                placed.leaving, placed.settled_by = Event.MOVED, self._clock.time() + self._waits.verify_s
+                self._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
+            else:
+                self._take_out(placed)
+                self._hand_back(placed.track, Event.MOVED)
+        self._soon()
+
+    def close(self) -> None:
+        """The verifier is gone: every sequence goes back to where it came from, oldest first in line."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+        self._metrics.cost_curve_in_force.labels(lane=self.facts.name).set(0)
+        self._learning.close()
+        for placed in reversed(tuple(self._members)):
+            self._take_out(placed)  # if it said that it ends, whoever was there lost nothing by it
+            self._hand_back(placed.track, Event.MOVED if self.draining else Event.ORPHANED)
+
+    # What the verifier says.
+
+    def heard(self, news: Sequence[Up]) -> None:
+        if self._closed:
+            return
+        self._heard = self._clock.time()
+        try:
+            for each in news:
+                self._hear[type(each)](each)
+        except Exception as error:  # a bug: its sequences get a fresh lane rather than none
+            log.error("lane.failed", verifier=self.facts.name, exc_info=error)
+            self._port.close("its lane failed")
+            return
+        self._write()  # before this turn of the loop is over, so before anybody is shown what was committed in it
+        self._tell_orders()
+        self._soon()
+
+    def lost(self, why: str) -> None:
+        self.close()
+        self._on_lost(why)
+
+    def _passed(self, said: PassReport) -> None:
+        report, now = said.report, self._heard
+        applied, tracks = Applied(said, [], [], []), list[Track]()
+        committed = 0
+        for place, each in enumerate(report.rounds):
+            placed = self._find(each.sequence, each.epoch, "verdict")
+            if placed is None:
+                continue
+            in_order = each.round == placed.round and each.committed_before == len(placed.track.answer.log)
+            if not in_order or (each.round == 0) is not (report.number == 0):
+                self._fault(placed, "verdict")
+                continue
+            placed.round += 1
+            if each.round == 0:
+                self._members.joined(placed)
+                self._assignment.look_at((placed,))
+                self._commits.begin(placed.track, each, said, now)
+            else:
+                applied.rounds.append(each)
+                applied.keys.append(placed.key)
+                applied.weights.append(placed.track.request.weight)
+                tracks.append(placed.track)
+                logprobs = said.logprobs[place] if place < len(said.logprobs) else ()
+                committed += self._commits.judged(
+                    placed.track, each, logprobs, self._assignment.why_empty(placed, each), now
+                )
+                self._assignment.reported(placed, each, now)
+            if self._members.get(placed.number) is placed:
+                self._orders.append(Acknowledged(placed.number, placed.epoch, each.round))
+        self.rounds += len(applied.rounds)
+        self.committed_by_rounds += committed
+        self._learning.note(applied)
+        if self._explain.watched and applied.rounds:
+            self._explain.settled(
+                Reported(self.facts.name, now, said, applied.rounds, tracks, self._plans.in_force, self._drafters.name)
+            )
+
+    def _released(self, said: Released) -> None:
+        placed = self._find(said.sequence, said.epoch, "released")
+        if placed is None:
+            return
+        track, event = placed.track, placed.fate(said)
+        self._take_out(placed)
+        if event is not None:
+            self._hand_back(track, event)
+        elif placed.refused is not None:
+            self._owner.ended(track, PeerError(f"the verifier refused a prompt: {placed.refused.message}"))
+
+    def _refused(self, said: Refused) -> None:
+        """Its release follows."""
+        placed = self._find(said.sequence, said.epoch, "refused")
+        if placed is not None:
+            self._metrics.refusals.labels(reason=said.why.name.lower()).inc()
+            if said.why is not RefusalReason.NO_PAGES:
+                placed.refused = Declined(placed.track.sequence.cursor, said.why, said.message)
+
+    def _drafter_event(self, said: DrafterEvent) -> None:
+        name = self._drafters.name(said.drafter)
+        log.warning("drafter.found_wanting", verifier=self.facts.name, drafter=name, what=said.what[:64])
+        if said.what != "late":
+            self._assignment.lost(said.drafter, self._members, full=said.what == "full")
+            self._changed = True
+
+    def _find(self, number: int, epoch: int, kind: str) -> Placed | None:
+        placed = self._members.find(number, epoch)
+        if placed is None:
+            self._metrics.dropped.labels(kind=kind, reason="stale").inc()
+        return placed
+
+    def _fault(self, placed: Placed, kind: str) -> None:
+        """What a verifier says of a sequence is not what comes next: nothing more of it is believed."""
+        self._metrics.dropped.labels(kind=kind, reason="out_of_order").inc()
+        self.forget(placed.track)
+        self._hand_back(placed.track, Event.ORPHANED)
+
+    # Leaving.
+
+    def _take_out(self, placed: Placed) -> None:
+        self._members.remove(placed)
+        self._assignment.left(placed)
+        self._plans.remove(placed.number)
+        self._soon()
+
+    def _hand_back(self, track: Track, event: Event) -> None:
+        if track.sequence.finished:
+            return
+        track.sequence.apply(event)
+        track.moved = track.moved or event is Event.MOVED
+        tell = {
+            Event.MOVED: self._owner.moved,
+            Event.PREEMPTED: self._owner.preempted,
+            Event.TURNED_AWAY: self._owner.turned_away,
+            Event.ORPHANED: self._owner.orphaned,
+        }
+        tell[event](track)
+
+    # Turns: everything that need not be done at once.
+
+    def _soon(self) -> None:
+        if not self._due and not self._closed:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._due = False
+        if self._closed:
+            return
+        learned = self._learning.catch_up()
+        admissions = self._admit()
+        self._assignment.settle()
+        if learned or self._changed:
+            self._plans.replan()
+        self._orders.extend(self._drafters.news())
+        if learned or self._changed or self._assignment.named:
+            self._plan()
+        self._changed = False
+        self._orders.extend(admissions)
+        self._tell_orders()
+        self._watch()
+
+    def _admit(self) -> list[Admission]:
+        """The next in line."""
+        admitted = [self._admission(placed) for placed in self._members.next()]
+        if admitted:
+            self._write()  # epochs, before anything is drawn under them
+        return admitted
+
+    def _admission(self, placed: Placed) -> Admission:
+        track, request = placed.track, placed.track.request
+        placed.epoch, placed.since = track.sequence.epoch, self._clock.time()
+        placed.speculates = track.speculates and bool(self.facts.projection)
+        track.note_epoch(placed.epoch)
+        self._metrics.prefills.labels(reason=why_prefilled(track)).inc()
+        self._assignment.admitted(placed)
+        member = self._plans.add(placed.number, request.policy, request.weight, placed.key)
+        self._changed = self._changed or not self._plans.covers(member)
+        return placed.admission()
+
+    def _plan(self) -> None:
+        """Tells a plan unless it says what the one in force says."""
+        before = self._plans.in_force
+        plan = self._plans.compose(self._assignment.named)
+        self._assignment.named = {}
+        if not _same(before, plan) or not before.number:
+            self._orders.append(plan)
+
+    def _tell_orders(self) -> None:
+        orders, self._orders = self._orders, []
+        if orders and not self._closed:
+            self._port.tell(orders)
+
+    # Silence.
+
+    def _watch(self) -> None:
+        if self._watching is None and len(self) and not self._closed:
+            least = min(self._waits.prefill_s, self._waits.verify_s)
+            self._watching = self._clock.call_later(least / LOOKS, self._look)
+
+    def _look(self) -> None:
+        """A verifier that owes something and says nothing is lost; one that never settles a sequence loses that."""
+        self._watching = None
+        now = self._clock.time()
+        since = min((placed.since for placed in self._members if placed.admitted), default=now)
+        silent_s = now - max(self._heard, since)
+        rounds = any(placed.prefilled for placed in self._members)
+        if rounds and silent_s >= self._waits.verify_s:
+            self._port.close(f"no verdict for {self._waits.verify_s:g} s")
+        elif self._members.prefilling and silent_s >= self._waits.prefill_s:
+            self._port.close(f"no prefill within {self._waits.prefill_s:g} s")
+        else:
+            for placed in self._members:
+                if placed.leaving is not None and now >= placed.settled_by:
+                    self._fault(placed, "released")
+            self._assignment.look_at(self._members)
+            self._soon()
+            self._watch()
+
+
+AnyLane = Lane | VerifierLane
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    """But for their numbers, and for little in what drafts are expected to take."""
+    near = abs(one.draft_s - other.draft_s) <= 0.2 * max(one.draft_s, other.draft_s)
+    return near and replace(one, number=other.number, draft_s=other.draft_s) == other

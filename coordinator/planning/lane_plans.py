@@ -1,0 +1,258 @@
+"""The plan of a lane whose sequences go by several policies, and what the planner learns from reported passes. Pure.
+
+`off`, `fixed` and `threshold` are terms of a sequence's own. All adaptive sequences share what `Planner` finds; a lane
+whose verifier has measured no curve verifies whatever they draft.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.planner import Finished, Lane, Others, Planner
+from coordinator.scheduling.cost_curve import CostCurve
+from dspark.rounds.control import PassReport
+from dspark.rounds.events import RoundReport
+from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
+from dspark.rounds.schedule import Floats
+
+HOP_S = 2e-3  # of a drafted round, until rounds were seen
+SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots
+REMEMBERED = 64  # plans that reports may still speak of
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCost:
+    """What is known of one drafter."""
+
+    block: int  # slots
+    curve: CostCurve | None  # sequences -> seconds of whole blocks
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A sequence that takes part in rounds."""
+
+    number: int
+    policy: Policy
+    weight: float
+    key: Hashable = ""  # drafter and bucket, as acceptance is told apart
+    own: Terms | None = None  # that follow from its policy; None: the planner's
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A reported pass, as far as it was sound, in columns [n]."""
+
+    report: PassReport
+    rounds: list[RoundReport]
+    keys: list[Hashable]
+    weights: list[float]
+
+
+class LanePlans:
+    """Of one lane. `cohorts`: 1 or 2, or 0 for whichever is faster."""
+
+    def __init__(self, verify: CostCurve | None, *, window: int = 2, cohorts: int = 0) -> None:
+        self.window, self._cohorts = window, (1, 2) if cohorts == 0 else (cohorts,)
+        self._verify = verify
+        self._members: dict[int, Member] = {}
+        self._drafters: Sequence[DrafterCost] = ()
+        self._planner: Planner | None = None
+        self._adaptive = Plan()  # the planner's last
+        self._number = 0
+        self._alone: dict[int, bool] = {}  # by plan: whether one cohort was in force
+        self._verified = 0.0  # slots of a drafted block, of late
+        self._context = 1.0
+        self.in_force = Plan(window=window)
+
+    @property
+    def block(self) -> int:
+        """Slots of the longest blocks."""
+        return max((each.block for each in self._drafters), default=0)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def drafters(self, drafters: Sequence[DrafterCost]) -> None:
+        """Who drafts for this lane from now on."""
+        self._drafters = drafters
+        if self._verify is None or not drafters:
+            return
+        if self._planner is None or self.block > self._planner.block:
+            self._planner = Planner(CostCorrector(self._verify, self._draft_s, Running(HOP_S)), self.block)
+        for member in self._members.values():
+            member.own = self._terms(member.policy, member.weight)
+
+    def add(self, number: int, policy: Policy, weight: float, key: Hashable) -> Member:
+        member = self._members[number] = Member(number, policy, weight, key, self._terms(policy, weight))
+        return member
+
+    def drafted_by(self, number: int, key: Hashable) -> None:
+        """Somebody else drafts for it."""
+        if number in self._members:
+            self._members[number].key = key
+
+    def remove(self, number: int) -> None:
+        self._members.pop(number, None)
+
+    def _terms(self, policy: Policy, weight: float) -> Terms | None:
+        if isinstance(policy, Fixed):
+            return Terms(PlanKind.FIXED, policy.slots, 0.0, weight)
+        if isinstance(policy, Threshold):
+            return Terms(PlanKind.THRESHOLD, self.block, policy.at, weight)
+        if not isinstance(policy, Adaptive):
+            return PLAIN
+        return Terms(PlanKind.FIXED, self.block, 0.0, weight) if self._verify is None else None
+
+    def _draft_s(self, sequences: float, slots: int) -> float:
+        """Of a pass, if sequences are dealt out evenly."""
+        known = [each for each in self._drafters if each.curve is not None]
+        if not known or not slots:
+            return 0.0
+        share = sequences / len(self._drafters)
+        return max(
+            each.curve.measured(share, self._context)
+            * (1.0 - SLOT_SHARE + SLOT_SHARE * min(slots / max(each.block, 1), 1.0))
+            for each in known
+            if each.curve is not None
+        )
+
+    # From reports.
+
+    def learn(self, applied: Applied) -> None:
+        """Of a pass; a prefill tells nothing."""
+        report, rounds = applied.report, applied.rounds
+        if not report.report.number or not rounds:
+            return
+        self._context = max(report.context, 1.0) if math.isfinite(report.context) else self._context
+        drafted = [each.verified for each in rounds if len(each.confidence)]
+        if drafted:
+            self._verified += 0.1 * (sum(drafted) / len(drafted) - self._verified)
+        if self._planner is None:
+            return
+        confidence = _grid([each.confidence for each in rounds])
+        count, timing = len(rounds), report.timing
+        self._planner.learn(
+            Finished(
+                applied.keys,
+                confidence,
+                np.fromiter((each.verified for each in rounds), np.int64, count),
+                np.fromiter((each.accepted for each in rounds), np.int64, count),
+                np.fromiter(applied.weights, np.float64, count),
+                self._context,
+                report.tokens,
+                report.prefill_tokens,
+                timing.forward_s,
+                timing.round_s,
+                timing.draft_s,
+                _labels(report, rounds, confidence.shape[1]),
+                self._alone.get(report.report.plan, False),
+            )
+        )
+
+    # Plans.
+
+    def replan(self) -> None:
+        """What adaptive sequences do from the next plan on, by what was learned."""
+        if self._planner is None:
+            return
+        adaptive = [each for each in self._members.values() if each.own is None]
+        others = [each for each in self._members.values() if each.own is not None]
+        if not adaptive:
+            self._adaptive = Plan()
+            return
+        slots = max((each.own.slots for each in others if each.own is not None), default=0)
+        drafting = sum(1 for each in others if each.own is not None and each.own.slots)
+        more = drafting * self._verified
+        self._adaptive = self._planner.next(
+            Lane(
+                [each.number for each in adaptive],
+                [each.key for each in adaptive],
+                np.fromiter((each.weight for each in adaptive), np.float64, len(adaptive)),
+                self._context,
+                self.window,
+                cohorts=self._cohorts,
+                others=Others(
+                    len(others), len(others) + more, min(slots, self.block), sum(each.weight for each in others) + more
+                ),
+            )
+        )
+
+    def compose(self, drafters: Mapping[int, int]) -> Plan:
+        """The plan for everybody. drafters: who is to draft, of sequences for which that changes (0: nobody)."""
+        self._number += 1
+        plan = self._adaptive
+        sequences = dict(plan.sequences)
+        for member in self._members.values():
+            if member.own is not None and member.own != plan.terms:
+                sequences[member.number] = SequencePlan(member.own)
+        for number, drafter in drafters.items():
+            sequences[number] = sequences.get(number, SequencePlan())._replace(drafter=drafter)
+        own_draft_s, cohorts = self._by_themselves()
+        self.in_force = Plan(
+            self._number,
+            plan.terms,
+            cohorts or plan.cohorts,
+            self.window,
+            max(plan.draft_s, own_draft_s),
+            sequences,
+        )
+        self._alone[self._number] = self.in_force.cohorts == 1
+        self._alone.pop(self._number - REMEMBERED, None)
+        return self.in_force
+
+    def covers(self, member: Member) -> bool:
+        """Whether the plan in force says what holds for a newcomer without naming it."""
+        return member.own is None or member.own == self.in_force.terms
+
+    @property
+    def mode(self) -> tuple[int, int]:
+        """(slots, cohorts) at home."""
+        if self._planner is not None and any(each.own is None for each in self._members.values()):
+            return self._planner.home
+        slots = max((each.own.slots for each in self._members.values() if each.own is not None), default=0)
+        return slots, self.in_force.cohorts
+
+    def _by_themselves(self) -> tuple[float, int]:
+        """(seconds of drafts of those with terms of their own, cohorts if there is nobody else)."""
+        own = [each.own for each in self._members.values() if each.own is not None and each.own.slots]
+        slots = min(max((terms.slots for terms in own), default=0), self.block)
+        if not slots or self._planner is None:
+            return 0.0, self._cohorts[0] if len(self._cohorts) == 1 and slots else 0
+        cost, count = self._planner.cost, len(self._members)
+        draft_s = cost.draft_s(len(own), slots) + cost.hop.value
+        if len(self._adaptive.sequences) or self._adaptive.number:
+            return draft_s, 0
+        tokens = np.array([count + len(own) * self._verified])
+        rounds = {each: float(cost.round_s(tokens, self._context, count, slots, each)[0]) for each in self._cohorts}
+        return draft_s, min((each for each in rounds if each <= count), key=rounds.__getitem__, default=1)
+
+
+def _grid(blocks: Sequence[Sequence[float]]) -> Floats:
+    """[n, k], NaN beyond each block."""
+    lengths = [len(each) for each in blocks]
+    longest = max(lengths, default=0)
+    if lengths and min(lengths) == longest:  # nearly always
+        return np.array(blocks, np.float64).reshape(len(blocks), longest)
+    grid = np.full((len(blocks), longest), np.nan)
+    inside = np.arange(longest) < np.array(lengths)[:, None]
+    grid[inside] = np.fromiter(chain.from_iterable(blocks), np.float64, sum(lengths))
+    return grid
+
+
+def _labels(report: PassReport, rounds: Sequence[RoundReport], width: int) -> Floats | None:
+    """[n, k, 2] of these rounds; None where nothing fits."""
+    told = report.labels
+    verified = [each.verified for each in rounds]
+    if told is None or len(rounds) != len(report.report.rounds) or told.shape != (sum(verified), 2):
+        return None
+    grid = np.full((len(rounds), width, 2), np.nan)
+    grid[np.arange(width) < np.array(verified)[:, None]] = told
+    return grid

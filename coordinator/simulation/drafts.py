@@ -1,0 +1,134 @@
+"""A drafter without messages: as soon as it is free it takes all orders that wait, of any verifier, into one pass."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from coordinator.lanes.ports import DrafterFacts
+from coordinator.simulation.pair import Drafted, Held, Pair
+from coordinator.simulation.world import SimulatedWorker, World, curve_of
+from dspark.rounds.events import SendOrder
+
+BLOCKS_AT_ONCE = 256  # sequences of one draft pass, as `draft.max_batch_sequences`
+Key = tuple[str, int, int]  # verifier, sequence, epoch
+
+
+class Answered(NamedTuple):
+    """An order's blocks, a row for each of the order's; a row without a context is empty."""
+
+    blocks: Sequence[Drafted]
+    watermarks: Sequence[int]
+    forward_s: float
+
+
+class _Waiting(NamedTuple):
+    verifier: str
+    order: SendOrder
+    held: Sequence[Held | None]
+    answer: Callable[[Answered], object]
+
+
+class SimulatedDrafts(SimulatedWorker):
+    """One drafter process. `rows` of contexts are counted, not kept."""
+
+    def __init__(self, world: World, pair: Pair, name: str, incarnation: int) -> None:
+        super().__init__(world)
+        self._pair = pair
+        spec = world.law.spec
+        self.facts = DrafterFacts(
+            name=name,
+            endpoint=name,
+            incarnation=incarnation,
+            pid=0,
+            model="synthetic",
+            fingerprint=spec.fingerprint,
+            vocab_size=spec.vocabulary,
+            hidden_size=spec.feature_width,
+            projection=spec.fingerprint,
+            block_size=spec.block,
+            context_length=spec.context_length,
+            cost=curve_of(spec.draft),
+        )
+        self.rows: dict[Key, int] = {}
+        self.users: dict[str, Callable[[], object]] = {}  # told of its loss, by verifier
+        self.silent = False  # takes orders and answers none
+        self._waiting: deque[_Waiting] = deque()
+        self._passing: list[_Waiting] = []
+        self._asked = False  # whether the device has been told that somebody waits
+
+    def open(self, key: Key) -> None:
+        self.rows[key] = 0
+
+    def forget(self, key: Key) -> None:
+        self.rows.pop(key, None)
+
+    def forget_all(self, verifier: str) -> None:
+        """Its stream ended."""
+        self.users.pop(verifier, None)
+        for key in [each for each in self.rows if each[0] == verifier]:
+            del self.rows[key]
+
+    def take(self, key: Key, start: int, stop: int) -> int | None:
+        """Rows that came; returns how many there are without a gap, None for nobody's."""
+        if key not in self.rows:
+            return None
+        if start <= self.rows[key]:
+            self.rows[key] = max(self.rows[key], stop)
+        return self.rows[key]
+
+    def order(
+        self, verifier: str, order: SendOrder, held: Sequence[Held | None], answer: Callable[[Answered], object]
+    ) -> None:
+        """Called by a verifier; `answer` follows on the drafter's side, when the block is there."""
+        for row in order.rows:
+            self.take((verifier, row.sequence, row.epoch), row.first_row, row.committed_len - 1)
+        self.command(len(order.rows), lambda: self._queue(_Waiting(verifier, order, held, answer)))
+
+    def _queue(self, waiting: _Waiting) -> None:
+        if self._closed or self.silent:
+            return
+        self._waiting.append(waiting)
+        if not self._asked:
+            self._asked = True
+            self.device.submit(self._begin, self._over, urgent=True)
+
+    def _begin(self) -> float:
+        """The device is free: everybody who waits goes into one pass."""
+        self._asked = False
+        self._passing = list(self._waiting)
+        self._waiting.clear()
+        rows = [row for each in self._passing for row in each.order.rows]
+        context = sum(row.committed_len for row in rows) / max(len(rows), 1)
+        pieces = (min(len(rows) - at, BLOCKS_AT_ONCE) for at in range(0, len(rows), BLOCKS_AT_ONCE))
+        return sum(self.world.law.spec.draft.seconds(piece, context) for piece in pieces)
+
+    def _over(self, seconds: float) -> None:
+        passed, self._passing = self._passing, []
+        if self._closed:
+            return
+        for each in passed:
+            marks = [self.rows.get((each.verifier, row.sequence, row.epoch), 0) for row in each.order.rows]
+            able = [
+                (held, row.slots)
+                for held, row, mark in zip(each.held, each.order.rows, marks, strict=True)
+                if held is not None and mark == row.committed_len - 1 == len(held.tokens) - 1
+            ]
+            drafted = iter(self._pair.draft(able)) if able else iter(())
+            fit = {id(held) for held, _ in able}
+            blocks = [next(drafted) if id(held) in fit else Drafted((), ()) for held in each.held]
+            self.serve(
+                len(blocks),
+                lambda each=each, blocks=blocks, marks=marks: each.answer(  # type: ignore[misc]
+                    Answered(blocks, marks, seconds)
+                ),
+            )
+
+    def lose(self, why: str = "lost") -> None:
+        """As a killed process: every verifier's stream to it breaks."""
+        self.close(why)
+        self.rows.clear()
+        users, self.users = self.users, {}
+        for tell in users.values():
+            self.world.loop.call_later(self.world.hops.hop_s, tell)

@@ -1,0 +1,76 @@
+"""What a target and its drafter say, as simulated workers ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from dspark.rounds.control import Admission
+from dspark.synthetic.law import SyntheticLaw
+
+
+class Held:
+    """One sequence at a verifier."""
+
+    __slots__ = ("admission", "domain", "key", "tokens")
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.tokens = list(admission.token_ids)  # with everything that was drawn
+        self.key = self.domain = 0  # whatever its pair keeps of it
+
+
+class Drafted(NamedTuple):
+    token_ids: Sequence[int]
+    confidence: Sequence[float]
+
+
+class Pair(Protocol):
+    """Pure, and asked for many sequences at once. Whoever asks holds the sequences."""
+
+    def admitted(self, held: Held) -> None:
+        """A sequence came."""
+
+    def first(self, held: Held) -> int:
+        """The token behind a prompt."""
+
+    def draft(self, asked: Sequence[tuple[Held, int]]) -> Sequence[Drafted]:
+        """Blocks of so many slots, behind the newest token of each."""
+
+    def judge(self, asked: Sequence[tuple[Held, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
+        """Of each prefix what is kept, and the target's own token."""
+
+
+class SyntheticPair:
+    """By the file of a synthetic pair: everything is a hash of (seed, sequence, position, slot)."""
+
+    def __init__(self, law: SyntheticLaw) -> None:
+        self._law = law
+
+    def admitted(self, held: Held) -> None:
+        law, first = held.admission.law, held.admission.token_ids[0]
+        held.key, held.domain = self._law.key(first, law.seed, law.choice), self._law.domain(first)
+
+    def first(self, held: Held) -> int:
+        return int(self._law.target(np.array([held.key], np.uint64), np.array([len(held.tokens)]))[0])
+
+    def draft(self, asked: Sequence[tuple[Held, int]]) -> Sequence[Drafted]:
+        keys = np.array([held.key for held, _ in asked], np.uint64)
+        anchors = np.array([len(held.tokens) - 1 for held, _ in asked])
+        ids, chances = self._law.draft(keys, np.array([held.domain for held, _ in asked]), anchors)
+        sure = self._law.confidences(keys, anchors, chances)
+        rows = zip(ids.tolist(), sure.tolist(), asked, strict=True)
+        return [Drafted(mine[:slots], believed[:slots]) for mine, believed, (_, slots) in rows]
+
+    def judge(self, asked: Sequence[tuple[Held, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
+        widest = 1 + max(len(prefix) for _, prefix in asked)
+        keys = np.array([held.key for held, _ in asked], np.uint64)
+        lengths = np.array([len(held.tokens) for held, _ in asked])
+        said = self._law.target(keys[:, None], lengths[:, None] + np.arange(widest)).tolist()
+        drawn = []
+        for (_, prefix), truth in zip(asked, said, strict=True):
+            kept = next((slot for slot, token in enumerate(prefix) if token != truth[slot]), len(prefix))
+            drawn.append(tuple(truth[: kept + 1]))
+        return drawn

@@ -1,0 +1,387 @@
+"""A verifier without messages, around the `RoundLoop` that real ones run; what it carries out takes simulated time.
+
+It does what a verifier's driver does: one packed pass at a time, in which prompts ride; prompts by themselves where no
+round has come for a moment; rows and orders to drafters, blocks back; reports up. What is said comes from its `Pair`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from coordinator.lanes.ports import VerifierFacts
+from coordinator.simulation.device import Device
+from coordinator.simulation.drafts import Answered, Key, SimulatedDrafts
+from coordinator.simulation.pages import Pages
+from coordinator.simulation.pair import Held, Pair
+from coordinator.simulation.world import SimulatedWorker, World, curve_of
+from dspark.rounds.control import Admission, Down, DrafterAt, Listener, PassReport, Started, Timing, Up, Use
+from dspark.rounds.events import (
+    BlocksCame,
+    CallBackPrefill,
+    CloseAtDrafter,
+    DrafterEvent,
+    DrafterLost,
+    DrafterReady,
+    Drawn,
+    OpenAtDrafter,
+    PassEnded,
+    Prefill,
+    Prefilled,
+    PrefillRefused,
+    Released,
+    Report,
+    RunPass,
+    SendOrder,
+    SendRows,
+    Tick,
+    Told,
+)
+from dspark.rounds.loop import RoundLoop
+from dspark.rounds.orders import Waits
+from dspark.rounds.plan import Plan
+
+RIDING = 512  # prompt tokens of one pass, as `verify.step_prefill_tokens`
+IDLE_S = 0.02  # without a pass, after which prompts run by themselves
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One on its way in."""
+
+    held: Held
+    run: int = 0  # tokens
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Cohort:
+    """What a round of one has taken so far."""
+
+    reported_at: float | None = None
+    ordered_at: float | None = None
+    block_at: float = 0.0
+    draft_s: float = 0.0
+
+
+class SimulatedRounds(SimulatedWorker):
+    """Keeps `RoundsPort`."""
+
+    def __init__(
+        self,
+        world: World,
+        pair: Pair,
+        name: str,
+        processor: Device,
+        drafters: Sequence[SimulatedDrafts],
+        pages: int,
+        page_size: int = 16,
+        waits: Waits | None = None,
+    ) -> None:
+        """processor: of its coordinator, where reports are settled one after the other."""
+        super().__init__(world)
+        self.processor, self._pair, self._pool = processor, pair, drafters
+        self.pages = Pages(pages, page_size, self._free)
+        self._rounds = RoundLoop(self.pages, waits)
+        self._listener: Listener | None = None
+        self.held: dict[tuple[int, int], Held] = {}  # by sequence and epoch
+        self._numbered: dict[int, SimulatedDrafts] = {}
+        self._line: deque[_Prompt] = deque()
+        self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
+        self._cohorts = (_Cohort(), _Cohort())
+        self._passes: dict[int, tuple[float, int, int, float]] = {}  # seconds, tokens, of prompts, context
+        self._prompts: dict[tuple[int, int], float] = {}  # seconds of those that were run
+        self._running = 0
+        self._last_pass = -IDLE_S
+        self._pumping = False
+        self._news: list[Up] = []
+        self._tick: Any = None
+        self._carry_out: dict[type, Callable[[Any], object]] = {
+            Prefill: self._prefill,
+            CallBackPrefill: self._call_back,
+            OpenAtDrafter: self._open_at,
+            CloseAtDrafter: self._close_at,
+            SendRows: self._send_rows,
+            SendOrder: self._send_order,
+            RunPass: self._run,
+            Report: self._report,
+            Released: self._news.append,
+            DrafterEvent: self._news.append,
+        }
+        spec = world.law.spec
+        self.facts = VerifierFacts(
+            name=name,
+            endpoint=name,
+            incarnation=1,
+            pid=0,
+            model="synthetic",
+            fingerprint=spec.fingerprint,
+            vocab_size=spec.vocabulary,
+            context_length=spec.context_length,
+            hidden_size=spec.feature_width,
+            projection=spec.fingerprint,
+            page_size=page_size,
+            pages_total=pages,
+            attention_path="synthetic",
+            stop_token_ids=(),
+            cost=curve_of(spec.verify),
+        )
+
+    # The coordinator's side.
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def tell(self, orders: Sequence[Down]) -> None:
+        if not self._closed:
+            self.command(0, partial(self._told, tuple(orders)))
+
+    def close(self, why: str) -> None:
+        """Everything that was held here is gone."""
+        if self._closed:
+            return
+        super().close(why)
+        for drafts in self._pool:
+            drafts.forget_all(self.facts.name)
+        self.held.clear()
+        if self._tick is not None:
+            self._tick.cancel()
+        if self._listener is not None:
+            self._listener.lost(why)
+
+    def _told(self, orders: Sequence[Down]) -> None:
+        told: list[Told | Plan] = []
+        for each in orders:
+            if isinstance(each, Admission):
+                held = Held(each)
+                self._pair.admitted(held)
+                self.held[each.admit.sequence, each.admit.epoch] = held
+                told.append(each.admit)
+            elif isinstance(each, DrafterAt):
+                told.extend(self._drafter_at(each))
+            else:
+                told.append(each)
+        self._feed(*told)
+
+    def _drafter_at(self, at: DrafterAt) -> list[DrafterLost]:
+        known = self._numbered.pop(at.drafter, None)
+        if at.use is Use.GONE:
+            return [DrafterLost(at.drafter, "gone")] if known is not None else []
+        for drafts in self._pool:
+            if (drafts.facts.endpoint, drafts.facts.incarnation) == (at.endpoint, at.incarnation):
+                self._numbered[at.drafter] = drafts
+                drafts.users[self.facts.name] = partial(self._feed, DrafterLost(at.drafter))
+        return []
+
+    def _feed(self, *told: Told | Plan) -> None:
+        if self._closed:
+            return
+        for action in self._rounds.feed_all(told, self.world.loop.time()):
+            self._carry_out[type(action)](action)
+        self._say()
+        if self._tick is not None:
+            self._tick.cancel()
+        due = self._rounds.next_at()
+        self._tick = None if due is None else self.world.loop.call_at(due, self._feed, Tick())
+
+    def _say(self) -> None:
+        news, self._news[:] = tuple(self._news), []
+        if not news:
+            return
+        rounds = sum(len(each.report.rounds) for each in news if isinstance(each, PassReport))
+        seconds = self.world.hops.settling(rounds) if rounds else 0.0
+
+        def settled(_: float) -> None:
+            if self._listener is not None and not self._closed:
+                self._listener.heard(news)
+                self.world.trail(self.processor, seconds)
+
+        arrived = partial(self.processor.submit, lambda: seconds, settled, urgent=True)
+        self.world.loop.call_later(self.world.hops.hop_s, arrived)
+
+    # Drafters.
+
+    def _key(self, sequence: int, epoch: int) -> Key:
+        return self.facts.name, sequence, epoch
+
+    def _there(self, drafter: int) -> SimulatedDrafts | None:
+        """None, and the loop hears of it, when there is nobody."""
+        drafts = self._numbered.get(drafter)
+        if drafts is None or drafts.closed:
+            self.world.loop.call_soon(self._feed, DrafterLost(drafter))
+            return None
+        return drafts
+
+    def _open_at(self, action: OpenAtDrafter) -> None:
+        drafts = self._there(action.drafter)
+        if drafts is not None:
+            drafts.open(self._key(action.sequence, action.epoch))
+
+    def _close_at(self, action: CloseAtDrafter) -> None:
+        if action.drafter in self._numbered:
+            self._numbered[action.drafter].forget(self._key(action.sequence, action.epoch))
+
+    def _send_rows(self, action: SendRows) -> None:
+        drafts = self._there(action.drafter)
+        if drafts is None:
+            return
+
+        def arrived() -> None:
+            rows = drafts.take(self._key(action.sequence, action.epoch), action.start, action.stop)
+            if rows is not None:
+                came = DrafterReady(action.drafter, action.sequence, action.epoch, rows)
+                self.world.loop.call_later(self.world.hops.hop_s, self._feed, came)
+
+        self.world.loop.call_later(self.world.hops.hop_s, arrived)
+
+    def _send_order(self, action: SendOrder) -> None:
+        drafts, now = self._there(action.drafter), self.world.loop.time()
+        cohort = self._cohorts[self._rounds.plan.cohort(action.rows[0].sequence)]
+        cohort.ordered_at = now if cohort.ordered_at is None else cohort.ordered_at
+        if drafts is None:
+            return
+
+        def answered(said: Answered) -> None:
+            self.world.loop.call_later(self.world.hops.hop_s, partial(self.serve, len(said.blocks), lambda: came(said)))
+
+        def came(said: Answered) -> None:
+            if self._closed:
+                return
+            cohort.block_at, cohort.draft_s = self.world.loop.time(), max(cohort.draft_s, said.forward_s)
+            for row, block in zip(action.rows, said.blocks, strict=True):
+                self._blocks[row.sequence, row.epoch] = block.token_ids
+            blocks = [block.confidence for block in said.blocks]
+            why = ["" if block.token_ids else "rows missing" for block in said.blocks]
+            self._feed(BlocksCame(action.order, blocks, said.watermarks, why))
+
+        held = [self.held.get((row.sequence, row.epoch)) for row in action.rows]
+        drafts.order(self.facts.name, action, held, answered)
+
+    # The device.
+
+    def _prefill(self, action: Prefill) -> None:
+        self._line.append(_Prompt(self.held[action.sequence, action.epoch]))
+        self._pump()
+
+    def _call_back(self, action: CallBackPrefill) -> None:
+        """Of a prompt that is in a pass its first token is as good as drawn."""
+        for prompt in self._line:
+            admit = prompt.held.admission.admit
+            if (admit.sequence, admit.epoch) == (action.sequence, action.epoch):
+                self._line.remove(prompt)
+                self.world.loop.call_soon(self._feed, PrefillRefused(action.sequence, action.epoch))
+                return
+
+    def _ride(self, budget: int, most: int) -> tuple[list[_Prompt], float, int]:
+        """The next tokens of prompts in line, first come, first served: the prompts they complete, their seconds, and
+        how many they are."""
+        done: list[_Prompt] = []
+        seconds, taken, tokens = 0.0, 0, 0
+        while self._line and budget > 0 and taken < most:
+            prompt = self._line[0]
+            count = min(budget, len(prompt.held.tokens) - prompt.run)
+            prompt.run += count
+            budget, taken, tokens = budget - count, taken + 1, tokens + count
+            seconds += self.world.law.spec.prefill_seconds(count, prompt.run)
+            if prompt.run == len(prompt.held.tokens):
+                done.append(self._line.popleft())
+        for prompt in done:
+            prompt.seconds = seconds
+        return done, seconds, tokens
+
+    def _prefilled(self, prompts: Sequence[_Prompt]) -> list[Prefilled | PrefillRefused]:
+        told: list[Prefilled | PrefillRefused] = []
+        for prompt in prompts:
+            held, admit = prompt.held, prompt.held.admission.admit
+            there = (admit.sequence, admit.epoch) in self.held  # else it was dropped meanwhile
+            if not there or self.pages.grow(admit.sequence, admit.epoch, len(held.tokens), 0) is None:
+                told.append(PrefillRefused(admit.sequence, admit.epoch))
+                continue
+            token = self._pair.first(held)
+            held.tokens.append(token)
+            told.append(Prefilled(admit.sequence, admit.epoch, token))
+            self._prompts[admit.sequence, admit.epoch] = prompt.seconds
+        return told
+
+    def _pump(self) -> None:
+        """Prompts by themselves, while no pass is here and none has been for a moment."""
+        if not self._line or self._pumping or self._closed:
+            return
+        self._pumping = True
+        quiet_s = self.world.loop.time() - self._last_pass
+        if self._running or quiet_s < IDLE_S:
+            self.world.loop.call_later(max(IDLE_S - quiet_s, IDLE_S / 4), self._again)
+            return
+        done: list[_Prompt] = []
+
+        def begin() -> float:
+            prompts, seconds, _ = self._ride(self.world.prefill_chunk, 1)
+            done.extend(prompts)
+            return seconds
+
+        def over(_: float) -> None:
+            self._feed(*self._prefilled(done))
+            self._again()
+
+        self.device.submit(begin, over, urgent=False)
+
+    def _again(self) -> None:
+        self._pumping = False
+        self._pump()
+
+    def _run(self, action: RunPass) -> None:
+        self._running += 1
+        rows = action.rows
+        own = len(rows) + sum(row.prefix for row in rows)
+        context = sum(row.committed_len for row in rows) / len(rows)
+        done: list[_Prompt] = []
+        ridden = 0
+
+        def begin() -> float:
+            nonlocal ridden
+            prompts, more, ridden = self._ride(RIDING, len(self._line))
+            done.extend(prompts)
+            return self.world.law.spec.verify.seconds(own, context) + more
+
+        def over(seconds: float) -> None:
+            self._running -= 1
+            self._last_pass = self.world.loop.time()
+            if self._closed:
+                return
+            self._passes[action.number] = (seconds, own + ridden, ridden, context)
+            self._feed(PassEnded(action.number, self._judge(action)), *self._prefilled(done))
+
+        self.device.submit(begin, over, urgent=True)
+
+    def _judge(self, action: RunPass) -> list[Drawn]:
+        asked = []
+        for row in action.rows:
+            key = (row.sequence, row.epoch)
+            asked.append((self.held[key], self._blocks[key][: row.prefix] if row.prefix else ()))
+        drawn = self._pair.judge(asked)
+        for (held, _), tokens in zip(asked, drawn, strict=True):
+            held.tokens.extend(tokens)
+        return [Drawn(tokens) for tokens in drawn]
+
+    # Up.
+
+    def _report(self, report: Report) -> None:
+        first = report.rounds[0]
+        if report.number == 0:
+            seconds = self._prompts.pop((first.sequence, first.epoch))
+            self._news.append(PassReport(report, started=Started(seconds)))
+            return
+        now, cohort = self.world.loop.time(), self._cohorts[self._rounds.plan.cohort(first.sequence)]
+        seconds, tokens, ridden, context = self._passes.pop(report.number)
+        waited = max(cohort.block_at - cohort.ordered_at, 0.0) if cohort.ordered_at is not None else 0.0
+        since = cohort.reported_at if cohort.reported_at is not None else now
+        timing = Timing(seconds, now - since, cohort.draft_s, waited)
+        cohort.reported_at, cohort.ordered_at, cohort.draft_s = now, None, 0.0
+        self._news.append(PassReport(report, timing, context, tokens, ridden, pages_free=self.pages.left))
+
+    def _free(self, key: tuple[int, int]) -> None:
+        for kept in (self.held, self._blocks, self._prompts):
+            kept.pop(key, None)

@@ -1,0 +1,715 @@
+"""The lane of a verifier that runs its rounds by itself: admission, lane, planner and `RoundLoop` in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from fakes import answer_of, read
+from rounds_cell import RoundsCell, ToyPair, story
+
+from coordinator.answers.commit_log import End, Reason
+from coordinator.lanes.lane import Conduct
+from coordinator.lanes.sequence import Event
+from coordinator.queue.admission import Bounds
+from coordinator.requests.request import Request
+from dspark.errors import Cancelled, DsparkError, Overloaded, PeerError, Unavailable
+from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
+from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, Why
+from dspark.rounds.plan import Plan, PlanKind
+from dspark.rounds.policy import parse_policy
+from dspark.types import Draws, Law, RefusalReason
+
+POLICIES = ("adaptive", "greedy", "async", "fixed:1", "fixed:3", "threshold:0.5", "off")
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_answer_is_what_plain_decoding_gives_under_every_policy(policy: str, window: int) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=23, policy=policy)
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 23)
+        assert track.end == End(Reason.LENGTH)
+        assert cell.clean()
+        assert (track.tally.drafted > 0) is (policy != "off")
+
+    story(tell, waits=Conduct(window=window))
+
+
+def test_several_policies_share_the_rounds_of_a_lane() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60, policy=policy) for seed, policy in enumerate(POLICIES)]
+        await cell.finish(*tracks)
+        for seed, track in enumerate(tracks):
+            assert await read(track) == answer_of((seed, 3), 60)
+        one, three, off = tracks[3].tally, tracks[4].tally, tracks[-1].tally
+        assert max(i for i, count in enumerate(one.verified_histogram) if count) == 1
+        assert max(i for i, count in enumerate(three.verified_histogram) if count) == 3
+        assert off.drafted == 0
+        assert off.rounds == 59
+        assert max(report.tokens for report in cell.port.said if isinstance(report, PassReport)) > len(POLICIES)
+
+    story(tell)
+
+
+def test_drafts_take_fewer_rounds_than_tokens() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=60)
+        await cell.finish(track)
+        assert track.tally.rounds < 30
+
+    story(tell)
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_histograms_agree_with_the_counters_for_every_length(max_tokens: int) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=max_tokens)
+        await cell.finish(track)
+        tokens, tally = await read(track), track.tally
+        assert len(tokens) == max_tokens
+        assert sum(tally.acceptance_histogram) == sum(tally.verified_histogram) == tally.rounds
+        assert tally.accepted <= tally.verified <= tally.drafted
+        assert tally.committed_by_rounds == max_tokens - 1
+        assert tally.accepted == cell.metrics.value("spec_decode_num_accepted_tokens_total")
+        wasted = sum(
+            cell.metrics.value("draft_wasted_tokens_total", reason=why) for why in ("not_verified", "rejected", "cut")
+        )
+        assert tally.drafted == tally.accepted + wasted
+        assert cell.metrics.value("generation_tokens_total") == max_tokens
+
+    story(tell)
+
+
+def test_a_stop_token_inside_an_accepted_prefix_ends_the_answer_there() -> None:
+    whole = answer_of((5, 6), 12)
+
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=12, stop_ids=frozenset({whole[3]}))
+        await cell.finish(track)
+        assert await read(track) == whole[: whole.index(whole[3]) + 1]
+        assert track.end == End(Reason.STOP, token_id=whole[3])
+        assert cell.clean()
+
+    story(tell)
+
+
+@pytest.mark.parametrize("window", [0, 1, 2])
+def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window: int) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=400, policy="off")
+        await cell.until(lambda: len(track.answer.log) >= 30, each_s=0.0005)
+        known = len(track.answer.log)
+        cell.admission.finish(track)
+        await asyncio.sleep(0.1)
+        assert cell.clean()
+        drawn = {len(each.report.rounds) for each in cell.port.said if isinstance(each, PassReport)}
+        assert drawn == {1}
+        beyond = sum(1 for each in cell.port.said if isinstance(each, PassReport)) - (known - 2)
+        assert 0 <= beyond <= window + 1, "the round that was running, and as many more as a verifier may run ahead"
+
+    story(tell, waits=Conduct(window=window))
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.00005, 0.0015, 0.004, 0.012, 0.02, 0.03])
+def test_cancelling_at_any_moment_leaves_nothing_behind(after_s: float) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=50)
+        other = cell.ask((8, 9), max_tokens=20)
+        await asyncio.sleep(after_s)
+        cell.admission.ended(track, Cancelled("the client went away"))
+        await cell.finish(other)
+        assert await read(other) == answer_of((8, 9), 20)
+        assert cell.clean()
+        with pytest.raises(Cancelled):
+            await read(track)
+
+    story(tell)
+
+
+def test_a_reader_that_is_too_slow_is_cut() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=400)
+        await cell.finish(track)
+        assert cell.metrics.value("slow_readers_cut_total") == 1
+        assert cell.clean()
+        with pytest.raises(Overloaded):
+            await read(track)
+
+    story(tell, outlet=5)
+
+
+def test_prefills_go_a_few_at_a_time_in_order() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, *range(200)), max_tokens=3) for seed in range(6)]
+        await asyncio.sleep(0.001)
+        assert sum(isinstance(each, Admission) for each in cell.port.told) == 2
+        await cell.finish(*tracks)
+        order = [each.admit.sequence for each in cell.port.told if isinstance(each, Admission)]
+        assert order == sorted(order)
+
+    story(tell, waits=Conduct(prefills=2))
+
+
+def test_answers_of_one_request_wait_for_the_first_one_s_prompt() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        request = Request("n", (7, 8, 9), Law(temperature=0.0), 9, parse_policy("adaptive"), choices=3)
+        tracks = cell.submit(request)
+        other = cell.ask((1, 2), max_tokens=9)
+        await asyncio.sleep(0.0001)
+        admitted = [each.admit.sequence for each in cell.port.told if isinstance(each, Admission)]
+        assert admitted == [tracks[0].sequence.number, other.sequence.number]
+        await cell.finish(*tracks, other)
+        assert [list(track.answer.log.answer()) for track in tracks] == [answer_of((7, 8, 9), 9)] * 3
+
+    story(tell)
+
+
+def test_siblings_do_not_wait_for_a_first_that_left() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        request = Request("n", (7, 8, 9), Law(temperature=0.0), 9, parse_policy("adaptive"), choices=2)
+        first, second = cell.submit(request)
+        await asyncio.sleep(0.0001)
+        cell.admission.finish(first)
+        await cell.finish(second)
+        assert list(second.answer.log.answer()) == answer_of((7, 8, 9), 9)
+        assert cell.clean()
+
+    story(tell)
+
+
+# What is promised of reports and epochs.
+
+
+def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        happened: list[str] = []
+        cell.lane._write = lambda: happened.append("written")  # type: ignore[method-assign]
+        tell_port = cell.port.port.tell
+
+        def told(orders: Sequence[Any]) -> None:
+            happened.extend("acknowledged" for each in orders if isinstance(each, Acknowledged))
+            tell_port(orders)
+
+        cell.port.port.tell = told  # type: ignore[method-assign]
+        track = cell.ask(max_tokens=30)
+        pieces = 0
+        while (taken := await track.outlet.take()) is not None:  # type: ignore[attr-defined]
+            pieces += len(taken)
+            happened.append("shown")
+            last = [each for each in happened if each != "shown"][-1]
+            assert last == "acknowledged" or track.end is not None
+        assert pieces > 5
+        order = [each for each in happened if each != "shown"]
+        assert all(before == "written" for before, now in itertools.pairwise(order) if now == "acknowledged")
+
+    story(tell)
+
+
+def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice() -> None:
+    noted: list[int] = []
+    written: list[int] = []
+
+    async def tell(cell: RoundsCell) -> None:
+        tell_port = cell.port.port.tell
+
+        def told(orders: Sequence[Any]) -> None:
+            for each in orders:
+                if isinstance(each, Admission):
+                    assert each.admit.epoch in written
+            tell_port(orders)
+
+        cell.port.port.tell = told  # type: ignore[method-assign]
+        track = cell.ask(max_tokens=60, note_epoch=noted.append)
+        await asyncio.sleep(0.00015)
+        cell.lose_verifier()  # nothing was committed under the first epoch
+        assert len(track.answer.log) == 2
+        cell.add_verifier()
+        await asyncio.sleep(0.1)
+        cell.lane.move_all()
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 60)
+
+    story(tell, write=lambda: written.extend(noted))
+    assert noted == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fault", ["gap", "repeat", "length"])
+def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: str) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        seen = 0
+
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            nonlocal seen
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport) and each.report.number:
+                    seen += 1
+                    if seen == 3:
+                        (row,) = each.report.rounds
+                        wrong = row._replace(committed_before=row.committed_before + 1)
+                        if fault == "gap":
+                            continue
+                        if fault == "repeat":
+                            said.append(each)
+                        else:
+                            each = each._replace(report=each.report._replace(rounds=[wrong]))
+                said.append(each)
+            return said
+
+        cell.port.tampers = tamper
+        track = cell.ask(max_tokens=60)
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 60), "neither repeated nor skipped"
+        assert (track.handovers, track.sequence.epoch) == (1, 1)
+        assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 1
+        assert cell.clean()
+
+    story(tell)
+
+
+LIES = {
+    "a token out of the vocabulary": lambda row: row._replace(tokens=(*row.tokens[:-1], 97)),
+    "a negative token": lambda row: row._replace(tokens=(*row.tokens[:-1], -1)),
+    "more accepted than verified": lambda row: row._replace(accepted=row.verified + 1),
+    "more verified than drafted": lambda row: row._replace(verified=len(row.confidence) + 1),
+    "more tokens than accepted": lambda row: row._replace(tokens=(*row.tokens, 3)),
+    "fewer tokens than accepted": lambda row: row._replace(tokens=row.tokens[:-1]),
+    "nothing": lambda row: row._replace(tokens=(), accepted=0, verified=0),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other(lie: str) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        victim, other = cell.ask(max_tokens=60), cell.ask((8, 9), max_tokens=40)
+
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport) and each.report.number > 2:
+                    rows = [
+                        LIES[lie](row) if row.sequence == victim.sequence.number and row.verified else row
+                        for row in each.report.rounds
+                    ]
+                    each = each._replace(report=each.report._replace(rounds=rows))
+                said.append(each)
+            return said
+
+        cell.port.tampers = tamper
+        await cell.finish(victim, other)
+        assert await read(other) == answer_of((8, 9), 40)
+        with pytest.raises(PeerError, match="the verifier sent"):
+            await read(victim)
+        shown = list(victim.answer.log.answer())
+        assert cell.clean()
+        assert all(0 <= token < 97 for token in shown)
+
+    story(tell, pair=ToyPair(wrong_every=1000))
+
+
+def test_a_token_without_its_log_probability_ends_the_request() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(law=Law(temperature=0.0, logprobs=0))
+        await cell.finish(track)
+        with pytest.raises(PeerError, match="without its log-probability"):
+            await read(track)
+
+    story(tell)
+
+
+def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport) and each.report.number:
+                    rows = [row._replace(why_empty=f"x{each.report.number}") for row in each.report.rounds]
+                    each = each._replace(report=each.report._replace(rounds=rows))
+                said.append(each)
+            return said
+
+        cell.port.tampers = tamper
+        track = cell.ask(max_tokens=20, policy="fixed:1")
+        await cell.finish(track)
+        assert cell.metrics.value("empty_blocks_total", reason="unspecified") > 5
+
+    story(tell, drafters=0)
+
+
+# Workers come and go.
+
+
+def test_a_lost_drafter_only_slows_the_answer() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=60)
+        await asyncio.sleep(0.06)
+        drafted = track.tally.drafted
+        assert drafted > 0
+        cell.lose_drafter(cell.drafters[0])
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 60)
+        assert track.tally.drafted - drafted <= 8
+        assert cell.metrics.value("empty_blocks_total", reason="no_drafter") > 10
+        assert [each for each in cell.port.told if isinstance(each, DrafterAt)][-1].use is Use.GONE
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_another_drafter_takes_over_without_a_second_prefill() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, *range(20)), max_tokens=90) for seed in range(4)]
+        await asyncio.sleep(0.08)
+        first = cell.drafters[0]
+        second = cell.add_drafter()
+        cell.lose_drafter(first)
+        await asyncio.sleep(0.1)
+        before = [track.tally.drafted for track in tracks]
+        assert {track.drafter for track in tracks} == {second}
+        await cell.finish(*tracks)
+        assert all(track.tally.drafted > was + 8 for track, was in zip(tracks, before, strict=True))
+        assert cell.metrics.value("prefills_total", reason="new") == 4
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60) for seed in range(6)]
+        await asyncio.sleep(0.001)
+        assert sorted(cell.load.values()) == [2, 2, 2]
+        named = [cell.ask((seed, 4), max_tokens=60, drafter="draft/1") for seed in range(4)]
+        nobody = cell.ask((9, 4), max_tokens=20, drafter="draft/77")
+        await asyncio.sleep(0.001)
+        assert {track.drafter.facts.name for track in named if track.drafter} == {"draft/1"}
+        await cell.finish(*tracks, *named, nobody)
+        assert nobody.tally.drafted == 0
+        assert cell.clean()
+
+    story(tell, drafters=3)
+
+
+def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=90)
+        await asyncio.sleep(0.06)
+        drafter: Any = cell.drafters[0]
+        cell.lane.drafter_left(drafter)
+        cell.load.pop(drafter, None)
+        late = cell.ask((8, 9), max_tokens=20)
+        await asyncio.sleep(0.05)
+        before = track.tally.drafted
+        await cell.finish(track, late)
+        assert track.tally.drafted > before + 8
+        assert late.tally.drafted == 0, "nobody new"
+        uses = [each.use for each in cell.port.told if isinstance(each, DrafterAt)]
+        assert uses == [Use.YES, Use.NO_NEW, Use.GONE]
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=90) for seed in range(4)]
+        await asyncio.sleep(0.06)
+        leaving: Any = cell.drafters[0]
+        cell.lane.drafter_leaves(leaving)
+        await asyncio.sleep(0.05)
+        assert cell.load[leaving] == 0
+        assert not leaving.rows
+        await cell.finish(*tracks)
+        assert all(track.tally.drafted > 40 for track in tracks)
+
+    story(tell, drafters=2)
+
+
+def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        cell.drafters[0].silent = True
+        track = cell.ask(max_tokens=400, policy="fixed:3")
+        await asyncio.sleep(0.01)
+        cell.add_drafter()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 400)
+        assert cell.metrics.value("empty_blocks_total", reason="late") == 1
+        assert [each.what for each in cell.port.said if isinstance(each, DrafterEvent)] == ["late", "silent"]
+        assert track.tally.drafted > 0
+
+    story(tell)
+
+
+def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        exact, ratio = cell.ask(max_tokens=150), cell.ask((7, 3), max_tokens=150, law=Law(temperature=1.0))
+        await asyncio.sleep(0.05)
+        assert ratio.drafter is not None
+        places = (1 << 20, *[0] * 63)
+        liar = Draws(cell.drafters[0].facts.fingerprint, slots=1 << 20, places=places)
+        tamper_once = [True]
+
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport) and each.report.number and tamper_once:
+                    tamper_once.clear()
+                    each = each._replace(draws=(liar,))
+                said.append(each)
+            return said
+
+        cell.port.tampers = tamper
+        await asyncio.sleep(0.05)
+        assert cell.metrics.value("monitor_alarms_total", drafter=liar.drafter_version[:16], statistic="places") == 1
+        assert ratio.drafter is None
+        assert exact.drafter is not None
+        await cell.finish(exact, ratio)
+        assert cell.metrics.value("empty_blocks_total", reason="distrusted") > 0
+
+    story(tell)
+
+
+@pytest.mark.parametrize("at_s", [0.001, 0.011, 0.02, 0.05, 0.1])
+def test_a_verifier_that_dies_is_replaced_and_nothing_said_changes(at_s: float) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=40) for seed in range(3)]
+        await asyncio.sleep(at_s)
+        cell.lose_verifier()
+        assert cell.admission.queued == 3
+        cell.add_verifier()
+        await cell.finish(*tracks)
+        assert [await read(track) for track in tracks] == [answer_of((seed, 3), 40) for seed in range(3)]
+        assert {track.sequence.epoch for track in tracks} == {1}
+        assert cell.metrics.value("handovers_total", reason="lost") == 3
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_without_another_verifier_the_client_hears_where_the_answer_stands() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=90)
+        await asyncio.sleep(0.05)
+        cell.lose_verifier()
+        stands = track.answer.log.answered
+        await asyncio.sleep(21.0)
+        with pytest.raises(Unavailable, match=f"within 20 s; the answer stands at offset {stands}"):
+            await read(track)
+
+    story(tell)
+
+
+def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=90)
+        await asyncio.sleep(0.05)
+        port = cell.port
+        port.tampers = lambda news: ()
+        await asyncio.sleep(1.9)
+        assert not port.closed_because
+        await asyncio.sleep(1.0)
+        assert port.closed_because == "no verdict for 2 s"
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 90)
+
+    story(tell, waits=Conduct(verify_s=2.0))
+
+
+def test_a_verifier_that_never_prefills_is_let_go_although_more_are_asked_of_it() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        port = cell.port
+        port.tampers = lambda news: ()
+        for seed in range(30):
+            cell.ask((seed, 3), max_tokens=9)
+            await asyncio.sleep(0.2)
+            if port.closed_because:
+                break
+        assert port.closed_because == "no prefill within 3 s"
+        assert 14 <= seed <= 20
+
+    story(tell, waits=Conduct(prefill_s=3.0))
+
+
+def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60) for seed in range(4)]
+        await asyncio.sleep(0.06)
+        first, port = cell.lane, cell.port
+        cell.add_verifier()
+        first.drain(1.0)
+        late = cell.ask((9, 3), max_tokens=20)
+        await asyncio.sleep(0.0001)
+        assert late.sequence.number not in {track.sequence.number for track in first.tracks}
+        first.move_all()
+        assert len(first) == 4, "each leaves when it is settled"
+        await cell.finish(*tracks, late)
+        assert len(first) == 0
+        settled = [each for each in port.told if isinstance(each, Release) and each.how is How.SETTLE]
+        assert len(settled) == 4
+        for seed, track in enumerate(tracks):
+            assert await read(track) == answer_of((seed, 3), 60)
+            assert (track.handovers, track.sequence.epoch, track.moved) == (0, 1, True)
+        gone = [each for each in port.said if isinstance(each, Released)]
+        drawn = {each.sequence: each.rounds for each in gone}
+        reported = [row for each in port.said if isinstance(each, PassReport) for row in each.report.rounds]
+        assert drawn == {number: sum(row.sequence == number for row in reported) for number in drawn}
+        assert cell.metrics.value("handovers_total", reason="drained") == 4
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        stuck, other = cell.ask(max_tokens=60), cell.ask((8, 3), max_tokens=2000, policy="off")
+        await asyncio.sleep(0.06)
+        cell.port.tampers = lambda news: [
+            each for each in news if not (isinstance(each, Released) and each.sequence == stuck.sequence.number)
+        ]
+        placed = cell.lane._members.get(stuck.sequence.number)
+        assert placed is not None
+        placed.leaving, placed.settled_by = Event.MOVED, cell.clock.time() + 2.0
+        cell.lane._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
+        cell.lane._soon()
+        await asyncio.sleep(1.5)
+        assert not stuck.handovers
+        await asyncio.sleep(2.0)
+        assert stuck.handovers == 1
+        assert not other.handovers
+        await cell.finish(stuck)
+        assert await read(stuck) == answer_of((5, 6), 60)
+
+    story(tell, waits=Conduct(verify_s=2.0))
+
+
+# Memory.
+
+
+def test_the_youngest_makes_room_and_comes_back() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=100) for seed in range(4)]
+        await cell.finish(*tracks)
+        assert [await read(track) for track in tracks] == [answer_of((seed, 3), 100) for seed in range(4)]
+        assert cell.metrics.value("num_preemptions_total") > 0
+        assert tracks[0].sequence.epoch == 0, "the oldest always goes on"
+        assert cell.metrics.value("handovers_total", reason="lost") == 0
+        whys = {each.why for each in cell.port.said if isinstance(each, Released)}
+        assert Why.OUT_OF_PAGES in whys
+        assert cell.clean()
+
+    story(tell, pages=70)
+
+
+def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        first = cell.ask((4, 3), max_tokens=150)
+        await asyncio.sleep(0.4)
+        # The coordinator thinks that there is room; the verifier, whose pool others fill too, knows better.
+        pages = cell.port.port.pages
+        assert pages.grow(99, 0, 4 * pages.left - 20, 0) is not None
+        second = cell.ask(tuple(range(30)), max_tokens=20)
+        await asyncio.sleep(0.1)
+        assert cell.admission.queued == 1
+        pages.free(99, 0)
+        await cell.finish(first, second)
+        assert await read(second) == answer_of(tuple(range(30)), 20)
+        assert second.sequence.epoch > 0
+        assert second.handovers == 0
+        assert cell.metrics.value("prefills_total", reason="new") == 2
+        assert cell.clean()
+
+    story(tell, pages=70)
+
+
+@pytest.mark.parametrize(
+    ("why", "error", "words"),
+    [
+        (RefusalReason.INVALID, PeerError, "the verifier refused a prompt: not these"),
+        (RefusalReason.INTERNAL, PeerError, "begun 3 times, and refused again: not these"),
+        (RefusalReason.UNKNOWN_SEQUENCE, Unavailable, "begun 3 times, and refused again: not these"),
+    ],
+)
+def test_who_is_refused_hears_why(why: RefusalReason, error: type[DsparkError], words: str) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport):
+                    (row,) = each.report.rounds
+                    cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
+                    said.append(Refused(row.sequence, row.epoch, why, "not these"))
+                    said.append(Released(row.sequence, row.epoch, 0, row.committed_before, Why.NO_PAGES))
+            return said
+
+        cell.port.tampers = tamper
+        track = cell.ask()
+        await cell.finish(track)
+        with pytest.raises(error, match=words):
+            await read(track)
+
+    story(tell, bounds=Bounds(max_handovers=2))
+
+
+# Plans.
+
+
+def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=60, policy="fixed:2")
+        await cell.finish(track)
+        plans = [each for each in cell.port.told if isinstance(each, Plan)]
+        first = next(at for at, each in enumerate(cell.port.told) if isinstance(each, Admission))
+        before = [each for each in cell.port.told[:first] if isinstance(each, Plan)]
+        number = track.sequence.number
+        assert before[-1].terms_of(number).kind is PlanKind.FIXED
+        assert before[-1].terms_of(number).slots == 2
+        assert len(plans) < 6, "nothing changes, so nothing is said"
+        assert [each.number for each in plans] == sorted({each.number for each in plans})
+
+    story(tell)
+
+
+def test_a_lane_whose_drafts_are_wrong_goes_without_most_of_them() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 6), max_tokens=300) for seed in range(2)]
+        await cell.until(lambda: tracks[0].tally.rounds >= 150)
+        drafts = cell.metrics.value("spec_decode_num_drafts_total")
+        await cell.finish(*tracks)
+        assert [await read(track) for track in tracks] == [answer_of((seed, 6), 300) for seed in range(2)]
+        assert 0 < cell.metrics.value("spec_decode_num_drafts_total") - drafts < 60
+        assert cell.metrics.value("empty_blocks_total", reason="bypass") > 240
+
+    story(tell, pair=ToyPair(wrong_every=1))
+
+
+def test_weights_of_requests_reach_the_terms_of_their_blocks() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60, weight=weight) for seed, weight in enumerate((1.0, 3.0))]
+        await cell.finish(*tracks)
+        weights = {
+            tuple(round(each.terms_of(track.sequence.number).weight, 3) for track in tracks)
+            for each in cell.port.told
+            if isinstance(each, Plan) and each.terms.kind is PlanKind.PRICE
+        }
+        assert any(second == pytest.approx(3.0 * first) for first, second in weights)
+
+    story(tell)
+
+
+def test_two_cohorts_take_turns_when_told_to() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60, policy="fixed:3") for seed in range(6)]
+        await cell.finish(*tracks)
+        assert [await read(track) for track in tracks] == [answer_of((seed, 3), 60) for seed in range(6)]
+        passes = [each.report.rounds for each in cell.port.said if isinstance(each, PassReport) and each.report.number]
+        together = [{row.sequence & 1 for row in rounds} for rounds in passes]
+        assert sum(len(parities) == 1 for parities in together) > len(passes) / 2
+
+    story(tell, waits=Conduct(cohorts=2))
