@@ -356,6 +356,6 @@ class Lane:
 def why_prefilled(track: Track) -> str:
     if track.handovers or track.moved:
         return "handover"
-    if track.sequence.epoch > track.sequence.born:
+    if track.sequence.epoch > track.sequence.born + track.sequence.turned_away:
         return "preempted"
     return "resumed" if track.sequence.born else "new"

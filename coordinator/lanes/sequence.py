@@ -85,6 +85,7 @@ class Sequence:
         self.log = log
         self.state = State.WAITING
         self.epoch = self.born = epoch  # above 0 when it was resumed: lower ones have drawn already
+        self.turned_away = 0  # epochs under which nothing can have been drawn
         self.round = 0  # rounds finished in this epoch, the prefill included
         self._cursor = Cursor(number, epoch, 0, len(log))
 
@@ -99,6 +100,7 @@ class Sequence:
         elif event in HANDED_BACK:
             self.epoch += 1
             self.round = 0
+            self.turned_away += event is Event.TURNED_AWAY
 
     @property
     def cursor(self) -> Cursor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -32,12 +31,11 @@ from coordinator.lanes.round_learning import RoundLearning
 from coordinator.lanes.sequence import Event
 from coordinator.lanes.settling import Owner
 from coordinator.lanes.track import Track
-from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans
+from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans, differs
 from coordinator.scheduling.cost_curve import CostCurve
 from dspark.errors import PeerError
 from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released
-from dspark.rounds.plan import Plan
 from dspark.runtime.telemetry import Metrics
 from dspark.types import RefusalReason
 
@@ -363,7 +361,7 @@ class VerifierLane:
         before = self._plans.in_force
         plan = self._plans.compose(self._assignment.named)
         self._assignment.named = {}
-        if not _same(before, plan) or not before.number:
+        if not before.number or differs(before, plan):
             self._orders.append(plan)
 
     def _tell_orders(self) -> None:
@@ -399,9 +397,3 @@ class VerifierLane:
 
 
 AnyLane = Lane | VerifierLane
-
-
-def _same(one: Plan, other: Plan) -> bool:
-    """But for their numbers, and for little in what drafts are expected to take."""
-    near = abs(one.draft_s - other.draft_s) <= 0.2 * max(one.draft_s, other.draft_s)
-    return near and replace(one, number=other.number, draft_s=other.draft_s) == other

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -233,6 +233,12 @@ class LanePlans:
         tokens = np.array([count + len(own) * self._verified])
         rounds = {each: float(cost.round_s(tokens, self._context, count, slots, each)[0]) for each in self._cohorts}
         return draft_s, min((each for each in rounds if each <= count), key=rounds.__getitem__, default=1)
+
+
+def differs(one: Plan, other: Plan) -> bool:
+    """Beside their numbers, and beyond a little in what drafts are expected to take."""
+    far = abs(one.draft_s - other.draft_s) > 0.2 * max(one.draft_s, other.draft_s)
+    return far or replace(one, number=other.number, draft_s=other.draft_s) != other
 
 
 def _grid(blocks: Sequence[Sequence[float]]) -> Floats:

@@ -500,7 +500,8 @@ async def test_a_verifier_that_has_no_pages_is_asked_again_later(make_cell: Make
     cell.verifier.no_pages = False
     await cell.clock.advance(0.6)
     assert await read(track) == answer_of((5, 6), 5)
-    assert track.sequence.epoch == 0
+    assert track.sequence.epoch == 1, "nothing was drawn under the first one, and it is not given out again"
+    assert cell.metrics.value("prefills_total", reason="new") == 2
 
 
 async def test_the_queue_is_bounded_and_says_when_to_come_back(make_cell: MakeCell) -> None:
