@@ -71,20 +71,20 @@ ANSWERS = [
         "coordinator/lanes/sequence.py",
         (
             "an epoch is kept when a verifier is lost",
-            "(Event.ORPHANED, Event.MOVED, Event.PREEMPTED):",
-            "(Event.MOVED, Event.PREEMPTED):",
+            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.MOVED, Event.PREEMPTED))",
+            "frozenset((Event.TURNED_AWAY, Event.MOVED, Event.PREEMPTED))",
             LOST,
         ),
         (
             "an epoch is kept when a verifier leaves",
-            "(Event.ORPHANED, Event.MOVED, Event.PREEMPTED):",
-            "(Event.ORPHANED, Event.PREEMPTED):",
+            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.MOVED, Event.PREEMPTED))",
+            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.PREEMPTED))",
             LOST,
         ),
         (
             "an epoch is kept when pages are given up",
-            "(Event.ORPHANED, Event.MOVED, Event.PREEMPTED):",
-            "(Event.ORPHANED, Event.MOVED):",
+            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.MOVED, Event.PREEMPTED))",
+            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.MOVED))",
             LOST,
         ),
         (
