@@ -119,9 +119,7 @@ def _start(
     head = Head(f"127.0.0.1:{ports[0]}", process.pid, folder, cell_id, url)
     try:
         noted(head)
-        _await_port(process, ports[0], folder / "head.log")
-        if not is_guarded(head.address):
-            raise _NotOurs(f"{head.address} is answered by another process than the Ray cluster that was started")
+        _await_ours(process, ports[0], folder / "head.log")
     except BaseException:
         stop_head(head)
         raise
@@ -154,7 +152,11 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
-def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Until the cluster that was started listens and asks who calls; a busy machine may keep it from saying so at once.
+
+    A Ray cluster that does not ask is somebody else's.
+    """
     deadline = time.monotonic() + PORT_TIMEOUT_S
     while True:
         if process.poll() is not None:
@@ -162,8 +164,13 @@ def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             raise _NotOurs(f"Ray did not start: {said[-1] if said else f'exit code {process.returncode}'}")
         try:
             socket.create_connection(("127.0.0.1", port), 0.5).close()
-            return
+            missing, guarded = "say whether it asks who calls", is_guarded(f"127.0.0.1:{port}")
         except OSError:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"Ray did not listen on port {port} within {PORT_TIMEOUT_S:.0f} s") from None
-            time.sleep(0.1)
+            missing, guarded = "listen", None
+        if guarded:
+            return
+        if guarded is False:
+            raise _NotOurs(f"port {port} is answered by another Ray cluster than the one that was started")
+        if time.monotonic() > deadline:
+            raise Unavailable(f"Ray did not {missing} on port {port} within {PORT_TIMEOUT_S:.0f} s")
+        time.sleep(0.1)

@@ -30,11 +30,16 @@ def is_guarded(address: str) -> bool | None:
 
 def check_guarded(address: str, *, insecure: bool) -> None:
     """Refuses a cluster that strangers can drive: one that does not ask and can be reached from elsewhere."""
-    if insecure or is_guarded(address):
+    if insecure or (guarded := is_guarded(address)):
         return
     host, _ = split_endpoint(address)
     if is_loopback(host):
         return
+    if guarded is None:
+        raise NothingStarted(
+            f"the Ray cluster at {address} did not say within {ASK_TIMEOUT_S:g} s whether it asks for a token; "
+            "try again, or say --insecure"
+        )
     raise NothingStarted(
         f"the Ray cluster at {address} does not ask for a token: whoever reaches it can run code there. "
         "Start it with RAY_AUTH_MODE=token, or say --insecure"

@@ -9,12 +9,18 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dspark import shipped
 from dspark.cli.telling import tell
+from dspark.errors import Unavailable
 
-LOOK_S = 1.0  # of `up --block`, for a cell that somebody else takes down
+if TYPE_CHECKING:
+    from dspark.client.cell import Cell
+
+LOOK_S = 1.0  # of `up --block`, at its cell
+RAY_GONE_S = 30.0  # without its Ray cluster, which is longer than a `dspark down` elsewhere takes to forget the cell
+SILENT_S = 120.0  # without a coordinator that answers, which is longer than one takes to come back
 
 
 def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -134,22 +140,51 @@ def _up(args: argparse.Namespace) -> int:
     cell = bring_up(config, file=args.config, environ=os.environ, say=say, scaling=scaling)
     tell(cell.frontends or cell.endpoint)
     if args.block:
-        _stay(cell.cell_id)
+        _stay(cell)
     return 0
 
 
-def _stay(cell_id: str) -> None:
-    """Until a signal, and takes the cell down then; or until somebody else has taken it down."""
+def _stay(cell: Cell) -> None:
+    """Until a signal, and takes the cell down then; or until somebody else has taken it down.
+
+    Unavailable when it has ended by itself; what is left of it is cleared.
+    """
     from deploy.down import take_down
-    from dspark.client.cell import NoCell, find_cell
+    from dspark.client.cell import NoCell, find_cell, is_alive
 
     signal.signal(signal.SIGTERM, _interrupt)  # Ray has put its own in the place of ours
+    there = answered = time.monotonic()
     with contextlib.suppress(NoCell):
         try:
-            while find_cell().cell_id == cell_id:
+            while find_cell().cell_id == cell.cell_id:
+                now = time.monotonic()
+                there = now if not cell.ray_pid or is_alive(cell.ray_pid) else there
+                answered = now if _answers(cell) else answered
+                if now - there > RAY_GONE_S:
+                    raise Unavailable(f"the cell has ended: its Ray cluster (process {cell.ray_pid}) is gone")
+                if now - answered > SILENT_S:
+                    raise Unavailable(f"the cell has ended: nobody has answered at {cell.endpoint} for {SILENT_S:g} s")
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             take_down(say)
+        except Unavailable:
+            take_down(say, 0.0)
+            raise
+
+
+def _answers(cell: Cell) -> bool:
+    """Whether its coordinator lives."""
+    import grpc
+
+    from dspark.runtime.channel import sync_channel
+    from dspark.runtime.health import health_of
+
+    with sync_channel(cell.endpoint, tls=cell.tls()) as channel:
+        try:
+            health_of(channel, "")
+        except grpc.RpcError:
+            return False
+    return True
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

@@ -36,14 +36,14 @@ class Finding:
 
 
 @functools.cache
-def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+def model(target: Path = TARGET) -> Any:
+    return AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
 
 
-def logits(tokens: Sequence[int], rows: int) -> torch.Tensor:
+def logits(tokens: Sequence[int], rows: int, target: Path = TARGET) -> torch.Tensor:
     """[rows, V] after each of the last `rows` tokens."""
     with torch.inference_mode():
-        out: torch.Tensor = model()(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+        out: torch.Tensor = model(target)(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
     return out[0, -rows:].float()
 
 
@@ -58,12 +58,12 @@ def law_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> Law:
     return Law(**given, rule=rule, choice=choice, prompt_len=prompt_len)
 
 
-def examine(prompt: Sequence[int], answer: Sequence[int], law: Law) -> Finding:
+def examine(prompt: Sequence[int], answer: Sequence[int], law: Law, target: Path = TARGET) -> Finding:
     """Whether each token of the answer is the one, or one of those, that its law says."""
     if not answer:
         return Finding()
     law = replace(law, prompt_len=len(prompt))
-    rows = shaped(logits([*prompt, *answer], len(answer) + 1)[:-1], [(0, answer[:-1], Shaper.of(law, prompt))])
+    rows = shaped(logits([*prompt, *answer], len(answer) + 1, target)[:-1], [(0, answer[:-1], Shaper.of(law, prompt))])
     if law.greedy:
         best = rows.topk(2).values
         own, leads = rows.argmax(dim=-1), best[:, 0] - best[:, 1]

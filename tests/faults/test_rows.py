@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from faults import __main__ as runner
-from faults.pair import ROOT
+from faults import report
 from faults.rows.table import LONG, QUICK, Entry
 
 ROWS = Path(__file__).parent / "rows"
@@ -23,10 +23,16 @@ def test_every_program_is_in_the_table_and_the_other_way_round() -> None:
         assert importlib.util.find_spec(entry.command[0]) is not None
 
 
-def test_every_row_of_the_table_stands_in_the_document() -> None:
-    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+def test_the_document_says_what_was_saved() -> None:
+    text = report.PAGE.read_text(encoding="utf-8")
+    assert text == report.page(), "run PYTHONPATH=.:tests python -m faults.report"
     told = set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
     assert {entry.row for entry in (*QUICK, *LONG)} == told
+
+
+def test_a_value_is_told_without_what_is_empty() -> None:
+    value = {"kills": 48, "problems": [], "p99_s": 0.0361, "by_kind": {"open": 1200, "late": 0}, "freed": True}
+    assert report.told(value) == "kills 48, p99 s 0.0361, by kind (open 1,200, late 0), freed yes"
 
 
 def test_rows_are_saved_and_take_the_place_of_older_ones(tmp_path: Path) -> None:

@@ -283,3 +283,22 @@ def test_a_cluster_of_others_is_joined_and_left_as_it_was(
         assert stop_head(head) == []
         for name in set(os.environ) - set(before):
             del os.environ[name]
+
+
+@pytest.mark.slow  # a `dspark down` elsewhere is given its time
+def test_whoever_stays_with_a_cell_learns_that_its_ray_is_gone(
+    golden_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
+    words = ("up", "--target", str(golden_target), "--drafter", "none", "--http", "none", "--block")
+    command = [sys.executable, "-m", "dspark.cli.main", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as staying:
+        assert staying.stdout is not None
+        assert staying.stdout.readline().strip(), "it serves"
+        cell = find_cell()
+        os.kill(cell.ray_pid, signal.SIGKILL)
+        _, said = staying.communicate(timeout=240)
+    assert staying.returncode == 1
+    assert f"dspark: the cell has ended: its Ray cluster (process {cell.ray_pid}) is gone" in said
+    assert marked(cell.cell_id) == []
+    assert not cell_file().exists()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 import deploy.head
@@ -14,6 +17,7 @@ from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head, stop_head
 from deploy.marks import new_cell_id
 from deploy.ray_auth import check_guarded, is_guarded
+from dspark.errors import Unavailable
 
 pytestmark = pytest.mark.ray
 
@@ -45,12 +49,44 @@ def test_a_port_that_somebody_took_meanwhile_costs_one_more_start(
         assert stop_head(head) == []
 
 
-@pytest.mark.parametrize("answer", [False, None])
+@pytest.mark.parametrize("answer", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.OK])
+def test_a_cluster_that_is_slow_to_say_is_asked_again(tmp_path: Path, answer: grpc.StatusCode) -> None:
+    """Its port answers before its server can."""
+    asked = 0
+
+    def alive(request: bytes, context: grpc.ServicerContext) -> bytes:
+        nonlocal asked
+        asked += 1
+        if (code := grpc.StatusCode.UNAVAILABLE if asked < 3 else answer) is not grpc.StatusCode.OK:
+            context.abort(code, "")
+        return b""
+
+    method = grpc.unary_unary_rpc_method_handler(alive, lambda message: message, lambda message: message)
+    server = grpc.server(ThreadPoolExecutor(1))
+    name = ray_auth._METHOD.strip("/").split("/")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name[0], {name[1]: method}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        if answer is grpc.StatusCode.OK:
+            with pytest.raises(Unavailable, match="another Ray cluster"):
+                deploy.head._await_ours(process, port, tmp_path / "log")
+        else:
+            deploy.head._await_ours(process, port, tmp_path / "log")
+        assert asked == 3
+    finally:
+        process.kill()
+        process.wait()
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(("answer", "said"), [(False, "RAY_AUTH_MODE=token"), (None, "did not say within 10 s")])
 def test_an_open_cluster_is_joined_near_by_or_on_ones_own_word_only(
-    monkeypatch: pytest.MonkeyPatch, answer: bool | None
+    monkeypatch: pytest.MonkeyPatch, answer: bool | None, said: str
 ) -> None:
     monkeypatch.setattr(ray_auth, "is_guarded", lambda address: answer)
     check_guarded("127.0.0.1:6379", insecure=False)
     check_guarded("10.0.0.7:6379", insecure=True)
-    with pytest.raises(NothingStarted, match="RAY_AUTH_MODE=token"):
+    with pytest.raises(NothingStarted, match=said):
         check_guarded("10.0.0.7:6379", insecure=False)

@@ -79,4 +79,5 @@ LONG: tuple[Entry, ...] = (
     Entry("27", "r27_cache_probe --long", 3600, alone=True),
     Entry("30", "r30_soak", 2400, alone=True),
     Entry("31", "r31_monitor --long", 1200),
+    Entry("34", "r34_shipped_pair --long", 3600, alone=True),
 )

@@ -1,0 +1,82 @@
+"""The tables of docs/reliability.md, made of the saved rows: `PYTHONPATH=.:tests python -m faults.report`.
+
+What a row measured stands there as it was saved, so a figure cannot differ from its file; a test compares both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from faults.__main__ import RESULTS
+from faults.pair import ROOT
+from faults.rows.table import LONG, QUICK, Entry
+
+PAGE = ROOT / "docs" / "reliability.md"
+TABLES = {"everyday": ("faults.json", QUICK), "long": ("faults_long.json", LONG)}
+HEAD = "| row | what | engine | measured | bar | holds |\n| --- | --- | --- | --- | --- | --- |\n"
+LEFT_OUT = {"engine", "seconds", "same_processes", "same_pids", "in_all"}
+
+
+def table(name: str) -> str:
+    """One line for each statement of each program, those that were never run too."""
+    file, entries = TABLES[name]
+    path = RESULTS / file
+    saved = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    return HEAD + "".join(line for entry in _in_order(entries) for line in _lines(entry, saved))
+
+
+def page() -> str:
+    """The whole document, its tables made anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name in TABLES:
+        begin, end = f"<!-- {name} rows -->\n", f"<!-- end of {name} rows -->"
+        text = re.sub(f"{begin}.*?{end}", lambda _, n=name, b=begin, e=end: f"{b}{table(n)}{e}", text, flags=re.DOTALL)
+    return text
+
+
+def _in_order(entries: Sequence[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: int(entry.row))
+
+
+def _lines(entry: Entry, saved: Sequence[dict[str, Any]]) -> Iterator[str]:
+    rows = [row for row in saved if row.get("program") == entry.words]
+    if not rows:
+        yield f"| {entry.row} | `{entry.words}` | | not run since it runs on the pair | | |\n"
+    for row in rows:
+        value = row["value"]
+        engine = value.get("engine", "") if isinstance(value, dict) else ""
+        measured = f"{told(value)} ({row['date']}, {row['commit']})"
+        holds = "yes" if row["holds"] else "**no**"
+        yield f"| {entry.row} | {row['name']} | {engine} | {measured} | {row['bar']} | {holds} |\n".replace("||", "| |")
+
+
+def told(value: Any) -> str:
+    """A saved value in words: `kills 48, streams 192`. What is empty, and what is not measured, is left out."""
+    if isinstance(value, dict):
+        kept = {
+            key: told(each) for key, each in value.items() if key not in LEFT_OUT and each not in ([], {}, "", None)
+        }
+        return ", ".join(f"{key.replace('_', ' ')} {_inside(value[key], text)}" for key, text in kept.items())
+    if isinstance(value, list):
+        return "; ".join(map(told, value[:3])) + ("; ..." if len(value) > 3 else "")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|")
+
+
+def _inside(value: Any, text: str) -> str:
+    return f"({text})" if isinstance(value, dict | list) else text
+
+
+def main() -> int:
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
