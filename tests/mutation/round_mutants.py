@@ -83,8 +83,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "R6: whoever settles is released before its report",
-            "                settled.append(sequence)",
-            "                self._leaving.settled(sequence)",
+            "if sequence.state is State.SETTLING:\n                settled.append(sequence)",
+            "if sequence.state is State.SETTLING:\n                self._leaving.settled(sequence)",
             R6,
         ),
         ("R8: one round too many", "sequence.ahead > plan.window or", "sequence.ahead > plan.window + 1 or", R8),
