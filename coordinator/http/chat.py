@@ -126,9 +126,7 @@ def _max_tokens(door: Door, body: ChatBody, prompt: tuple[int, ...]) -> int:
     for given in (body.max_completion_tokens, body.max_tokens):
         if given is not None:
             return given
-    limits = door.desk.limits()
-    most = min(limits.context_length, limits.capacity or limits.context_length)
-    return max(min(door.default_max_tokens, most - len(prompt)), 1)
+    return max(min(door.default_max_tokens, door.desk.limits().longest - len(prompt)), 1)
 
 
 def _logprobs(body: ChatBody) -> int | None:

@@ -53,7 +53,7 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
             "model": door.model(terms),
             "drafter": terms.drafter.rstrip("/").rsplit("/", 1)[-1],
             "block_size": terms.block_size,
-            "context_length": terms.limits.context_length,
+            "context_length": terms.limits.longest,
             "policy": str(terms.limits.policy),
             "rule": terms.limits.rule.name.lower(),
             "text": door.desk.tokenizer is not None,

@@ -26,7 +26,7 @@ def routes(door: Door) -> APIRouter:
             "created": began,
             "owned_by": "dspark",
             "root": terms.model,
-            "max_model_len": terms.limits.context_length,
+            "max_model_len": terms.limits.longest,
             "drafter": terms.drafter or None,
             "block_size": terms.block_size,
             "policy": str(terms.limits.policy),

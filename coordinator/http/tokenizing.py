@@ -77,7 +77,7 @@ def routes(door: Door) -> APIRouter:
         body = await read_body(request, TokenizeBody, prompt_bytes(door.desk.cell))
         tokenizer = tokenizer_for(body.model)
         ids = await ids_of(body, tokenizer)
-        told = {"count": len(ids), "max_model_len": door.desk.limits().context_length, "tokens": ids}
+        told = {"count": len(ids), "max_model_len": door.desk.limits().longest, "tokens": ids}
         return await beside(len(ids) > LONG_IDS, _with_names, told, tokenizer if body.return_token_strs else None)
 
     @router.post("/detokenize", dependencies=[Depends(door.guard)], openapi_extra=described_by(DetokenizeBody))

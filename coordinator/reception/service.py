@@ -108,7 +108,7 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             model=terms.model,
             drafter=terms.drafter,
             vocab_size=terms.limits.vocab_size,
-            context_length=terms.limits.context_length,
+            context_length=terms.limits.longest,
             block_size=terms.block_size,
             stop_token_ids=terms.limits.stop_token_ids,
             policy=str(terms.limits.policy),

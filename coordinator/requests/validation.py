@@ -41,6 +41,11 @@ class Limits:
     policy: Policy
     rule: Rule = Rule.BLOCK
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt and answer together."""
+        return min(self.context_length, self.capacity or self.context_length)
+
 
 def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> None:
     """Everything that can be refused before the prompt is looked at."""
@@ -180,7 +185,7 @@ def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, limit
     field = f"{_PARAMS}.max_tokens"
     room = limits.context_length - prompt_len
     if not params.HasField("max_tokens"):
-        return min(DEFAULT_MAX_TOKENS, room, *([limits.capacity - prompt_len] if limits.capacity else []))
+        return min(DEFAULT_MAX_TOKENS, limits.longest - prompt_len)
     if params.max_tokens < 1 and not params.HasField("prompt_logprobs"):
         raise InvalidRequest(field, f"must be at least 1, got {params.max_tokens}")
     if params.max_tokens > room:

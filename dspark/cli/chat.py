@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -49,9 +51,34 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_chat)
 
 
-def _chat(args: argparse.Namespace) -> int:
-    from dspark.cli.generate import open_client
+class Ears:
+    """For Ctrl-C: what listens is interrupted; anything else is not broken in the middle, and the conversation ends
+    behind it."""
 
+    def __init__(self) -> None:
+        self.over = self._listening = False
+        with contextlib.suppress(ValueError):  # not the main thread, which has the signals
+            signal.signal(signal.SIGINT, self._heard)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Raises KeyboardInterrupt at Ctrl-C."""
+        self._listening = True
+        try:
+            yield
+        finally:
+            self._listening = False
+
+    def _heard(self, *_: object) -> None:
+        if self._listening:
+            raise KeyboardInterrupt
+        self.over = True
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from dspark.cli.generate import check_encoding, open_client
+
+    check_encoding("system", args.system)
     if args.max_tokens < 1:
         raise ConfigError(f"--max-tokens: {args.max_tokens} is no answer, at least 1 is wanted")
     if args.wait is not None:
@@ -60,19 +87,23 @@ def _chat(args: argparse.Namespace) -> int:
         info = client.model_info()
         render = renderer(args.target or info.model)
         if args.max_tokens >= info.context_length:
-            raise ConfigError(f"--max-tokens: {args.max_tokens} leaves no room in a context of {info.context_length}")
+            raise ConfigError(f"--max-tokens: {args.max_tokens} leaves no room in {info.context_length} tokens")
         room = info.context_length - args.max_tokens
         options = {name: getattr(args, name) for name in _OPTIONS}
         said: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
         _tell(f"{info.model.rstrip('/').rpartition('/')[2]} answers; Ctrl-C interrupts it, Ctrl-D ends")
-        for turn in turns():
+        ears = Ears()
+        for turn in turns(ears):
             said.append({"role": "user", "content": turn})
             try:
+                check_encoding("this line", turn)
                 prompt = fitted(said, render, room)
-                said.append({"role": "assistant", "content": _answer(client, prompt, options)})
+                said.append({"role": "assistant", "content": _answer(client, prompt, options, ears)})
             except DsparkError as error:
                 _tell(f"dspark: {error}")
                 said.pop()  # so that it can be said again
+            if ears.over:
+                break
     return 0
 
 
@@ -97,14 +128,17 @@ def renderer(target: str) -> Render:
     return render
 
 
-def turns() -> Iterator[str]:
+def turns(ears: Ears) -> Iterator[str]:
     """What is typed, line by line, until Ctrl-D; empty lines are passed over."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that cannot be read costs no other
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, it gives `input` its line editing
     while True:
         try:
-            line = input(PROMPT if sys.stdin.isatty() else "")
+            with ears.listening():
+                line = input(PROMPT if sys.stdin.isatty() else "")
         except EOFError:
             if sys.stdin.isatty():
                 print()
@@ -128,13 +162,13 @@ def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
     return prompt
 
 
-def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any]) -> str:
+def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any], ears: Ears) -> str:
     """Streams one answer and tells its speed; Ctrl-C ends it where it is."""
     from dspark.client import Finished
 
     text, tokens, end = "", 0, None
     try:
-        with client.generate(prompt, **options) as stream:
+        with ears.listening(), client.generate(prompt, **options) as stream:
             for event in stream:
                 text += event.text
                 tokens += len(event.token_ids)

@@ -123,8 +123,8 @@ def open_client(args: argparse.Namespace) -> Client:
     return Client(args.endpoint, token=read_token(args.token_file), tls=credentials.tls_of(args))
 
 
-def _check_encoding(name: str, word: object) -> None:
-    """Bytes of the command line that are no UTF-8 come as halves of characters, which nobody can send."""
+def check_encoding(name: str, word: object) -> None:
+    """Bytes that are no UTF-8 come as halves of characters, which nobody can send; InvalidRequest names the first."""
     if (
         isinstance(word, str)
         and (half := next((at for at, sign in enumerate(word) if "\udc80" <= sign <= "\udcff"), -1)) >= 0
@@ -152,7 +152,7 @@ def _generate(args: argparse.Namespace) -> int:
     options["logit_bias"] = dict(args.logit_bias)
     for name, words in {"prompt": args.prompt, **options}.items():
         for word in [words] if isinstance(words, str) else words if isinstance(words, list) else ():
-            _check_encoding(name, word)
+            check_encoding(name, word)
     if args.wait is not None:
         health.wait_for(args)
     at_once = args.json or (args.n or 1) > 1  # pieces of several answers would be torn apart

@@ -27,8 +27,8 @@ TARGET, DRAFTER = PAIR / "target", PAIR / "drafter"
 class HttpCell:
     """Services in this process, on one more thread; a context that stops them.
 
-    With `pair` a synthetic cell of that description, else the tiny pair. `settings` go to the coordinator, `shared`
-    to every process.
+    With `pair` a synthetic cell of that description, else the tiny pair. `settings` go to the coordinator, `verify` to
+    the verifier, `shared` to every process.
     """
 
     def __init__(
@@ -37,9 +37,11 @@ class HttpCell:
         *,
         workers: bool = True,
         shared: Mapping[str, Any] | None = None,
+        verify: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self._pair, self._workers, self._settings, self._shared = pair, workers, settings, dict(shared or {})
+        self._verify = dict(verify or {})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cell")
         self.verifier: Any = None
@@ -88,9 +90,9 @@ class HttpCell:
         if self._pair is not None:
             engine: dict[str, Any] = {"engine": "synthetic", "synthetic": str(self._pair), "metrics_port": None}
             engine |= self._shared
-            verify, draft = VerifyConfig(**engine), DraftConfig(**engine)
+            verify, draft = VerifyConfig(**engine, **self._verify), DraftConfig(**engine)
         else:
-            verify = VerifyConfig(target=str(TARGET), drafter=str(DRAFTER), **quiet)
+            verify = VerifyConfig(target=str(TARGET), drafter=str(DRAFTER), **quiet, **self._verify)
             draft = DraftConfig(drafter=str(DRAFTER), **quiet)
         known: dict[str, Any] = {}
         if self._workers:

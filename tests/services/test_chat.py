@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import httpx
 import pytest
 
 from coordinator.http.template import find_template
 from dspark.cli import chat
+from dspark.cli.main import main
 from dspark.client import Client
 from dspark.errors import ConfigError
 from tests.services.http_cell import TARGET, HttpCell
 
 LONGEST_S = 200.0
+AGAIN_S = 5.0  # a signal that falls between the library of the terminal and Python waits there for the next one
 SYSTEM, FIRST, SECOND = "import functools", "def wrapper(self", "class Action"
 # Ctrl-C is a signal for whoever has the terminal: a new session takes it, then becomes the command. A background shell
 # has its children ignore that signal.
@@ -54,6 +59,22 @@ class Terminal:
     def until_something(self) -> None:
         """Reads until anything but blanks is shown, and hardly more."""
         self._read(lambda: bool(self.shown.strip()), "anything")
+
+    def interrupt(self, heard: str) -> None:
+        """Presses Ctrl-C, as often as a person does, until `heard` is shown."""
+        pressed = -AGAIN_S
+
+        def shown() -> bool:
+            nonlocal pressed
+            if heard in self.shown:
+                return True
+            if time.monotonic() - pressed >= AGAIN_S:
+                pressed = time.monotonic()
+                self.type("\x03")
+            return False
+
+        self._read(shown, f"{heard!r}")
+        self.until(heard)
 
     def _read(self, enough: Callable[[], bool], wanted: str) -> None:
         deadline = time.monotonic() + LONGEST_S
@@ -117,24 +138,20 @@ def test_turns_build_on_what_was_said_before(cell: HttpCell) -> None:
     assert terminal.code == 0
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_the_answer_and_keeps_the_conversation(cell: HttpCell) -> None:
     with Terminal(*_words(cell, "--max-tokens", "3500")) as terminal:
         terminal.until("Ctrl-D ends\n> ")
-        terminal.type("\x03")  # no answer is running
-        terminal.until("Ctrl-D ends\n")
+        terminal.interrupt("Ctrl-D ends\n> ")  # no answer is running
         terminal.type(f"{FIRST}\n")
         terminal.until(f"{FIRST}\n")
         # What is not read stays in the terminal's own buffer, which holds less than the answer: it cannot end before.
         terminal.until_something()
-        terminal.type("\x03")
-        terminal.until("[interrupted after ")
+        terminal.interrupt("[interrupted after ")
         terminal.until("tokens]\n> ")
         terminal.type(f"{SECOND}\n")
         terminal.until(f"{SECOND}\n")
         terminal.until_something()
-        terminal.type("\x03")
-        terminal.until("tokens]\n> ")
+        terminal.interrupt("tokens]\n> ")
         terminal.type("\x04")
         terminal.until("\n")
     assert terminal.code == 0
@@ -150,6 +167,64 @@ def test_a_pipe_is_a_conversation_too_and_errors_leave_it_open(cell: HttpCell, t
     done = subprocess.run([*bare, "--target", str(tmp_path)], capture_output=True, text=True, timeout=LONGEST_S)
     assert done.returncode == 1
     assert f"{tmp_path}: no tokenizer is found; --target names a folder" in done.stderr
+
+
+def _talk(words: list[str], typed: bytes) -> tuple[int, str, str]:
+    """(status, conversation, what is not) of a chat that reads a pipe."""
+    command = [sys.executable, "-m", "dspark.cli.main", "chat", *words]
+    done = subprocess.run(command, input=typed, capture_output=True, timeout=LONGEST_S)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_a_line_that_is_not_utf_8_costs_that_turn_alone(cell: HttpCell) -> None:
+    code, said, told = _talk(_words(cell, "--max-tokens", "12"), b"gr\xfc\xdfe\n" + FIRST.encode() + b"\n")
+    assert code == 0, told
+    assert "dspark: this line: is not UTF-8: byte 0xFC behind 2 characters; is it Latin-1?" in told
+    assert said == _expected(cell, [("user", FIRST)], 12) + "\n"
+    code, _, told = _talk([*_words(cell), "--system", b"gr\xfc\xdfe".decode(errors="surrogateescape")], b"")
+    assert (code, "system: is not UTF-8" in told) == (1, True)
+
+
+@pytest.mark.parametrize("place", ["before the answer", "behind the answer"])
+def test_ctrl_c_where_nothing_listens_breaks_nothing_in_the_middle(
+    cell: HttpCell, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted, tell = chat.fitted, chat._tell
+
+    def fit(*asked: Any) -> tuple[int, ...]:
+        if place == "before the answer":
+            signal.raise_signal(signal.SIGINT)
+        return fitted(*asked)
+
+    def told(line: str) -> None:
+        if place == "behind the answer" and "tokens a round" in line:
+            signal.raise_signal(signal.SIGINT)
+        tell(line)
+
+    monkeypatch.setattr(chat, "fitted", fit)
+    monkeypatch.setattr(chat, "_tell", told)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{FIRST}\n{SECOND}\n"))
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["chat", *_words(cell, "--max-tokens", "12")]) == 0
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    said = capsys.readouterr().err
+    assert said.count("[12 tokens (the most), ") == 1, "the answer is whole, and the next turn is not asked"
+
+
+def test_a_conversation_fits_into_the_pool_where_that_is_smaller_than_the_context() -> None:
+    with HttpCell(verify={"kv_tokens": 256}) as small:
+        with Client(small.coordinator.endpoint) as client:
+            assert client.model_info().context_length == 256
+        assert httpx.get(f"{small.url}/v1/models").json()["data"][0]["max_model_len"] == 256
+        asked = httpx.post(f"{small.url}/tokenize", json={"prompt": FIRST}).json()
+        assert asked["max_model_len"] == 256
+        turns = "\n".join(["one two three four five six seven eight"] * 5)
+        code, _, told = _talk(_words(small, "--max-tokens", "90"), turns.encode())
+        assert (code, told.count("tokens a round")) == (0, 5), told
+        code, _, told = _talk(_words(small, "--max-tokens", "256"), b"")
+        assert (code, "leaves no room in 256 tokens" in told) == (1, True)
 
 
 def test_the_oldest_turns_make_room() -> None:
