@@ -1,0 +1,384 @@
+"""What goes wrong around rounds: drafters that hang, lie or are somebody else, coordinators that fall silent or talk
+nonsense. Answers are the target's in the end, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import yaml
+from certificates import Authority
+from conductor import Answer, Conductor, conducting, planned
+from worker_stream import until
+
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
+from dspark.rounds.control import Admission, DrafterAt
+from dspark.rounds.events import Acknowledged, Admit, Why
+from dspark.rounds.plan import Plan, PlanKind, SequencePlan
+from dspark.runtime.channel import open_channel
+from dspark.runtime.identity import write_token
+from dspark.synthetic.law import SyntheticLaw
+from dspark.types import Law, RefusalReason, Rule
+from dspark.wire.control_down import write_down
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from verify_service import drafters
+from verify_service import process as verify_process
+from verify_service.config import VerifyConfig
+
+pytestmark = pytest.mark.services
+
+VOCAB, BLOCK = 500, 4
+COUPLED = Law(temperature=1.0, seed=3, rule=Rule.COUPLED)
+SAMPLED = Law(temperature=1.0, seed=4, rule=Rule.TOKEN)
+PLAN = planned(PlanKind.FIXED, BLOCK, window=2)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> str:
+    path = tmp_path / "pair.yaml"
+    document = {
+        "verify": {"tokens": [1], "ms": [0.5]},
+        "draft": {"sequences": [1], "ms": [0.2]},
+        "domains": {"only": {"accept": [0.8] * BLOCK}},
+        "vocabulary": VOCAB,
+    }
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return str(path)
+
+
+@contextlib.asynccontextmanager
+async def serving(start: Any, config: Any) -> AsyncIterator[Any]:
+    process = await start(config)
+    try:
+        yield process
+    finally:
+        await process.stop(0.0)
+
+
+def verifier(pair: str, **settings: Any) -> Any:
+    config = VerifyConfig(engine="synthetic", synthetic=pair, metrics_port=None, **settings)
+    return serving(verify_process.start, config)
+
+
+def drafter(pair: str, **settings: Any) -> Any:
+    return serving(draft_process.start, DraftConfig(engine="synthetic", synthetic=pair, metrics_port=None, **settings))
+
+
+def truth(process: Any, answer: Answer) -> list[int]:
+    law = SyntheticLaw(process.engine.spec)
+    key = law.key(int(answer.prompt[0]), answer.law.seed, answer.law.choice)
+    positions = np.arange(len(answer.prompt), len(answer.prompt) + answer.room)
+    return [int(token) for token in law.target(np.full(len(positions), key, np.uint64), positions)]
+
+
+async def answered(process: Any, conductor: Conductor, answers: Sequence[Answer]) -> None:
+    """All of them, with the target's tokens, and nothing is held any more."""
+    for answer in answers:
+        assert (await conductor.tokens(answer))[0] == truth(process, answer)
+    await until(lambda: process.engine.held.sequences == 0)
+
+
+# Drafters.
+
+
+class Liar(draft_pb2_grpc.DraftServicer):
+    """A drafter of the test's own: greets as it is told to, and answers orders by a function."""
+
+    def __init__(self, answer: Callable[[draft_pb2.Order], list[draft_pb2.Blocks]], incarnation: int = 77) -> None:
+        self.answer, self.incarnation, self.orders = answer, incarnation, 0
+        self.greets = True
+        self._server = grpc.aio.server()
+        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)
+        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    async def __aenter__(self) -> Liar:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(0)
+
+    async def Rounds(self, request_iterator: Any, context: Any) -> AsyncIterator[draft_pb2.RoundsEvent]:
+        async for command in request_iterator:
+            match command.WhichOneof("command"):
+                case "hello" if self.greets:
+                    welcome = draft_pb2.RoundsWelcome(incarnation=self.incarnation, drafter_version="liar")
+                    yield draft_pb2.RoundsEvent(welcome=welcome)
+                case "open":
+                    opened = draft_pb2.ContextOpened(sequence=command.open.sequence, epoch=command.open.epoch)
+                    yield draft_pb2.RoundsEvent(opened=opened)
+                case "order":
+                    self.orders += 1
+                    for blocks in self.answer(command.order):
+                        yield draft_pb2.RoundsEvent(blocks=blocks)
+
+
+def sound(order: draft_pb2.Order, **changes: Any) -> draft_pb2.Blocks:
+    """One slot of token 1 for each sequence, as an honest drafter of sampled laws might say it."""
+    n = len(order.sequence)
+    fields: dict[str, Any] = {
+        "order": order.order,
+        "lengths": [1] * n,
+        "token_ids": [1] * n,
+        "confidence": [0.5] * n,
+        "q_entries": [2] * n,
+        "q_ids": np.array([1, 2] * n, "<u4").tobytes(),
+        "q_probs": np.array([0.5, 0.5] * n, "<f4").tobytes(),
+        "empty_reasons": [0] * n,
+        "watermarks": [length - 1 for length in order.committed_len],
+        "forward_ns": 1000,
+    }
+    return draft_pb2.Blocks(**{**fields, **changes})
+
+
+LIES: dict[str, Callable[[draft_pb2.Order], list[draft_pb2.Blocks]]] = {
+    "honest": lambda order: [sound(order)],
+    "another order": lambda order: [sound(order, order=order.order + 1)],
+    "twice": lambda order: [sound(order), sound(order)],
+    "too few rows": lambda order: [sound(order, lengths=[])],
+    "columns that do not fit": lambda order: [sound(order, token_ids=[1] * 100)],
+    "no watermarks": lambda order: [sound(order, watermarks=[])],
+    "watermarks ahead": lambda order: [sound(order, watermarks=[1 << 30] * len(order.sequence))],
+    "an id beyond the vocabulary": lambda order: [sound(order, token_ids=[VOCAB] * len(order.sequence))],
+    "a confidence that is none": lambda order: [sound(order, confidence=[float("nan")] * len(order.sequence))],
+    "more slots than were asked for": lambda order: [
+        sound(
+            order,
+            lengths=[9] * len(order.sequence),
+            token_ids=[1] * 9 * len(order.sequence),
+            confidence=[1.0] * 9 * len(order.sequence),
+            q_ids=np.array([1, 2] * 9 * len(order.sequence), "<u4").tobytes(),
+            q_probs=np.array([0.5, 0.5] * 9 * len(order.sequence), "<f4").tobytes(),
+        )
+    ],
+    "no distributions": lambda order: [sound(order, q_entries=[0] * len(order.sequence), q_ids=b"", q_probs=b"")],
+    "no distribution of what was drafted": lambda order: [sound(order, token_ids=[3] * len(order.sequence))],
+    "chances that miss one": lambda order: [
+        sound(order, q_probs=np.array([0.5, 0.1] * len(order.sequence), "<f4").tobytes())
+    ],
+    "chances that are none": lambda order: [
+        sound(order, q_probs=np.array([np.nan, 1.0] * len(order.sequence), "<f4").tobytes())
+    ],
+    "bytes that are missing": lambda order: [sound(order, q_ids=b"")],
+    "nothing at all": lambda order: [draft_pb2.Blocks()],
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_whatever_a_drafter_says_answers_are_the_targets(pair: str, lie: str) -> None:
+    async with verifier(pair) as v, Liar(LIES[lie]) as liar, conducting(v, PLAN) as conductor:
+        conductor.port.tell([DrafterAt(1, liar.endpoint, liar.incarnation)])
+        asked = [
+            conductor.ask([5 + place, 6], law, 30, drafter=1) for place, law in enumerate((SAMPLED, SAMPLED, COUPLED))
+        ]
+        await answered(v, conductor, asked)
+        assert liar.orders
+        verified = sum(each.verified for answer in asked[:2] for each in answer.rounds)
+        assert (verified > 0) is (lie in ("honest", "twice"))
+        coupled = any(each.verified for each in asked[2].rounds)
+        assert coupled is (lie == "no distributions"), "a coupled sequence takes none"
+        assert not any(answer.refused or answer.moves for answer in asked)
+
+
+async def test_a_drafter_that_never_greets_and_one_that_never_answers(
+    pair: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafters, "GREETING_S", 0.2)
+    async with verifier(pair) as v, Liar(lambda order: []) as mute, Liar(lambda order: []) as slow:
+        mute.greets = False
+        async with conducting(v, PLAN) as conductor:
+            conductor.port.tell([DrafterAt(1, mute.endpoint, 77), DrafterAt(2, slow.endpoint, 77)])
+            asked = [conductor.ask([5 + place, 6], SAMPLED, 400, drafter=1 + place) for place in range(2)]
+            await answered(v, conductor, asked)
+            what = {event.drafter: event.what for event in conductor.health}
+            assert what[1].startswith("lost")
+            assert what[2] == "late"
+            assert slow.orders == 1, "whoever owes a reply is asked nothing more"
+
+
+async def test_another_process_at_a_drafters_address_is_not_that_drafter(pair: str) -> None:
+    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
+        conductor.port.tell([DrafterAt(1, d.endpoint, d.incarnation + 1), DrafterAt(2, "unix:/etc/passwd", 5)])
+        asked = [conductor.ask([5 + place, 6], SAMPLED, 40, drafter=1 + place) for place in range(2)]
+        await answered(v, conductor, asked)
+        assert {event.drafter for event in conductor.health} == {1, 2}
+        assert not any(each.verified for answer in asked for each in answer.rounds)
+
+
+async def test_a_drafter_without_room_says_so_and_others_are_drafted_for(pair: str) -> None:
+    async with verifier(pair) as v, drafter(pair, max_sequences=1) as d, conducting(v, PLAN) as conductor:
+        conductor.know(1, d)
+        asked = [conductor.ask([5 + place, 6], SAMPLED, 60, drafter=1) for place in range(2)]
+        await answered(v, conductor, asked)
+        assert "full" in {event.what for event in conductor.health}
+        assert {any(each.verified for each in answer.rounds) for answer in asked} == {True, False}
+
+
+async def test_a_drafter_that_is_gone_is_let_go_and_one_that_leaves_opens_nobody(pair: str) -> None:
+    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
+        conductor.know(1, d)
+        asked = [conductor.ask([5 + place, 6], SAMPLED, 3000, drafter=1) for place in range(2)]
+        await until(lambda: all(any(each.verified for each in answer.rounds) for answer in asked))
+        conductor.port.tell([DrafterAt(1, d.endpoint, d.incarnation, drafters.Use.GONE)])
+        await until(lambda: d.engine.held.sequences == 0)
+        await until(lambda: any(event.what == "lost: gone" for event in conductor.health))
+        await answered(v, conductor, asked)
+
+
+# The verifier.
+
+
+async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(pair: str) -> None:
+    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
+        inner = v.engine.judge_cohort
+
+        def judge_cohort(items: Any) -> Any:
+            if any(item.cursor.sequence == 2 and item.cursor.round > 4 for item in items):
+                raise RuntimeError("planted")
+            return inner(items)
+
+        v.engine.judge_cohort = judge_cohort
+        conductor.begin_again = False
+        conductor.know(1, d)
+        asked = [conductor.ask([5 + place, 6], COUPLED, 40, drafter=1) for place in range(3)]
+        await conductor.tokens(asked[1])
+        assert [each.why for each in conductor.released if each.sequence == 2] == [Why.FAILED]
+        assert asked[1].tokens == truth(v, asked[1])[: len(asked[1].tokens)]
+        await answered(v, conductor, [asked[0], asked[2]])
+
+
+async def test_a_verifier_that_leaves_says_so_and_takes_nobody(pair: str) -> None:
+    async with verifier(pair) as v, conducting(v, planned(PlanKind.OFF, 0, window=2)) as conductor:
+        first = conductor.ask([5, 6], SAMPLED, 300)
+        await until(lambda: first.tokens)
+        v.worker.draining.begin(30.0)
+        await until(lambda: conductor.draining)
+        assert 25.0 < conductor.draining[0].finish_within_s <= 30.0
+        second = conductor.ask([5, 6], SAMPLED, 300)
+        await conductor.tokens(second)
+        assert [each.why for each in second.refused] == [RefusalReason.NO_PAGES]
+        await answered(v, conductor, [first])
+
+
+async def test_prompts_that_cannot_be_taken_are_refused_by_field(pair: str) -> None:
+    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
+        asked = [
+            conductor.ask([VOCAB + 1, 6], SAMPLED, 10),
+            conductor.ask([5, 6], Law(temperature=-1.0), 10),
+            conductor.ask([5, 6], SAMPLED, 10, prompt_logprobs=3),
+            conductor.ask([5, 6], SAMPLED, 1 << 21),
+        ]
+        for answer, field in zip(
+            asked, ("token_ids", "law.temperature", "prompt_logprobs", "reserve_tokens"), strict=True
+        ):
+            await conductor.tokens(answer)
+            assert [each.message.split(":")[0] for each in answer.refused] == [field]
+        await answered(v, conductor, [conductor.ask([5, 6], SAMPLED, 10)])
+
+
+# Coordinators.
+
+
+class Raw:
+    """A control stream, message by message."""
+
+    def __init__(self, process: Any) -> None:
+        self._channel = open_channel(process.endpoint)
+        self._incarnation = process.incarnation
+        self.call = verify_pb2_grpc.VerifyStub(self._channel).Control()
+
+    async def tell(self, *orders: Any, incarnation: int = 0) -> None:
+        await self.call.write(write_down(incarnation or self._incarnation, orders))
+
+    async def ended(self) -> tuple[grpc.StatusCode, str]:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await asyncio.wait_for(self.call.read(), 20) is not grpc.aio.EOF:
+                pass
+        code, why = await self.call.code(), await self.call.details()
+        await self._channel.close()
+        return code, why
+
+
+def admission(number: int, room: int = 100) -> Admission:
+    return Admission(Admit(number, 0, 2, room), [5, 6], SAMPLED, 2 + room, False)
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (verify_pb2.ControlDown(orders=[verify_pb2.ControlDown.Order()]), "orders"),
+        (verify_pb2.ControlDown(orders=[{"plan": {"cohorts": 3}}]), "plan.cohorts"),
+        (verify_pb2.ControlDown(orders=[{"acknowledged": {"sequence": [1]}}]), "acknowledged.epoch"),
+        (verify_pb2.ControlDown(orders=[{"admission": {"token_ids": [1] * 9_000_000}}]), "token_ids"),
+    ],
+    ids=["empty", "plan", "columns", "large"],
+)
+async def test_a_coordinator_that_talks_nonsense_loses_its_stream_and_nobody_elses(
+    pair: str, message: verify_pb2.ControlDown, field: str
+) -> None:
+    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
+        other = conductor.ask([5, 6], SAMPLED, 300)
+        raw = Raw(v)
+        await raw.tell(Plan(1, window=2), admission(1 << 40))
+        await until(lambda: v.engine.held.sequences == 2)
+        message.incarnation = v.incarnation
+        await raw.call.write(message)
+        code, why = await raw.ended()
+        assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+        await until(lambda: v.engine.held.sequences <= 1)
+        await answered(v, conductor, [other])
+
+
+async def test_orders_for_another_process_end_the_stream(pair: str) -> None:
+    async with verifier(pair) as v:
+        raw = Raw(v)
+        await raw.tell(admission(1), incarnation=5)
+        assert (await raw.ended())[0] is grpc.StatusCode.UNAVAILABLE
+        assert v.engine.held.sequences == 0
+
+
+async def test_a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_say_does_not(pair: str) -> None:
+    async with verifier(pair, lease_s=0.4) as v:
+        raw = Raw(v)
+        await raw.tell(Plan(1, window=2), admission(1))
+        await until(lambda: v.engine.held.sequences == 1)
+        code, why = await raw.ended()
+        assert (code, why.split(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "lease")
+        await until(lambda: v.engine.held.sequences == 0)
+        paused = Plan(1, PLAN.terms, 1, 2, 0.0, {1: SequencePlan(paused=True)})
+        async with conducting(v, paused) as conductor:
+            answer = conductor.ask([5, 6], SAMPLED, 30)
+            await until(lambda: answer.tokens)
+            await asyncio.sleep(1.2)
+            conductor.set(PLAN)
+            await answered(v, conductor, [answer])
+
+
+async def test_what_comes_late_or_for_nobody_changes_nothing(pair: str) -> None:
+    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
+        answer = conductor.ask([5, 6], SAMPLED, 60)
+        for through in (5000, 0, 1):
+            conductor.port.tell([Acknowledged(1, 0, through), Acknowledged(1, 9, 0), Acknowledged(1 << 50, 0, 0)])
+        await answered(v, conductor, [answer])
+
+
+async def test_a_cell_with_tokens_and_certificates(pair: str, tmp_path: Path) -> None:
+    ours = Authority(tmp_path)
+    token = write_token(tmp_path / "token")
+    secured = {**ours.settings(), "token_file": str(tmp_path / "token")}
+    async with verifier(pair, **secured) as v, drafter(pair, **secured) as d:
+        async with conducting(v, PLAN, token=token, tls=ours.tls()) as conductor:
+            conductor.know(1, d)
+            asked = [conductor.ask([5 + place, 6] * 60, SAMPLED, 60, drafter=1) for place in range(2)]
+            await answered(v, conductor, asked)
+            assert all(any(each.verified for each in answer.rounds) for answer in asked)
+        async with conducting(v, PLAN, tls=ours.tls(), token="another") as stranger:
+            await until(lambda: stranger.why_lost is not None)
+            assert "unauthenticated" in str(stranger.why_lost)
