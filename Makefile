@@ -28,7 +28,7 @@ test: install check
 	@echo "left out: tests/web, which needs a browser (make web-test), and what takes minutes (make test-long)"
 
 # The pure rooms alone, without torch: what to run while you write.
-FAST := $(addprefix tests/unit/,coordinator decoding runtime synthetic wire) tests/paper tests/test_rooms.py
+FAST := $(addprefix tests/unit/,coordinator decoding planning rounds runtime synthetic wire) tests/paper tests/test_rooms.py
 LONG := tests/unit/coordinator/test_simulation.py tests/unit/decoding/test_exact_law.py
 
 test-fast: install

@@ -19,6 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from deploy import footprint
 from deploy.autoscale_config import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.observability import dashboard
@@ -278,3 +279,18 @@ def test_every_alert_names_a_section_of_the_operations_page() -> None:
         for rule in group["rules"]:
             section = rule["annotations"]["summary"].rpartition(", ")[2]
             assert section in headings, section
+
+
+@pytest.mark.parametrize("role", [ProcessRole.VERIFY, ProcessRole.DRAFT])
+def test_the_pods_of_the_shipped_pair_hold_their_caches_when_full(role: ProcessRole, tmp_path: Path) -> None:
+    """The target by its shape, for its weights are not in the checkout."""
+    shape = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "dtype": "bfloat16"}))
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(2 * 134_515_008)
+    named = {"target": str(tmp_path), "drafter": str(ROOT / "models" / "smollm2-dspark")}
+    settings = dataclasses.asdict(dataclasses.replace(config_class(role)(), **named))
+    (container,) = next(_pods(MANIFESTS[f"plain/{role.value}.yaml:0"]))["spec"]["containers"]
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+    beside = footprint.of(role, settings) // 4  # a second form of the weights, kept rows, prompts in work
+    assert limit >= footprint.of(role, settings) + beside
