@@ -203,12 +203,14 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
         said = f"ray {version}; `dspark up` starts a cluster of its own on loopback, with a token of its own"
         yield Finding("ray", Level.OK, said)
         return
-    from deploy.ray_auth import is_guarded
+    from deploy.ray_auth import ASK_TIMEOUT_S, is_guarded
 
     guarded = is_guarded(address)
     if guarded is None:
         mend = "is the address the GCS port (6379), and is the cluster up? `ray status --address HOST:PORT`"
-        yield Finding("ray", Level.FAIL, f"nothing that is a Ray cluster answers at {address}", mend)
+        yield Finding(
+            "ray", Level.FAIL, f"nothing that is a Ray cluster answered at {address} within {ASK_TIMEOUT_S:g} s", mend
+        )
     elif not guarded:
         mend = "start every node with RAY_AUTH_MODE=token and the same token; see docs/deploy.md"
         yield Finding("ray", Level.WARN, f"the cluster at {address} does not ask who calls", mend)

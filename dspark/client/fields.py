@@ -88,7 +88,8 @@ def weight_of(value: object) -> float | None:
     return None if value is None else _number("speculation.weight", value)
 
 
-def _texts(field: str, value: object) -> list[str]:
+def texts_of(field: str, value: object) -> list[str]:
+    """One text, or several."""
     if isinstance(value, str):
         return [text_of(field, value)]
     if isinstance(value, bytes) or not isinstance(value, Iterable):
@@ -108,7 +109,7 @@ SAMPLING: Mapping[str, Read] = {
     "presence_penalty": _number,
     "frequency_penalty": _number,
     "logit_bias": _bias,
-    "stop": _texts,
+    "stop": texts_of,
     "stop_token_ids": ids_of,
     "skip_special_tokens": _truth,
     "include_stop_str_in_output": _truth,

@@ -17,6 +17,7 @@ from dspark.client.cell import find_cell
 from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Completion, Event, Finished, ModelInfo, read_event, read_model_info
 from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
+from dspark.client.fields import texts_of
 from dspark.client.request import SERVICE_CONFIG, Options, Sampling, spelled_out, write_request
 from dspark.client.resuming import Resuming
 from dspark.client.status import CellStatus, read_status
@@ -141,9 +142,9 @@ class Client:
             raise ServerError(f"{self.endpoint} ended the answer without saying why")
         return Completion.of(events)
 
-    def abort(self, request_ids: Iterable[str], *, timeout: float = 5.0) -> tuple[str, ...]:
+    def abort(self, request_ids: str | Iterable[str], *, timeout: float = 5.0) -> tuple[str, ...]:
         """Ends running requests by id; returns those that were running."""
-        message = generate_pb2.AbortRequest(request_ids=list(request_ids))
+        message = generate_pb2.AbortRequest(request_ids=texts_of("request_ids", request_ids))
         return tuple(self._once(self._generation.Abort, message, timeout).aborted)
 
     def model_info(self, *, timeout: float = 5.0) -> ModelInfo:

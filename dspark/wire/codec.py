@@ -127,11 +127,11 @@ def read_logprobs(messages: Iterable[types_pb2.TokenLogprobs]) -> tuple[TokenLog
 
 def write_prompt_logprobs(told: PromptLogprobs) -> types_pb2.PromptLogprobs:
     return types_pb2.PromptLogprobs(
-        logprobs=told.logprobs,
-        ranks=told.ranks,
+        logprobs=told.logprobs.tolist(),  # a third of the time that numbers of an array take
+        ranks=told.ranks.tolist(),
         top=told.top_ids.shape[1],
-        top_ids=told.top_ids.ravel(),
-        top_logprobs=told.top_logprobs.ravel(),
+        top_ids=told.top_ids.ravel().tolist(),
+        top_logprobs=told.top_logprobs.ravel().tolist(),
     )
 
 

@@ -76,7 +76,7 @@ def test_so_many_rounds_and_no_more(cell: HttpCell, capsys: pytest.CaptureFixtur
         next(stream)
         assert len(list(client.explain("long", rounds=3, timeout=60.0))) == 3
         assert main(["status", "--explain", "long", "--rounds", "2", "--json", "--endpoint", endpoint]) == 0
-        assert client.abort(["long"]) == ("long",)
+        assert client.abort("long") == ("long",), "a text is one id"
     told = [json.loads(text) for text in capsys.readouterr().out.splitlines() if text.startswith("{")]
     assert [each["policy"] for each in told] == ["fixed:2"] * 2
 
