@@ -19,7 +19,8 @@ import structlog
 from benchmarks.synthetic_cell import SyntheticWorkers
 from coordinator.cells.attachment import Attachment
 from coordinator.cells.local_cell import LocalCell, Offer
-from coordinator.lanes.lane import Conduct, Lane
+from coordinator.lanes.lane import Conduct
+from coordinator.lanes.verifier_lane import AnyLane
 from coordinator.queue.admission import Admission, Bounds
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, Role
@@ -45,7 +46,7 @@ def quiet() -> None:
 @asynccontextmanager
 async def running_lane(
     workers: SyntheticWorkers, policy: str, sequences: int, conduct: Conduct | None = None
-) -> AsyncIterator[tuple[Lane, Metrics]]:
+) -> AsyncIterator[tuple[AnyLane, Metrics]]:
     """A lane in the middle of its rounds."""
     clock, metrics = asyncio.get_running_loop(), Metrics()
     admission = Admission(Bounds(max_running=sequences, max_queued=sequences), clock, metrics)

@@ -25,6 +25,15 @@ class CoordinatorConfig(HttpConfig):
     explore_share: float = field(
         default=1 / 64, metadata={"doc": "Share of such sequences' rounds that are drafted nevertheless."}
     )
+    rounds: str = field(
+        default="coordinator",
+        metadata={
+            "doc": "Who runs rounds: `coordinator`, or `verifier`, each with its drafters, which the coordinator plans."
+        },
+    )
+    window: int = field(
+        default=2, metadata={"doc": "Rounds a verifier may run beyond the last one that is committed; 0 is lockstep."}
+    )
     cohorts: int = field(
         default=0, metadata={"doc": "Cohorts that take turns in a lane: 1, 2, or 0 for whichever commits faster."}
     )

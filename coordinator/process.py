@@ -123,6 +123,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         write=journal.write if journal is not None else lambda: None,
         warm_up_s=config.warm_up_s,
         rule=rule,
+        by_verifiers=config.rounds == "verifier",
     )
     provider = _traced(config, name, admission, membership, clock, metrics)
     cell = LocalCell(admission, membership, offer, journal)
@@ -223,7 +224,7 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
     for key in ("max_running", "max_prefills", "max_unread", "default_max_tokens"):
         if getattr(config, key) < 1:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is less than 1")
-    for key in ("max_queued", "flap_limit", "max_handovers", "feature_wait_us", "live_streams", "warm_up_s"):
+    for key in ("max_queued", "flap_limit", "max_handovers", "feature_wait_us", "live_streams", "warm_up_s", "window"):
         if getattr(config, key) < 0:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is negative")
     for key in (
@@ -252,6 +253,8 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
         raise ConfigError(f"coordinator.otel_share: {config.otel_share} is not between 0 and 1")
     if config.otel_endpoint is not None:
         split_endpoint(config.otel_endpoint)
+    if config.rounds not in ("coordinator", "verifier"):
+        raise ConfigError(f"coordinator.rounds: {config.rounds!r} is neither coordinator nor verifier")
     if config.cohorts not in (0, 1, 2):
         raise ConfigError(f"coordinator.cohorts: {config.cohorts} is not 0, 1 or 2")
     for endpoint in (*config.verify, *config.draft):
@@ -320,4 +323,5 @@ def _waits(config: CoordinatorConfig) -> Conduct:
         config.bypass,
         config.explore_share,
         config.cohorts,
+        config.window,
     )

@@ -178,6 +178,7 @@ class RoundsCell:
         def lost(why: str) -> None:
             at = self.lanes.index(lane)
             del self.lanes[at], self.ports[at]
+            lane.close()
             self.admission.lane_left(lane)
 
         lane = VerifierLane(

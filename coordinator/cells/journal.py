@@ -48,7 +48,7 @@ class Said:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    epoch: int = 0  # the highest that committed
+    epoch: int = 0  # the highest that something may have been drawn under
     end: End | None = None
 
 
@@ -119,6 +119,13 @@ class Journal:
         self._unwritten.ends.extend(_ends(entry))
         self._dirty = True
         return entry
+
+    def begins(self, entry: Entry, index: int, epoch: int) -> None:
+        """Something may be drawn under this epoch once it was written, and is drawn under a higher one afterwards."""
+        said = entry.answers[index]
+        said.epoch = max(said.epoch, epoch)
+        self._commits.append(_Commit(entry.number, index, epoch, (), ()))
+        self._dirty = True
 
     def committed(self, entry: Entry, piece: Piece, epoch: int) -> None:
         """Notes what was committed; `write` makes it last."""
@@ -240,6 +247,8 @@ def _request(entry: Entry) -> journal_pb2.JournalRequest:
 def _commits(entry: Entry) -> Iterator[_Commit]:
     """All that was said so far, each answer in as few pieces as records allow."""
     for index, said in enumerate(entry.answers):
+        if said.epoch and not said.tokens:
+            yield _Commit(entry.number, index, said.epoch, (), ())
         for start in range(0, len(said.tokens), RECORD_TOKENS):
             part = slice(start, start + RECORD_TOKENS)
             yield _Commit(entry.number, index, said.epoch, tuple(said.tokens[part]), tuple(said.logprobs[part]))

@@ -6,6 +6,7 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from coordinator.answers.answer import Answer
 from coordinator.answers.commit_log import CommitLog
@@ -112,7 +113,7 @@ class LocalCell:
         if self.journal is not None:
             kept = Journaled(self.journal, self.journal.open(request, known.entry if known else None), sink)
         tracks = {
-            choice: self._track(request, choice, order.arrived, kept or sink, known.answers[choice] if known else None)
+            choice: self._track(request, choice, order.arrived, sink, kept, known.answers[choice] if known else None)
             for choice in range(request.choices)
             if known is None or known.answers[choice].end is None
         }
@@ -141,7 +142,9 @@ class LocalCell:
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         return [name for name in request_ids if self.admission.abort(name)]
 
-    def _track(self, request: Request, choice: int, arrived: float, sink: Sink, said: Said | None) -> Track:
+    def _track(
+        self, request: Request, choice: int, arrived: float, sink: Sink, kept: Journaled | None, said: Said | None
+    ) -> Track:
         if choice:
             request = replace(request, law=replace(request.law, choice=choice))
         log = CommitLog(request.prompt)
@@ -149,4 +152,6 @@ class LocalCell:
             log.append(said.tokens)
         answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
         life = Life(next(self._numbers), log, epoch=said.epoch + 1 if said is not None else 0)
-        return Track(request, life, answer, Tally(arrived), sink)
+        if kept is None:
+            return Track(request, life, answer, Tally(arrived), sink)
+        return Track(request, life, answer, Tally(arrived), kept, partial(kept.note_epoch, choice))

@@ -81,6 +81,10 @@ class Journaled:
         self._settle()
         self._to.close(error)
 
+    def note_epoch(self, index: int, epoch: int) -> None:
+        """Something may be drawn for an answer under this epoch from now on."""
+        self._journal.begins(self._entry, index, epoch)
+
     def finished(self, index: int) -> None:
         """Its text ended an answer."""
         self._journal.ended(self._entry, index, End(Reason.STOP))

@@ -63,7 +63,7 @@ class VerifierLane:
         on_lost: Callable[[str], None] = lambda why: None,
         on_draining: Callable[[float], None] = lambda finish_within_s: None,
     ) -> None:
-        """`write` makes commits and epochs last. `on_lost`: the verifier is gone, and the lane closed."""
+        """`write` makes commits and epochs last. `on_lost`: the verifier is gone, and the lane closes."""
         self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
         self._clock, self._metrics, self._write = clock, metrics, write
         self._on_lost, self._on_draining = on_lost, on_draining
@@ -215,8 +215,8 @@ class VerifierLane:
         self._soon()
 
     def lost(self, why: str) -> None:
-        self.close()
         self._on_lost(why)
+        self.close()
 
     def _passed(self, said: PassReport) -> None:
         report, now = said.report, self._heard

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import grpc
 import structlog
@@ -19,10 +20,12 @@ from coordinator.lanes.explain import Explain
 from coordinator.lanes.lane import Conduct, Lane
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.ports import DrafterFacts, DrafterPort, VerifierFacts
+from coordinator.lanes.verifier_lane import AnyLane, VerifierLane
 from coordinator.queue.admission import Admission
 from coordinator.workers.breaker import Doubts
 from coordinator.workers.clients import DrafterClient, VerifierClient, drafter_facts, verifier_facts
 from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
+from coordinator.workers.rounds_verifier import RoundsVerifier
 from coordinator.workers.warming import Unwarmed, warm
 from coordinator.workers.worker import Address, Role, Worker
 from dspark.runtime.telemetry import Metrics
@@ -32,6 +35,7 @@ from dspark.wire.v1 import draft_pb2, verify_pb2
 
 log = structlog.get_logger("dspark.membership")
 
+AnyVerifier = VerifierClient | RoundsVerifier
 ANNOUNCE_WAIT_S = 1.0  # an announcement is answered when all are connected, or after this
 
 
@@ -52,10 +56,12 @@ class Membership:
         doubts: Doubts | None = None,
         warm_up_s: float = 0.0,
         rule: Rule = Rule.BLOCK,
+        by_verifiers: bool = False,
     ) -> None:
         """`write` makes commits last before they are shown, see `settling`. `warm_up_s` bounds the first requests of a
-        worker, which go by `rule`, and how long the cell is not ready for want of a drafter; 0: there are none."""
-        self._warm_up_s, self._rule = warm_up_s, rule
+        worker, which go by `rule`, and how long the cell is not ready for want of a drafter; 0: there are none.
+        `by_verifiers`: whether verifiers run their rounds by themselves."""
+        self._warm_up_s, self._rule, self._by_verifiers = warm_up_s, rule, by_verifiers
         self._ready = False
         self._patience: Timer | None = None
         self._write, self._doubts = write, doubts or Doubts()
@@ -68,7 +74,7 @@ class Membership:
         self._token, self._tls, self._clock, self._metrics = token, tls, clock, metrics
         self._workers: dict[Address, Worker] = {}
         self._load: Counter[DrafterPort] = Counter()
-        self._lanes: dict[VerifierClient, Lane] = {}
+        self._lanes: dict[AnyVerifier, AnyLane] = {}
         self._drafters: dict[DrafterClient, Worker] = {}
         self._loops: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -78,7 +84,7 @@ class Membership:
         return tuple(self._workers.values())
 
     @property
-    def lanes(self) -> tuple[Lane, ...]:
+    def lanes(self) -> tuple[AnyLane, ...]:
         return tuple(self._lanes.values())
 
     @property
@@ -144,14 +150,14 @@ class Membership:
         )
 
     def _sequences(self, worker: Worker) -> int:
-        if isinstance(worker.port, VerifierClient):
+        if isinstance(worker.port, AnyVerifier):
             lane = self._lanes.get(worker.port)
             return len(lane) if lane is not None else 0
         return self._load[worker.port] if isinstance(worker.port, DrafterClient) else 0
 
     def _drain(self, worker: Worker, drains: bool) -> None:
         """By the operator's word: nobody new, and who is there finishes."""
-        if isinstance(worker.port, VerifierClient):
+        if isinstance(worker.port, AnyVerifier):
             if worker.port in self._lanes:
                 self._lanes[worker.port].draining = drains or worker.leaving
         elif isinstance(worker.port, DrafterClient):
@@ -163,7 +169,7 @@ class Membership:
         log.info("worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1))
         worker.leaving, worker.state = True, "draining"
         self._drain(worker, True)
-        if isinstance(worker.port, VerifierClient) and worker.port in self._lanes:
+        if isinstance(worker.port, AnyVerifier) and worker.port in self._lanes:
             self._lanes[worker.port].drain(finish_within_s)
         self._note_fits()
 
@@ -177,7 +183,7 @@ class Membership:
 
     def _let_go(self, worker: Worker, why: str) -> None:
         log.info("worker.let_go", worker=worker.address.name, why=why)
-        if isinstance(worker.port, VerifierClient) and worker.port in self._lanes:
+        if isinstance(worker.port, AnyVerifier) and worker.port in self._lanes:
             self._lanes[worker.port].move_all()
         leaving = asyncio.get_running_loop().create_task(worker.close(why))
         self._leaving.add(leaving)
@@ -212,22 +218,12 @@ class Membership:
         def leaves(finish_within_s: float) -> None:
             self._leaves(worker, finish_within_s)
 
-        client = VerifierClient(facts, channel, self._token, self._metrics, lost, leaves)
-        worker.hold(client, client.session)
+        made = RoundsVerifier if self._by_verifiers else VerifierClient
+        client: AnyVerifier = made(facts, channel, self._token, self._metrics, lost, leaves)
+        worker.hold(client, client if isinstance(client, RoundsVerifier) else client.session)
         if (problem := await self._warm_verifier(worker, client) or self._unlike(facts)) is not None:
             return problem
-        lane = Lane(
-            client,
-            self._admission,
-            load=self._load,
-            waits=self._waits,
-            clock=self._clock,
-            metrics=self._metrics,
-            explain=self.explain,
-            monitor=self.monitor,
-            write=self._write,
-        )
-        self._lanes[client] = lane
+        lane = self._lanes[client] = self._lane(client)
         worker.serves()
         for drafter in self._drafters:
             if drafter_mismatch(facts, drafter.facts) is None:
@@ -236,12 +232,28 @@ class Membership:
             self._drain(each, each.address in self._draining)
         self._await_drafters()
         self._note_fits()
-        loop = asyncio.get_running_loop().create_task(lane.run())
-        self._loops.add(loop)
-        loop.add_done_callback(lambda done: self._loop_ended(done, client))
+        if isinstance(lane, Lane):
+            loop = asyncio.get_running_loop().create_task(lane.run())
+            self._loops.add(loop)
+            loop.add_done_callback(lambda done: self._loop_ended(done, client))
         self._admission.lane_joined(lane)
         log.info("lane.opened", verifier=facts.name, model=facts.model, drafters=len(lane.drafters))
         return None
+
+    def _lane(self, client: AnyVerifier) -> AnyLane:
+        common: dict[str, Any] = {
+            "load": self._load,
+            "waits": self._waits,
+            "clock": self._clock,
+            "metrics": self._metrics,
+            "explain": self.explain,
+            "monitor": self.monitor,
+            "write": self._write,
+        }
+        if not isinstance(client, RoundsVerifier):
+            return Lane(client, self._admission, **common)
+        told: dict[str, Any] = {"on_lost": client.on_lost, "on_draining": client.on_draining}
+        return VerifierLane(client.facts, client.stream, self._admission, **common, **told)
 
     def _unlike(self, facts: VerifierFacts) -> str | None:
         return next(filter(None, (verifier_mismatch(other, facts) for other in self.verifiers)), None)
@@ -282,7 +294,7 @@ class Membership:
     def _verifier_warms(self) -> bool:
         return any(each.address.role is Role.VERIFY and each.state == "warming" for each in self._workers.values())
 
-    async def _warm_verifier(self, worker: Worker, client: VerifierClient) -> str | None:
+    async def _warm_verifier(self, worker: Worker, client: AnyVerifier) -> str | None:
         """Why it cannot serve. A drafter with which drafted steps do not run is no reason."""
         warmed: set[DrafterPort] = set()
         first = self._warm_up_s > 0 and not worker.has_run
@@ -298,7 +310,7 @@ class Membership:
         return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
 
     async def _warm_drafter(self, worker: Worker, client: DrafterClient) -> str | None:
-        warmed: set[VerifierClient] = set()
+        warmed: set[AnyVerifier] = set()
         while self._warm_up_s and not worker.has_run and worker.port is client:
             fit = [each for each in self._lanes if drafter_mismatch(each.facts, client.facts) is None]
             new = [each for each in fit if each not in warmed]
@@ -309,7 +321,7 @@ class Membership:
         return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
 
     async def _first_requests(
-        self, verifier: VerifierClient, drafters: Sequence[DrafterPort], *, plain: bool = False
+        self, verifier: AnyVerifier, drafters: Sequence[DrafterPort], *, plain: bool = False
     ) -> str | None:
         """Why they did not run to their end."""
         problem = None
@@ -364,7 +376,7 @@ class Membership:
         worker.lost(why)
         self._note_fits()
 
-    def _loop_ended(self, done: asyncio.Task[None], client: VerifierClient) -> None:
+    def _loop_ended(self, done: asyncio.Task[None], client: AnyVerifier) -> None:
         self._loops.discard(done)
         error = None if done.cancelled() else done.exception()
         if error is not None:  # a bug: its sequences get a fresh lane rather than none

@@ -12,7 +12,7 @@ import contextlib
 import secrets
 from asyncio import Future
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from coordinator.answers.answer import Answer, Piece
@@ -35,7 +35,9 @@ from coordinator.lanes.ports import (
 from coordinator.lanes.sequence import Event
 from coordinator.lanes.sequence import Sequence as Life
 from coordinator.lanes.track import Track
+from coordinator.lanes.verifier_lane import AnyLane, VerifierLane
 from coordinator.requests.request import Request
+from coordinator.workers.rounds_verifier import RoundsVerifier
 from dspark.errors import DsparkError
 from dspark.rounds.policy import Fixed, Off, Policy
 from dspark.runtime.telemetry import Metrics
@@ -51,23 +53,19 @@ class Unwarmed(DsparkError):
 
 
 async def warm(
-    verifier: VerifierPort, drafters: Sequence[DrafterPort], *, plain: bool, rule: Rule, waits: Conduct, clock: Clock
+    verifier: VerifierPort | RoundsVerifier,
+    drafters: Sequence[DrafterPort],
+    *,
+    plain: bool,
+    rule: Rule,
+    waits: Conduct,
+    clock: Clock,
 ) -> None:
     """Runs them, each once; Unwarmed if one fails or its drafter drafts nothing. Bound it from outside."""
-    borrowed, metrics = _Borrowed(verifier), Metrics()
-    owner = _Owner(borrowed)
-    lane = Lane(
-        borrowed,
-        owner,
-        load=Counter(),
-        waits=replace(waits, bypass=False, cohorts=1),
-        clock=clock,
-        metrics=metrics,
-    )
-    for drafter in drafters:
-        lane.drafter_joined(drafter)
-    rounds = asyncio.get_running_loop().create_task(lane.run())
-    try:
+    owner, waits = _Owner(), replace(waits, bypass=False, cohorts=1)
+    async with _lane(verifier, owner, waits, clock) as lane:
+        for drafter in drafters:
+            lane.drafter_joined(drafter)
         if plain:
             await owner.run(lane, [_track(verifier.facts, Off(), 1 + PLAIN_STEPS, rule, clock)])
         drafted = [
@@ -84,6 +82,31 @@ async def warm(
         await owner.run(lane, drafted)
         if idle := [track.request.drafter for track in drafted if not track.tally.drafted]:
             raise Unwarmed(f"{', '.join(idle)} drafted nothing")
+
+
+@contextlib.asynccontextmanager
+async def _lane(
+    verifier: VerifierPort | RoundsVerifier, owner: _Owner, waits: Conduct, clock: Clock
+) -> AsyncGenerator[AnyLane]:
+    """One that nobody else sees, and that ends with the first requests."""
+    metrics, load = Metrics(), Counter[DrafterPort]()
+    if isinstance(verifier, RoundsVerifier):
+        stream, facts = verifier.open(), replace(verifier.facts, cost=None)
+
+        def lost(why: str) -> None:
+            owner.why_lost = why
+
+        yielded = VerifierLane(facts, stream, owner, load=load, waits=waits, clock=clock, metrics=metrics, on_lost=lost)
+        try:
+            yield yielded
+        finally:
+            stream.close("its first requests are over")
+            await stream.ended()
+        return
+    lane = Lane(_Borrowed(verifier, owner), owner, load=load, waits=waits, clock=clock, metrics=metrics)
+    rounds = asyncio.get_running_loop().create_task(lane.run())
+    try:
+        yield lane
     finally:
         lane.close()
         rounds.cancel()
@@ -94,12 +117,12 @@ async def warm(
 class _Owner:
     """Of the lane: whatever becomes of a track but a good end is a failure."""
 
-    def __init__(self, verifier: _Borrowed) -> None:
-        self._verifier = verifier
-        self._lane: Lane | None = None
+    def __init__(self) -> None:
+        self.why_lost = "the verifier was lost"
+        self._lane: AnyLane | None = None
         self._left: dict[Track, asyncio.Future[None]] = {}
 
-    async def run(self, lane: Lane, tracks: Sequence[Track]) -> None:
+    async def run(self, lane: AnyLane, tracks: Sequence[Track]) -> None:
         """Until all have ended; what is left of them at an error or a cancellation is freed by the lane's end."""
         self._lane = lane
         self._left = {track: asyncio.get_running_loop().create_future() for track in tracks}
@@ -127,7 +150,7 @@ class _Owner:
 
     def orphaned(self, track: Track) -> None:
         refused = track.refused
-        self._settle(track, (refused.message or refused.why.name.lower()) if refused else self._verifier.why_lost)
+        self._settle(track, (refused.message or refused.why.name.lower()) if refused else self.why_lost)
 
     def _settle(self, track: Track, why: str | None) -> None:
         future = self._left[track]
@@ -142,9 +165,8 @@ class _Borrowed:
     It may serve already: when the lane of the first requests gives it up they have failed, and it goes on.
     """
 
-    def __init__(self, verifier: VerifierPort) -> None:
-        self._verifier, self.facts = verifier, replace(verifier.facts, cost=None)
-        self.why_lost = "the verifier was lost"
+    def __init__(self, verifier: VerifierPort, owner: _Owner) -> None:
+        self._verifier, self._owner, self.facts = verifier, owner, replace(verifier.facts, cost=None)
 
     def prefill(self, order: PrefillOrder) -> Future[Prefilled | Declined]:
         return self._verifier.prefill(order)
@@ -159,7 +181,7 @@ class _Borrowed:
         self._verifier.release(cursor)
 
     def close(self, why: str) -> None:
-        self.why_lost = why
+        self._owner.why_lost = why
 
 
 class _Unread:

@@ -11,15 +11,14 @@ import enum
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
 
-from coordinator.lanes.ports import DrafterPort, VerifierPort
+from coordinator.lanes.ports import DrafterFacts, VerifierFacts
 from coordinator.workers.breaker import Breaker, Doubts
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
-from dspark.runtime.session import Session
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
@@ -48,6 +47,23 @@ class Address:
     name: str
 
 
+class Held(Protocol):
+    """What speaks with a worker that was taken in."""
+
+    @property
+    def facts(self) -> DrafterFacts | VerifierFacts: ...
+
+    def close(self, why: str) -> None:
+        """Lets the worker go."""
+
+
+class Ends(Protocol):
+    """Its stream."""
+
+    async def ended(self) -> None:
+        """Waits until it is gone for good."""
+
+
 class Worker:
     """Keeps one address connected until it is closed."""
 
@@ -69,8 +85,8 @@ class Worker:
         self.leaving = False  # it said that it will end
         self.has_run = False  # it said that it served before, so that nothing runs for the first time
         self.settled = asyncio.Event()  # the first attempt is over, one way or the other
-        self.port: DrafterPort | VerifierPort | None = None
-        self._session: Session[Any] | None = None
+        self.port: Held | None = None
+        self._session: Ends | None = None
         self._join, self._describe_s, self._token, self._metrics = join, describe_s, token, metrics
         self._breaker, self._alone = Breaker(doubts), alone
         self._channel = open_channel(address.endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
@@ -86,7 +102,7 @@ class Worker:
         """Whether its first requests have run."""
         return self.connected and self.state != "warming"
 
-    def hold(self, port: DrafterPort | VerifierPort, session: Session[Any]) -> None:
+    def hold(self, port: Held, session: Ends) -> None:
         """The worker was taken in."""
         self.port, self._session = port, session
         self.state, self.detail, self.leaving = "warming", "", False
