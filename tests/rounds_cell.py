@@ -274,6 +274,10 @@ def story(tell: Callable[[RoundsCell], Awaitable[T]], **settings: Any) -> T:
     """What it returns, run in simulated time. `settings` are those of `RoundsCell`."""
 
     async def main() -> T:
-        return await tell(RoundsCell(**settings))
+        wrong: list[dict[str, Any]] = []  # what went wrong where nobody waits for it
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+        told = await tell(RoundsCell(**settings))
+        assert not wrong, wrong
+        return told
 
     return run_virtual(main())

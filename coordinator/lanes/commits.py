@@ -63,6 +63,8 @@ class Commits:
     def begin(self, track: Track, said: RoundReport, told: control.PassReport, at: float) -> int:
         """The commit that a prefill brings. Returns tokens committed."""
         logprobs = told.logprobs[0] if told.logprobs else ()
+        if not track.answer.room:  # a token is drawn behind every prompt, and not said where none was asked for
+            said, logprobs = said._replace(tokens=()), ()
         started = told.started or control.Started()
         problem = self.problem(track, said, logprobs)
         if track.scores is not None and started.prompt_logprobs is None:

@@ -58,7 +58,7 @@ class Placed:
         answer, request = self.track.answer, self.track.request
         ids = answer.log.ids()
         return Admission(
-            Admit(self.number, self.epoch, len(ids), answer.room, request.stop_ids, self.drafter),
+            Admit(self.number, self.epoch, len(ids), max(answer.room, 1), request.stop_ids, self.drafter),
             ids,
             request.law,
             request.longest,

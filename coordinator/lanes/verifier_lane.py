@@ -244,8 +244,8 @@ class VerifierLane:
                 committed += self._commits.judged(
                     placed.track, each, logprobs, self._assignment.why_empty(placed, each), now
                 )
+            if self._members.get(placed.number) is placed:  # else its answer ended
                 self._assignment.reported(placed, each, now)
-            if self._members.get(placed.number) is placed:
                 self._orders.append(Acknowledged(placed.number, placed.epoch, each.round))
         self.rounds += len(applied.rounds)
         self.committed_by_rounds += committed

@@ -93,7 +93,7 @@ class SimulatedRounds(SimulatedWorker):
         self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
         self._cohorts = (_Cohort(), _Cohort())
         self._passes: dict[int, tuple[float, int, int, float]] = {}  # seconds, tokens, of prompts, context
-        self._prompts: dict[tuple[int, int], float] = {}  # seconds of those that were run
+        self._prompts: dict[tuple[int, int], float] = {}  # seconds of those that are being told of
         self._running = 0
         self._last_pass = -IDLE_S
         self._pumping = False
@@ -109,7 +109,7 @@ class SimulatedRounds(SimulatedWorker):
             RunPass: self._run,
             Report: self._report,
             Released: self._news.append,
-            DrafterEvent: self._news.append,
+            DrafterEvent: self._drafter_event,
         }
         spec = world.law.spec
         self.facts = VerifierFacts(
@@ -167,7 +167,7 @@ class SimulatedRounds(SimulatedWorker):
         self._feed(*told)
 
     def _drafter_at(self, at: DrafterAt) -> list[DrafterLost]:
-        known = self._numbered.pop(at.drafter, None)
+        known = self._numbered.get(at.drafter)
         if at.use is Use.GONE:
             return [DrafterLost(at.drafter, "gone")] if known is not None else []
         for drafts in self._pool:
@@ -214,6 +214,12 @@ class SimulatedRounds(SimulatedWorker):
             self.world.loop.call_soon(self._feed, DrafterLost(drafter))
             return None
         return drafts
+
+    def _drafter_event(self, event: DrafterEvent) -> None:
+        """The stream to a drafter that was given up is ended, and what was opened there goes with it."""
+        if event.what != "late" and event.drafter in self._numbered:
+            self._numbered[event.drafter].forget_all(self.facts.name)
+        self._news.append(event)
 
     def _open_at(self, action: OpenAtDrafter) -> None:
         drafts = self._there(action.drafter)
@@ -294,6 +300,7 @@ class SimulatedRounds(SimulatedWorker):
 
     def _prefilled(self, prompts: Sequence[_Prompt]) -> list[Prefilled | PrefillRefused]:
         told: list[Prefilled | PrefillRefused] = []
+        self._prompts.clear()
         for prompt in prompts:
             held, admit = prompt.held, prompt.held.admission.admit
             there = (admit.sequence, admit.epoch) in self.held  # else it was dropped meanwhile
@@ -371,7 +378,7 @@ class SimulatedRounds(SimulatedWorker):
     def _report(self, report: Report) -> None:
         first = report.rounds[0]
         if report.number == 0:
-            seconds = self._prompts.pop((first.sequence, first.epoch))
+            seconds = self._prompts[first.sequence, first.epoch]
             self._news.append(PassReport(report, started=Started(seconds)))
             return
         now, cohort = self.world.loop.time(), self._cohorts[self._rounds.plan.cohort(first.sequence)]
@@ -383,5 +390,5 @@ class SimulatedRounds(SimulatedWorker):
         self._news.append(PassReport(report, timing, context, tokens, ridden, pages_free=self.pages.left))
 
     def _free(self, key: tuple[int, int]) -> None:
-        for kept in (self.held, self._blocks, self._prompts):
+        for kept in (self.held, self._blocks):
             kept.pop(key, None)

@@ -8,8 +8,11 @@ which they became due, so a run is a pure function of its inputs.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -34,12 +37,32 @@ class _Jumping(selectors.SelectSelector):
         return []
 
 
+class _InTurn(asyncio.TimerHandle):
+    """Of timers that are due at the same moment the one that was set first comes first: a stream keeps its order."""
+
+    order = 0
+
+    def __lt__(self, other: object) -> bool:
+        assert isinstance(other, _InTurn)
+        return (self.when(), self.order) < (other.when(), other.order)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Begins at 0 seconds."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
+        self._timers = itertools.count()
         super().__init__(self._jumping)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _InTurn(when, callback, args, self, context)
+        timer.order = next(self._timers)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
 
     def time(self) -> float:
         return self._jumping.now

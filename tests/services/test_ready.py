@@ -274,7 +274,7 @@ async def test_a_coordinator_that_comes_back_finds_workers_that_have_run(
     ):
         config = CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,), warm_up_s=LONG_S)
         first = await coordinator_process.start(config)
-        cost = first.membership.lanes[0].cost.verify
+        cost = first.membership.lanes[0].verify_cost
         assert cost is not None
         assert not cost.live.seen, "first steps correct nothing"
         await first.stop(0.0)

@@ -240,3 +240,15 @@ def test_the_command_prints_a_table_and_json_and_draws(tmp_path: Path, capsys: p
     assert main([*words, "--plot", str(tmp_path / "plot.txt")]) == 1
     assert "plot" in capsys.readouterr().err
     assert table(points).count("\n") == 2
+
+
+def test_of_timers_that_are_due_together_the_one_set_first_comes_first() -> None:
+    async def many() -> list[int]:
+        rang: list[int] = []
+        loop = asyncio.get_running_loop()
+        for number in range(100):
+            loop.call_at(1.0, rang.append, number)
+        await asyncio.sleep(2.0)
+        return rang
+
+    assert run_virtual(many()) == list(range(100))

@@ -1,0 +1,175 @@
+"""Arrivals, cancellations, losses, drains and lack of memory at random, around real `RoundLoop`s in simulated time.
+
+Whatever happens answers are exact, nothing is left behind, no epoch is given twice, and what was shown was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, cast
+
+import pytest
+from fakes import answer_of, read
+from rounds_cell import RoundsCell, ToyPair, story
+
+from coordinator.lanes.lane import Conduct
+from coordinator.lanes.ports import DrafterPort
+from coordinator.lanes.track import Track
+from coordinator.queue.admission import Bounds
+from dspark.errors import Cancelled, Overloaded
+from dspark.rounds.control import Admission
+from dspark.rounds.events import Acknowledged
+
+POLICIES = ("adaptive", "fixed:2", "fixed:4", "threshold:0.95", "off")
+
+
+class Storm:
+    """A cell and a source of trouble."""
+
+    def __init__(self, cell: RoundsCell, seed: int) -> None:
+        self.cell, self.draw = cell, random.Random(f"lane/{seed}")
+        self.tracks: list[tuple[Track, list[int]]] = []
+        self.cancelled: set[Track] = set()
+        self.epochs: dict[int, list[int]] = {}
+        self.ports: list[Any] = list(cell.ports)
+
+    def one_thing(self) -> None:
+        things = [self.ask] * 8 + [self.cancel, self.finish, self.lose_verifier, self.drain, self.move]
+        things += [self.lose_drafter, self.add_drafter, self.partition, self.silence, self.leaves]
+        self.draw.choice(things)()
+
+    def ask(self) -> None:
+        prompt = tuple(self.draw.randrange(90) for _ in range(self.draw.choice([1, 3, 9, 30])))
+        tokens, noted = self.draw.randint(1, 50), list[int]()
+        try:
+            track = self.cell.ask(
+                prompt,
+                max_tokens=tokens,
+                policy=self.draw.choice(POLICIES),
+                weight=self.draw.choice([1.0, 1.0, 2.0]),
+                note_epoch=noted.append,
+            )
+        except Overloaded:
+            return
+        self.epochs[track.sequence.number] = noted
+        self.tracks.append((track, answer_of(prompt, tokens)))
+
+    def _running(self) -> Track | None:
+        running = [track for track, _ in self.tracks if not track.sequence.finished]
+        return self.draw.choice(running) if running else None
+
+    def cancel(self) -> None:
+        if (track := self._running()) is not None:
+            self.cancelled.add(track)
+            self.cell.admission.ended(track, Cancelled("gone"))
+
+    def finish(self) -> None:
+        """As a front end that found a stop string."""
+        if (track := self._running()) is not None:
+            self.cancelled.add(track)
+            self.cell.admission.finish(track)
+
+    def lose_verifier(self) -> None:
+        if self.draw.random() < 0.4:
+            self.cell.lose_verifier(self.draw.randrange(len(self.cell.ports)))
+            if len(self.cell.ports) < 2:
+                self._add_verifier()
+
+    def _add_verifier(self) -> None:
+        self.cell.add_verifier()
+        self.ports.append(self.cell.ports[-1])
+
+    def drain(self) -> None:
+        if self.draw.random() < 0.3:
+            lane = self.draw.choice(self.cell.lanes)
+            lane.drain(0.3)
+            port = self.cell.ports[self.cell.lanes.index(lane)]
+            self.cell.clock.call_later(0.5, port.close, "drained")
+            self._add_verifier()
+
+    def move(self) -> None:
+        if self.draw.random() < 0.3:
+            self.draw.choice(self.cell.lanes).move_all()
+            self._add_verifier()
+
+    def lose_drafter(self) -> None:
+        if len(self.cell.drafters) > 1:
+            self.cell.lose_drafter(self.draw.choice(self.cell.drafters))
+
+    def add_drafter(self) -> None:
+        if len(self.cell.drafters) < 4:
+            self.cell.add_drafter()
+
+    def partition(self) -> None:
+        """This process loses a drafter, verifiers do not; it comes back."""
+        drafter = cast("DrafterPort", self.draw.choice(self.cell.drafters))
+        for lane in self.cell.lanes:
+            lane.drafter_left(drafter)
+        self.cell.load.pop(drafter, None)
+
+        def back() -> None:
+            if drafter in self.cell.drafters:
+                for lane in self.cell.lanes:
+                    if drafter not in lane.drafters:
+                        lane.drafter_joined(drafter)
+
+        self.cell.clock.call_later(0.1, back)
+
+    def silence(self) -> None:
+        drafter = self.draw.choice(self.cell.drafters)
+        drafter.silent = not drafter.silent and self.draw.random() < 0.5
+
+    def leaves(self) -> None:
+        drafter, leaves = cast("DrafterPort", self.draw.choice(self.cell.drafters)), self.draw.random() < 0.5
+        for lane in self.cell.lanes:
+            lane.drafter_leaves(drafter, leaves)
+
+    def calm(self) -> None:
+        for drafter in self.cell.drafters:
+            drafter.silent = False
+        if not any(not lane.draining for lane in self.cell.lanes):
+            self._add_verifier()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        storm = Storm(cell, seed)
+        for _ in range(120):
+            storm.one_thing()
+            await asyncio.sleep(storm.draw.choice([0.0, 0.0002, 0.003, 0.02, 0.1]))
+        storm.calm()
+        await cell.finish(*(track for track, _ in storm.tracks))
+        for track, expected in storm.tracks:
+            if track in storm.cancelled:
+                said = list(track.answer.log.answer())
+                assert said == expected[: len(said)]
+                continue
+            assert await read(track) == expected
+            tally = track.tally
+            assert sum(tally.acceptance_histogram) == tally.rounds
+            assert tally.accepted <= tally.verified <= tally.drafted
+        for noted in storm.epochs.values():
+            assert noted == sorted(set(noted)), "no epoch twice"
+        for port in storm.ports:
+            admitted = [(e.admit.sequence, e.admit.epoch) for e in port.told if isinstance(e, Admission)]
+            assert len(admitted) == len(set(admitted))
+            assert all(epoch in storm.epochs[number] for number, epoch in admitted)
+            rounds = [(e.sequence, e.epoch, e.through_round) for e in port.told if isinstance(e, Acknowledged)]
+            assert len(rounds) == len(set(rounds)), "no report is applied twice"
+        assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 0
+        assert cell.metrics.value("dropped_total", kind="released", reason="out_of_order") == 0
+        await asyncio.sleep(1.0)
+        assert cell.clean(), (cell.load, [len(lane) for lane in cell.lanes], [p.port.held for p in cell.ports])
+        assert (cell.admission.running, cell.admission.queued) == (0, 0)
+
+    story(
+        tell,
+        verifiers=2,
+        drafters=2,
+        pages=120 if seed % 2 else 0,
+        pair=ToyPair(wrong_every=(3, 5, 1000)[seed % 3]),
+        waits=Conduct(prefills=3, window=seed % 3, cohorts=(0, 1, 2)[seed % 3], verify_s=60.0),
+        bounds=Bounds(max_running=12, max_queued=20, max_handovers=1000),
+    )
