@@ -71,7 +71,7 @@ class VerifierLane:
         monitor = monitor if monitor is not None else Monitor(metrics)
         self._members = Members(facts, waits.prefills)
         self._drafters = LaneDrafters(load, clock, monitor)
-        self._plans = LanePlans(facts.cost, window=waits.window, cohorts=waits.cohorts)
+        self._plans = LanePlans(facts.cost, window=waits.window, cohorts=waits.cohorts, bypass=waits.bypass)
         self._assignment = DrafterAssignment(self._drafters, self._plans, clock, metrics)
         self._commits = Commits(owner, facts.vocab_size, metrics)
         self._learning = RoundLearning(facts.name, self._plans, self._commits.counts, monitor, metrics)

@@ -59,9 +59,9 @@ class Applied:
 class LanePlans:
     """Of one lane. `cohorts`: 1 or 2, or 0 for whichever is faster."""
 
-    def __init__(self, verify: CostCurve | None, *, window: int = 2, cohorts: int = 0) -> None:
+    def __init__(self, verify: CostCurve | None, *, window: int = 2, cohorts: int = 0, bypass: bool = True) -> None:
         self.window, self._cohorts = window, (1, 2) if cohorts == 0 else (cohorts,)
-        self._verify = verify
+        self._verify, self._bypass = verify, bypass
         self._members: dict[int, Member] = {}
         self._drafters: Sequence[DrafterCost] = ()
         self._planner: Planner | None = None
@@ -86,7 +86,8 @@ class LanePlans:
         if self._verify is None or not drafters:
             return
         if self._planner is None or self.block > self._planner.block:
-            self._planner = Planner(CostCorrector(self._verify, self._draft_s, Running(HOP_S)), self.block)
+            cost = CostCorrector(self._verify, self._draft_s, Running(HOP_S))
+            self._planner = Planner(cost, self.block, bypass=self._bypass)
         for member in self._members.values():
             member.own = self._terms(member.policy, member.weight)
 
@@ -210,7 +211,9 @@ class LanePlans:
 
     def covers(self, member: Member) -> bool:
         """Whether the plan in force says what holds for a newcomer without naming it."""
-        return member.own is None or member.own == self.in_force.terms
+        if member.own is None:
+            return self._planner is None or self._adaptive.number > 0
+        return member.own == self.in_force.terms
 
     @property
     def mode(self) -> tuple[int, int]:

@@ -89,9 +89,10 @@ class _Option:
 class Planner:
     """Of one lane. Tell it of every finished pass, ask it for the next plan."""
 
-    def __init__(self, cost: CostCorrector, slots: int, *, explore: float = EXPLORE) -> None:
+    def __init__(self, cost: CostCorrector, slots: int, *, explore: float = EXPLORE, bypass: bool = True) -> None:
+        """bypass: whether a lane may go without drafts where they do not pay."""
         self.cost, self.acceptance = cost, AcceptanceEstimator(slots)
-        self.block, self._explore = slots, explore
+        self.block, self._explore, self._bypass = slots, explore, bypass
         self._recent: deque[tuple[Floats, Floats]] = deque()  # (what the verifier compares, what it is worth), [n, b]
         self._blocks = 0
         self._number = 0
@@ -170,7 +171,7 @@ class Planner:
         worth = float(lane.weight.sum()) + others.worth
         together, tokens = count + others.sequences, count + others.tokens
         plain_s = self._plain_s(tokens, lane)
-        plain = _Option(worth / plain_s, plain_s, 0, 1, float("inf"))
+        plain = _Option(worth / plain_s if self._bypass else 0.0, plain_s, 0, 1, float("inf"))
         compared, gains = self._past(lane)
         scale = count / len(compared)
         most = max(lane.most_tokens - tokens, 0)
