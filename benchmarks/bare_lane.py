@@ -45,13 +45,24 @@ def quiet() -> None:
 
 @asynccontextmanager
 async def running_lane(
-    workers: SyntheticWorkers, policy: str, sequences: int, conduct: Conduct | None = None
+    workers: SyntheticWorkers,
+    policy: str,
+    sequences: int,
+    conduct: Conduct | None = None,
+    *,
+    rounds: str = "coordinator",
 ) -> AsyncIterator[tuple[AnyLane, Metrics]]:
-    """A lane in the middle of its rounds."""
+    """A lane in the middle of its rounds. rounds: who runs them, as in the coordinator's configuration."""
     clock, metrics = asyncio.get_running_loop(), Metrics()
     admission = Admission(Bounds(max_running=sequences, max_queued=sequences), clock, metrics)
     membership = Membership(
-        admission, waits=conduct or Conduct(), describe_s=5.0, token=None, clock=clock, metrics=metrics
+        admission,
+        waits=conduct or Conduct(),
+        describe_s=5.0,
+        token=None,
+        clock=clock,
+        metrics=metrics,
+        by_verifiers=rounds == "verifier",
     )
     addresses = [
         Address(role, endpoint, 0, f"{role.value}/0") for role in Role for endpoint in workers.endpoints(role.value)

@@ -27,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
     parser.add_argument("--sequences", type=int, default=256, help="in rounds at one time")
     parser.add_argument("--policy", default="greedy", help="of all requests")
+    parser.add_argument("--rounds", default="coordinator", help="who runs them: coordinator or verifier")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the measured stretch here")
     args = parser.parse_args(argv)
     quiet()
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     with SyntheticWorkers(FLAT, room=2 * args.sequences) as workers:
         for policy in (args.policy, "off"):
             profile = args.profile if policy != "off" else None
-            rates, per_round = asyncio.run(_measure(workers, policy, args.sequences, windows, seconds, profile))
+            rates, per_round = asyncio.run(_measure(workers, policy, args, windows, seconds, profile))
             value[policy] = round(statistics.median(rates))
             note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second, {per_round:.2f} tokens a round")
             if policy != "off":
@@ -46,10 +47,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _measure(
-    workers: SyntheticWorkers, policy: str, sequences: int, windows: int, seconds: float, profile_to: Path | None
+    workers: SyntheticWorkers,
+    policy: str,
+    args: argparse.Namespace,
+    windows: int,
+    seconds: float,
+    profile_to: Path | None,
 ) -> tuple[list[float], float]:
     """Tokens per CPU second of every window, and tokens a round over all of them."""
-    async with running_lane(workers, policy, sequences) as (lane, _):
+    async with running_lane(workers, policy, args.sequences, rounds=args.rounds) as (lane, _):
         rates, rounds, tokens = [], lane.rounds, lane.committed_by_rounds
         profile = cProfile.Profile()
         if profile_to is not None:

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import accumulate
 from operator import mul
 
-from dspark.runtime.telemetry import Metrics
+from dspark.runtime.telemetry import Metrics, observe_all
 
 
 class RoundCounts:
@@ -58,8 +58,7 @@ class RoundCounts:
             metrics.generation_tokens.inc(self._tokens)
             self._tokens = 0
         gaps, self._gaps = self._gaps, []
-        for gap_s in gaps:
-            metrics.inter_token_latency.observe(gap_s)
+        observe_all(metrics.inter_token_latency, gaps)
         if not self._rounds:
             return
         self._tell_labels()
@@ -71,8 +70,7 @@ class RoundCounts:
         metrics.rounds.inc(len(rounds))
         for reason, count in Counter(empty).items():
             metrics.empty_blocks.labels(reason=reason).inc(count)
-        for _, verified, _, _ in rounds:
-            metrics.scheduled_verify_length.observe(verified)
+        observe_all(metrics.scheduled_verify_length, [each[1] for each in rounds])
         drafts = [each for each in rounds if each[0]]
         if not drafts:
             return

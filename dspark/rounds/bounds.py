@@ -17,7 +17,7 @@ def kept(tokens: Sequence[int], room: int, stop_ids: frozenset[int]) -> tuple[in
 
     A stop token inside an accepted prefix ends the answer there; what was accepted behind it was never said.
     """
-    if len(tokens) < room and stop_ids.isdisjoint(tokens):  # nearly always
+    if len(tokens) < room and (not stop_ids or stop_ids.isdisjoint(tokens)):  # nearly always
         return len(tokens), False
     for index, token in enumerate(tokens[:room]):
         if token in stop_ids:

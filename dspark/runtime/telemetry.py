@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -64,6 +66,16 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
+    """As `observe` for each of them, at the price of a few: a bucket is counted up once."""
+    if not values:
+        return
+    places = Counts(bisect_left(histogram._upper_bounds, value) for value in values)
+    histogram._sum.inc(sum(values))
+    for place, count in places.items():
+        histogram._buckets[place].inc(count)
 
 
 class Metrics:
