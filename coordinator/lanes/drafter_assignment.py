@@ -18,7 +18,7 @@ from dspark.rounds.events import RoundReport
 from dspark.runtime.telemetry import Metrics
 
 AGAIN_S = 0.5  # between two looks for a drafter for the same sequence
-ROWS_S = 5.0  # rows that have not come to a drafter in this time do not come: it has no room, or is no use
+ROWS_S = 15.0  # rows that have not come to a drafter in this time do not come: it has no room, or is no use
 KINDS = 1 << 16  # of drafters and buckets that are numbered
 
 
@@ -51,7 +51,9 @@ class DrafterAssignment:
             placed.rows_missing_since = None
             placed.fed = placed.fed or said.drafter == placed.drafter
             self._drafters.drafted(said.drafter)
-        elif said.why_empty == "rows missing" and placed.rows_missing_since is None:
+        elif said.why_empty != "rows missing":
+            placed.rows_missing_since = None
+        elif placed.rows_missing_since is None:
             placed.rows_missing_since = now
         if placed.speculates:
             self._due[placed.number] = placed
