@@ -74,7 +74,6 @@ class DrafterAssignment:
             if each.drafter == drafter and not (full and each.fed):
                 self._assign(each, 0)
                 each.not_before = 0.0
-                self._due[each.number] = each
 
     def settle(self) -> None:
         """Whoever has no drafter gets one, and whoever's is no good another, or none."""

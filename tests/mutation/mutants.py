@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.answers import ANSWERS
 from tests.mutation.conformance import CONFORMANCE
 from tests.mutation.journal import JOURNALS
+from tests.mutation.lane_mutants import LANES
 from tests.mutation.laws import LAWS
 from tests.mutation.loading import LOADING
 from tests.mutation.pages import PAGES
@@ -14,6 +15,7 @@ from tests.mutation.rules import RULES
 LISTS = {
     "rules": RULES,
     "rounds": ROUNDS,
+    "lanes": LANES,
     "pages": PAGES,
     "answers": ANSWERS,
     "journal": JOURNALS,

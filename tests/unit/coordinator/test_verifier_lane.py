@@ -188,11 +188,20 @@ def test_siblings_do_not_wait_for_a_first_that_left() -> None:
 def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown() -> None:
     async def tell(cell: RoundsCell) -> None:
         happened: list[str] = []
-        cell.lane._write = lambda: happened.append("written")  # type: ignore[method-assign]
+        written: list[int] = []
+
+        def write() -> None:
+            happened.append("written")
+            written.append(len(cell.lane.tracks[0].answer.log) if cell.lane.tracks else 0)
+
+        cell.lane._write = write  # type: ignore[method-assign]
         tell_port = cell.port.port.tell
 
         def told(orders: Sequence[Any]) -> None:
-            happened.extend("acknowledged" for each in orders if isinstance(each, Acknowledged))
+            told = ["acknowledged" for each in orders if isinstance(each, Acknowledged)]
+            happened.extend(told)
+            if told and cell.lane.tracks:
+                assert written[-1] == len(cell.lane.tracks[0].answer.log), "all that is acknowledged is written"
             tell_port(orders)
 
         cell.port.port.tell = told  # type: ignore[method-assign]
@@ -239,7 +248,7 @@ def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_
     assert noted == [0, 1, 2]
 
 
-@pytest.mark.parametrize("fault", ["gap", "repeat", "length"])
+@pytest.mark.parametrize("fault", ["gap", "repeat", "length", "number"])
 def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: str) -> None:
     async def tell(cell: RoundsCell) -> None:
         seen = 0
@@ -253,6 +262,8 @@ def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: str) -
                     if seen == 3:
                         (row,) = each.report.rounds
                         wrong = row._replace(committed_before=row.committed_before + 1)
+                        if fault == "number":
+                            wrong = row._replace(round=row.round + 1)
                         if fault == "gap":
                             continue
                         if fault == "repeat":
@@ -425,7 +436,10 @@ def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> None:
         await asyncio.sleep(0.05)
         assert cell.load[leaving] == 0
         assert not leaving.rows
-        await cell.finish(*tracks)
+        late = cell.ask((9, 3), max_tokens=20)
+        await asyncio.sleep(0.0001)
+        assert late.drafter is cell.drafters[1], "nobody new"
+        await cell.finish(*tracks, late)
         assert all(track.tally.drafted > 40 for track in tracks)
 
     story(tell, drafters=2)
@@ -672,6 +686,17 @@ def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() -> Non
         assert before[-1].terms_of(number).slots == 2
         assert len(plans) < 6, "nothing changes, so nothing is said"
         assert [each.number for each in plans] == sorted({each.number for each in plans})
+        cell.ask((8, 9), max_tokens=60, policy="off")
+        await asyncio.sleep(0.1)
+        another = cell.ask((3, 3), max_tokens=20, policy="fixed:1")
+        await cell.finish(another)
+        first = next(
+            at
+            for at, each in enumerate(cell.port.told)
+            if isinstance(each, Admission) and each.admit.sequence == another.sequence.number
+        )
+        before = [each for each in cell.port.told[:first] if isinstance(each, Plan)]
+        assert before[-1].terms_of(another.sequence.number).slots == 1
 
     story(tell)
 

@@ -1,0 +1,177 @@
+"""Bugs to put into the lane of a verifier that runs its rounds by itself: what it decides, believes and tells."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant, in_file
+
+L = "tests/unit/coordinator/test_verifier_lane.py::test_"
+E = "tests/unit/coordinator/test_epochs_journaled.py::test_"
+SETTLES = (f"{L}a_verifier_that_will_leave_settles_its_sequences_and_they_move",)
+WRITTEN = (f"{L}r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown",)
+IN_ORDER = (f"{L}r7_a_report_that_is_not_the_next_one_orphans_its_sequence",)
+EPOCHS = (f"{L}r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice",)
+LIES = (f"{L}a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other",)
+REACH = (f"{L}r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there",)
+NO_PAGE = (f"{L}a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch",)
+POLICIES = (f"{L}several_policies_share_the_rounds_of_a_lane",)
+
+LANES: list[Mutant] = [
+    *in_file(
+        "coordinator/lanes/verifier_lane.py",
+        (
+            "R6: whoever moves is dropped",
+            "Release(placed.number, placed.epoch, How.SETTLE)",
+            "Release(placed.number, placed.epoch, How.DROP)",
+            SETTLES,
+        ),
+        (
+            "R6: whoever moves is handed back at once",
+            "            if placed.admitted:\n                placed.leaving, placed.settled_by",
+            "            if False:\n                placed.leaving, placed.settled_by",
+            SETTLES,
+        ),
+        (
+            "R7: a commit is written late",
+            "        self._write()  # before this turn",
+            "        asyncio.get_running_loop().call_later(0.001, self._write)  # before this turn",
+            WRITTEN,
+        ),
+        ("R7: any round is the next one", "each.round == placed.round and ", "", IN_ORDER),
+        (
+            "R7: wherever it stood before",
+            " and each.committed_before == len(placed.track.answer.log)",
+            "",
+            IN_ORDER,
+        ),
+        ("R9: an epoch is not noted", "track.note_epoch(placed.epoch)", "pass", EPOCHS),
+        (
+            "R9: an epoch is told of before it is written",
+            "self._write()  # epochs, before anything is drawn under them",
+            "pass",
+            EPOCHS,
+        ),
+        (
+            "what ended stays at its verifier",
+            "Release(placed.number, placed.epoch, How.DROP)",
+            "Release(placed.number, placed.epoch + 1, How.DROP)",
+            (f"{L}cancelling_at_any_moment_leaves_nothing_behind",),
+        ),
+        (
+            "silence begins anew with everybody who comes",
+            "since = min(",
+            "since = max(",
+            (f"{L}a_verifier_that_never_prefills_is_let_go_although_more_are_asked_of_it",),
+        ),
+        (
+            "whoever is never settled waits for ever",
+            "if placed.leaving is not None and now >= placed.settled_by:",
+            "if False:",
+            (f"{L}a_verifier_that_never_settles_a_sequence_loses_it",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/commits.py",
+        ("any token is believed", "max(tokens) < self._vocab_size", "True", LIES),
+        ("more may be verified than was drafted", " <= len(said.confidence) or", " or", LIES),
+        ("more may be accepted than was verified", "said.accepted <= said.verified <=", "said.verified <=", LIES),
+        (
+            "a round may say less than it accepted",
+            "(piece.end is None and count != said.accepted + 1)",
+            "False",
+            LIES,
+        ),
+        (
+            "a token may come without its log-probability",
+            "track.request.law.logprobs is not None and",
+            "False and",
+            (f"{L}a_token_without_its_log_probability_ends_the_request",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/lane_drafters.py",
+        (
+            "R10: out of this process's reach is gone",
+            "return Use.NO_NEW if self.sequences else Use.GONE",
+            "return Use.GONE",
+            REACH,
+        ),
+        (
+            "a drafter that leaves gets newcomers",
+            "free = known.there and not known.leaves and",
+            "free = known.there and",
+            (f"{L}a_drafter_that_leaves_hands_its_sequences_to_another_one",),
+        ),
+        (
+            "a drafter's alarm is not heard",
+            "return _reaches(port, track) and self._trusts(port, track)",
+            "return _reaches(port, track)",
+            (f"{L}a_distrusted_drafter_drafts_no_more_under_the_ratio_rules",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/drafter_assignment.py",
+        (
+            "who lost its drafter waits as if it had looked for one",
+            "                each.not_before = 0.0\n",
+            "                each.not_before = 1e9\n",
+            (f"{L}a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/members.py",
+        (
+            "answers of one request have their prompt run side by side",
+            "if request.id in self._prompts:",
+            "if False:",
+            (f"{L}answers_of_one_request_wait_for_the_first_one_s_prompt",),
+        ),
+        (
+            "a prompt that is not coming is waited for",
+            "            del self._prompts[placed.track.request.id]",
+            "            pass",
+            (f"{L}siblings_do_not_wait_for_a_first_that_left",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/placed.py",
+        (
+            "who made room is taken for lost",
+            "return Event.PREEMPTED",
+            "return Event.ORPHANED",
+            (f"{L}the_youngest_makes_room_and_comes_back",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/sequence.py",
+        (
+            "an epoch is kept when a prompt finds no page",
+            "frozenset((Event.TURNED_AWAY, ",
+            "frozenset((",
+            NO_PAGE,
+        ),
+    ),
+    *in_file(
+        "coordinator/cells/journal.py",
+        (
+            "an epoch without a commit is not kept in the next segment",
+            "if said.epoch and not said.tokens:",
+            "if False:",
+            (f"{E}it_outlives_a_second_crash_and_commits_of_lower_ones",),
+        ),
+    ),
+    *in_file(
+        "coordinator/planning/lane_plans.py",
+        (
+            "everybody goes by the planner's terms",
+            "sequences[member.number] = SequencePlan(member.own)",
+            "pass",
+            POLICIES,
+        ),
+        (
+            "a newcomer of its own policy waits for the next report",
+            "return member.own == self.in_force.terms",
+            "return True",
+            (f"{L}a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own",),
+        ),
+    ),
+]
