@@ -59,7 +59,7 @@ class RoundPasses:
                 if order != row.order:
                     raise RuntimeError(f"order {row.order} is to be judged, and {order} is here")
                 ids, q = block.token_ids[: row.prefix], block.q.prefix(row.prefix)
-                version = orders[order].version
+                version = "" if self._admitted[row.sequence].repeatable else orders[order].version
             items.append(VerifyItem(cursor, sequence.anchor, ids, q, False, version, checked=True))
         of = {row.order for row in run.rows if row.order}
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)

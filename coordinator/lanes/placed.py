@@ -65,6 +65,7 @@ class Placed:
             self.speculates,
             request.cache_salt,
             self.track.scores,
+            request.seeded,
         )
 
     def fate(self, said: Released) -> Event | None:

@@ -29,6 +29,7 @@ class Admission(NamedTuple):
     keep_rows: bool  # keep projected feature rows for drafters to come
     cache_salt: str = ""  # prefixes are shared among equals
     prompt_logprobs: int | None = None  # likeliest tokens told at every position; None tells nothing
+    repeatable: bool = False  # its client can have the same draws again: `PassReport.draws` leave them out
 
 
 class Use(enum.IntEnum):

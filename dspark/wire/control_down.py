@@ -77,6 +77,7 @@ def _admission(told: Admission) -> verify_pb2.ControlDown.Order:
         cache_salt=told.cache_salt,
         prompt_logprobs=told.prompt_logprobs,
         drafter=admit.drafter,
+        repeatable=told.repeatable,
     )
     return _Order(admission=message)
 
@@ -98,7 +99,8 @@ def _read_admission(message: verify_pb2.Admission) -> Admission | Refused:
     stops = frozenset(message.stop_ids)
     admit = Admit(message.sequence, message.epoch, len(ids), message.room, stops, message.drafter)
     scores = message.prompt_logprobs if message.HasField("prompt_logprobs") else None
-    return Admission(admit, ids, law, message.longest, message.keep_rows, message.cache_salt, scores)
+    kept = (message.keep_rows, message.cache_salt, scores, message.repeatable)
+    return Admission(admit, ids, law, message.longest, *kept)
 
 
 def _acknowledged(told: Sequence[Acknowledged]) -> verify_pb2.ControlDown.Order:

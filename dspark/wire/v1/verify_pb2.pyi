@@ -274,7 +274,7 @@ class ControlDown(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[ControlDown.Order, _Mapping]]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("sequence", "epoch", "token_ids", "law", "room", "stop_ids", "longest", "keep_rows", "cache_salt", "prompt_logprobs", "drafter")
+    __slots__ = ("sequence", "epoch", "token_ids", "law", "room", "stop_ids", "longest", "keep_rows", "cache_salt", "prompt_logprobs", "drafter", "repeatable")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +286,7 @@ class Admission(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    REPEATABLE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -297,7 +298,8 @@ class Admission(_message.Message):
     cache_salt: str
     prompt_logprobs: int
     drafter: int
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., room: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., longest: _Optional[int] = ..., keep_rows: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., drafter: _Optional[int] = ...) -> None: ...
+    repeatable: bool
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., room: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., longest: _Optional[int] = ..., keep_rows: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., drafter: _Optional[int] = ..., repeatable: _Optional[bool] = ...) -> None: ...
 
 class DrafterAt(_message.Message):
     __slots__ = ("drafter", "at", "use")

@@ -41,7 +41,7 @@ from dspark.wire.control_up import read_up, write_up
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
 LAW = Law(temperature=0.5, seed=9, rule=Rule.COUPLED, prompt_len=3)
-ADMISSION = Admission(Admit(7, 2, 3, 20, frozenset({5, 1}), 4), [10, 11, 12], LAW, 23, True, "acme", 2)
+ADMISSION = Admission(Admit(7, 2, 3, 20, frozenset({5, 1}), 4), [10, 11, 12], LAW, 23, True, "acme", 2, True)
 TERMS = Terms(PlanKind.PRICE, 5, 0.25, 1.5, 100)
 PLAN = Plan(
     9,
