@@ -23,7 +23,7 @@ from coordinator.http.sse import EventStream
 from coordinator.queue.admission import Admission
 from coordinator.reception.frontdesk import prompt_bytes
 from coordinator.workers.membership import Membership
-from dspark.rounds.policy import parse_policy
+from dspark.rounds.policy import Kind, parse_policy
 
 LOAD_BYTES = 4096
 
@@ -31,7 +31,7 @@ LOAD_BYTES = 4096
 def live_routes(door: Door, membership: Membership, admission: Admission, streams: int) -> APIRouter:
     """`streams`: background streams at one time, at most."""
     page, router = Page(), APIRouter(include_in_schema=False)
-    load = Load(door, [each["prompt"] for each in page.read_json("examples.json")], streams)
+    load = Load(door, page.read_json("examples.json"), streams)
     feed = CellFeed(membership, admission, load, door.clock)
     client = [Depends(from_this_page), Depends(door.guard)]
     watcher = [Depends(from_this_page), Depends(door.operator_guard)]
@@ -52,11 +52,10 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
         return {
             "model": door.model(terms),
             "drafter": terms.drafter.rstrip("/").rsplit("/", 1)[-1],
-            "block_size": terms.block_size,
-            "context_length": terms.limits.longest,
+            "chat": door.template is not None and door.desk.tokenizer is not None,
             "policy": str(terms.limits.policy),
+            "policies": [kind.name.lower() for kind in reversed(Kind)],
             "rule": terms.limits.rule.name.lower(),
-            "text": door.desk.tokenizer is not None,
             "most_streams": load.most,
             "most_tokens": MAX_TOKENS,
         }

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 
 from coordinator.http.door import Door
 from coordinator.http.live_body import AnswerWish
+from coordinator.http.live_prompt import prompt_of
 from coordinator.http.live_words import Speaker
 from coordinator.http.sse import EventStream, event
 from coordinator.lanes.explain import Explain
@@ -31,7 +32,8 @@ def stream(door: Door, explain: Explain, wish: AnswerWish) -> EventStream:
             drafter=wish.drafter,
             request_id=f"live-{secrets.token_hex(8)}",
         )
-        message = write_request(wish.prompt, options)
+        prompt, left_out = await prompt_of(door, [each.model_dump() for each in wish.messages], wish.max_tokens)
+        message = write_request(prompt, options)
         answering = await Answering.begin(door.desk, message, door.longest_s, door.clock, door.metrics)
         running.append(answering)
         request = answering.request
@@ -43,6 +45,7 @@ def stream(door: Door, explain: Explain, wish: AnswerWish) -> EventStream:
                         "type": "begin",
                         "id": request.id,
                         "prompt_tokens": len(request.prompt),
+                        "left_out": left_out,
                         "policy": str(request.policy),
                         "rule": request.law.rule.name.lower(),
                     }

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dspark.errors import InvalidRequest
 
-MAX_PROMPT = 20_000  # characters
+MAX_CONTENT = 20_000  # characters of a message
+MAX_MESSAGES = 1024
 MAX_TOKENS = 1024
 
 Rule = Literal["", "token", "block", "coupled"]
@@ -29,10 +30,17 @@ class _Wish(BaseModel):
             raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
 
 
-class AnswerWish(_Wish):
-    """An answer whose rounds are explained."""
+class Message(_Wish):
+    """A turn of a conversation."""
 
-    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, Field(max_length=MAX_CONTENT)]
+
+
+class AnswerWish(_Wish):
+    """An answer to a conversation, its rounds explained. Nothing is kept of it: the page sends all of it each time."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 256
     temperature: float = 0.0
     policy: Policy = ""

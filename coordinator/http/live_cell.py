@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import structlog
@@ -142,26 +142,10 @@ def _recent(rounds: list[Sums]) -> dict[str, Any]:
         "drafted": sum(each.drafted for each in rounds),
         "verified": sum(each.verified for each in rounds),
         "committed": sum(each.committed for each in rounds),
-        "tokens": sum(each.tokens for each in rounds),
         "plain": sum(each.plain for each in rounds),
-        "budget": next((each.budget for each in reversed(rounds) if each.budget is not None), None),
         "late": dict(late),
-        "ms": {
-            name: round(1e3 * _mean(values), 3)
-            for name, values in (
-                ("round", [each.round_s for each in rounds]),
-                ("draft", [each.draft_s for each in rounds]),
-                ("draft_pass", [each.draft_pass_s for each in rounds]),
-                ("verify", [each.verify_s for each in rounds]),
-                ("verify_pass", [each.verify_pass_s for each in rounds]),
-            )
-        },
+        "round_ms": round(1e3 * sum(each.round_s for each in rounds) / max(len(rounds), 1), 3),
     }
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return sum(known) / len(known) if known else 0.0
 
 
 def _ended(each: Ended) -> dict[str, Any]:

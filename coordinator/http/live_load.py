@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from coordinator.http.door import Door
+from coordinator.http.live_prompt import prompt_of
 from coordinator.reception.answering import Answering
 from dspark.client.request import Sampling, write_request
 from dspark.errors import DsparkError, Overloaded
@@ -25,11 +26,11 @@ PAUSE_S = 1.0  # after an answer that failed
 class Load:
     """Streams that run until they are turned down. `most`: streams at one time."""
 
-    def __init__(self, door: Door, prompts: Sequence[str], most: int) -> None:
+    def __init__(self, door: Door, questions: Sequence[str], most: int) -> None:
         self.most = most
         self.policy = self.rule = ""
         self._door = door
-        self._prompts = itertools.cycle(prompts)
+        self._questions = itertools.cycle(questions)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -51,7 +52,7 @@ class Load:
     async def _run(self, number: int) -> None:
         while True:
             try:
-                await self._answer(next(self._prompts), temperature=0.0 if number % 2 else 0.7)
+                await self._answer(next(self._questions), temperature=0.0 if number % 2 else 0.7)
             except DsparkError as error:
                 await asyncio.sleep(error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S)
             except asyncio.CancelledError:
@@ -60,8 +61,9 @@ class Load:
                 log.error("live.load_failed", exc_info=error)
                 await asyncio.sleep(PAUSE_S)
 
-    async def _answer(self, prompt: str, *, temperature: float) -> None:
+    async def _answer(self, question: str, *, temperature: float) -> None:
         door = self._door
+        prompt, _ = await prompt_of(door, [{"role": "user", "content": question}], TOKENS)
         options = Sampling(
             max_tokens=TOKENS, temperature=temperature, policy=self.policy, rule=self.rule, ignore_eos=True
         )

@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.answers.answer import Piece
 from coordinator.lanes.explain import Part
 from coordinator.reception.tokenizer import TextStream, Tokenizer
-from coordinator.watching.explaining import curve, told
+from coordinator.watching.explaining import told
 from coordinator.watching.rounds_told import Origin, Sums, origins
 
 DIGITS = 4  # of shares and tokens; microseconds of spans
@@ -59,14 +59,8 @@ class Speaker:
 
     def _told(self, part: Part) -> dict[str, Any]:
         found = told(part)
-        curved = curve(part.round)
         return {
-            "lane": found.lane,
-            "round": found.round,
-            "policy": found.policy,
-            "drafter": found.drafter,
             "empty_because": found.empty_because,
-            "asked": found.asked,
             "prefix": found.prefix,
             "accepted": found.accepted,
             "why": found.why.value,
@@ -82,22 +76,17 @@ class Speaker:
                 }
                 for slot in found.slots
             ],
-            "cohort": cohort(found.cohort),
-            "rates": None if curved is None else {"points": _rounded(curved[0]), "chosen": curved[1]},
+            "batch": batch(found.cohort),
         }
 
 
-def cohort(sums: Sums) -> dict[str, Any]:
-    """Spans in milliseconds."""
+def batch(sums: Sums) -> dict[str, Any]:
+    """The round of all answers that shared it; spans in milliseconds."""
     return {
-        "sequences": sums.sequences,
-        "drafted": sums.drafted,
+        "answers": sums.sequences,
         "verified": sums.verified,
         "tokens": sums.tokens,
-        "committed": sums.committed,
         "budget": sums.budget,
-        "plain": sums.plain,
-        "probe": sums.probe,
         "late": list(sums.late),
         "ms": {
             "round": _ms(sums.round_s),
@@ -111,7 +100,3 @@ def cohort(sums: Sums) -> dict[str, Any]:
 
 def _ms(seconds: float) -> float:
     return round(1e3 * seconds, 3)
-
-
-def _rounded(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    return [(slots, round(rate, 1)) for slots, rate in points]

@@ -19,6 +19,15 @@ def read_messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_read(message, f"messages[{index}]") for index, message in enumerate(given)]
 
 
+def forget_oldest(said: list[dict[str, str]]) -> bool:
+    """Takes the oldest question and its answer out of a conversation; False where a single turn is left."""
+    first = 1 if said[0]["role"] == "system" else 0
+    if len(said) - first < 3:
+        return False
+    del said[first : first + 2]
+    return True
+
+
 def _read(message: dict[str, Any], field: str) -> dict[str, Any]:
     # As the library does: templates ask whether a key is there, and clients write null for what is not.
     message = {key: value for key, value in message.items() if value is not None and (key, value) != ("tool_calls", [])}

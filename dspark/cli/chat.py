@@ -152,12 +152,10 @@ def turns(ears: Ears) -> Iterator[str]:
 
 def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
     """The prompt, within `room` tokens: as long as it is longer, `said` loses its oldest question and answer."""
+    from coordinator.http.messages import forget_oldest
+
     prompt = render(said)
-    while len(prompt) > room:
-        first = 1 if said[0]["role"] == "system" else 0
-        if len(said) - first < 3:
-            break  # a single turn that is too long: the server says so
-        del said[first : first + 2]
+    while len(prompt) > room and forget_oldest(said):  # a single turn that is too long: the server says so
         prompt = render(said)
     return prompt
 

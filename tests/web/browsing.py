@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, Playwright
+from playwright.sync_api import Browser, Locator, Page, Playwright
 
 from deploy.processes import ProcessCell
 from dspark.client import Client
 
 ROOT = Path(__file__).resolve().parents[2]
+PAIR = ROOT / "tests" / "data" / "pair"
 PROBES = Path(__file__).with_name("probes.js")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUESTION = "Add 12 and 30."
 PATIENCE_MS = 60_000  # the slowest thing on the slowest machine
 
 
@@ -32,15 +34,10 @@ def launch(playwright: Playwright, chromium: str) -> Browser:
     return playwright.chromium.launch(executable_path=chromium, args=alone)
 
 
-def tiny_cell(folder: Path | None, port: int, *, drafters: int = 1, **settings: object) -> ProcessCell:
-    """Of the tiny pair, not started yet; `settings` go to the coordinator."""
-    return ProcessCell(
-        ROOT / "tests" / "data" / "pair" / "target",
-        ROOT / "tests" / "data" / "pair" / "drafter",
-        drafters=drafters,
-        coordinator={"http": f"127.0.0.1:{port}", **settings},
-        folder=folder,
-    )
+def tiny_cell(folder: Path, port: int) -> ProcessCell:
+    """Of the tiny pair and two drafters, not started yet."""
+    front = {"http": f"127.0.0.1:{port}"}
+    return ProcessCell(PAIR / "target", PAIR / "drafter", drafters=2, coordinator=front, folder=folder)
 
 
 @dataclass
@@ -61,7 +58,7 @@ class Visit:
 
     def ready(self) -> Visit:
         self.page.wait_for_selector("#state[data-state=serving]")
-        self.until("document.querySelectorAll('#domains input').length > 0")
+        self.until("document.querySelectorAll('#policy option').length > 0")
         return self
 
     def until(self, holds: str) -> None:
@@ -71,18 +68,31 @@ class Visit:
             assert time.monotonic() < deadline, f"it never held: {holds}"
             self.page.wait_for_timeout(50)
 
-    def ask(self, prompt: str | None = None, *, tokens: int = 96) -> None:
-        """Generates and waits for the end."""
-        if prompt is not None:
-            self.page.fill("#prompt", prompt)
+    def ask(self, prompt: str = QUESTION, *, tokens: int = 96) -> None:
+        """Says something and waits for the end of the answer."""
+        self.page.fill("#prompt", prompt)
         self.page.fill("#length", str(tokens))
         self.page.click("#go")
         self.done()
 
     def done(self) -> None:
-        self.until(
-            "!document.querySelector('#go').hasAttribute('data-running') && document.querySelector('#tokens .tok')"
-        )
+        """Waits until nothing goes on."""
+        self.until("!document.querySelector('#go').hasAttribute('data-running')")
+
+    def open(self, *details: str) -> Visit:
+        """Unfolds what is not shown at first."""
+        for name in details or ("advanced",):
+            self.page.locator(f"#{name} > summary").click()
+        return self
+
+    @property
+    def answer(self) -> Locator:
+        """The newest one."""
+        return self.page.locator("#log .answer").last
+
+    def said(self) -> str:
+        """Text of the newest answer."""
+        return self.answer.locator(".said").text_content() or ""
 
     def text(self, selector: str) -> str:
         return self.page.text_content(selector) or ""

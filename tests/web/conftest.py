@@ -13,7 +13,7 @@ from tests.web.browsing import NAMES, PATIENCE_MS, PROBES, Site, Visit, find_chr
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     port = free_port()
-    with tiny_cell(tmp_path_factory.mktemp("cell"), port, drafters=2) as cell:
+    with tiny_cell(tmp_path_factory.mktemp("cell"), port) as cell:
         yield Site(f"http://127.0.0.1:{port}", cell.client)
 
 

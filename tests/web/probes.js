@@ -43,16 +43,14 @@ globalThis.probe = (() => {
     },
     /** What the Tab key has to reach, in order. */
     focusable() {
-      return [...document.querySelectorAll('a[href], button, input, select, textarea, [tabindex="0"]')]
+      return [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex="0"]')]
         .filter((node) => node.checkVisibility() && !node.disabled && !node.closest("dialog"))
-        .filter((node) => node.type !== "radio" || node.checked)
-        .map((node) => node.id || node.className || node.name);
+        .map((node) => node.id || node.className || node.textContent);
     },
     /** Who has the focus, and whether it shows. */
     focused() {
       const node = document.activeElement;
-      const marked = node.type === "radio" ? node.nextSibling : node;
-      return [node.id || node.className || node.name, getComputedStyle(marked).outlineStyle !== "none"];
+      return [node === document.body ? "" : node.id || node.className || node.textContent, node === document.body || getComputedStyle(node).outlineStyle !== "none"];
     },
     tooWide() {
       return [...document.querySelectorAll("body *")]
@@ -61,7 +59,7 @@ globalThis.probe = (() => {
         .map(start);
     },
     tooSmall(least) {
-      return [...document.querySelectorAll("button, select, input:not([type=radio]), .segments label")]
+      return [...document.querySelectorAll("button, select, input, summary")]
         .filter((node) => seen(node) && node.getBoundingClientRect().height < least)
         .map(start);
     },
@@ -85,37 +83,44 @@ globalThis.probe = (() => {
     /** How the number of tokens grew from now on. */
     grow() {
       const growth = (this.growth = []);
-      const count = () => growth.push(document.querySelectorAll("#tokens .tok").length);
-      new MutationObserver(count).observe(document.getElementById("tokens"), { childList: true });
+      const count = () => growth.push(document.querySelectorAll("#log .tok").length);
+      new MutationObserver(count).observe(document.getElementById("log"), { childList: true, subtree: true });
     },
     /** Puts a hostile text wherever texts of the cell go. */
     async hurtBy(text) {
       const { Answer } = await import("/live/page/answer.js");
-      const { showRound } = await import("/live/page/round.js");
-      const answer = new Answer(() => {});
-      answer.clear("");
+      const { choose } = await import("/live/page/view.js");
+      const answer = new Answer({}, {});
+      document.getElementById("log").append(answer.node);
       const ms = { round: 1, draft: 0, draft_pass: 0, verify: 0, verify_pass: 0 };
-      const sums = { sequences: 1, drafted: 1, verified: 1, tokens: 2, committed: 1, budget: null, plain: false, probe: false };
       const slot = { id: 1, text, confidence: 0.5, survival: 0.5, gain: 0.5, fate: "rejected" };
-      const told = { lane: text, round: 1, policy: text, drafter: text, empty_because: text, asked: 1, prefix: 1, accepted: 0 };
+      const told = { empty_because: text, prefix: 1, accepted: 0, why: "whole", price: null, slots: [slot] };
       answer.add({
         type: "round",
         tokens: [{ id: 1, text, origin: "corrected" }],
-        told: { ...told, why: "whole", price: null, slots: [slot], cohort: { ...sums, late: [text], ms }, rates: null },
+        told: { ...told, batch: { answers: 1, verified: 1, tokens: 2, budget: null, late: [text], ms } },
       });
-      showRound(answer.rounds, 0);
+      choose(answer, 0);
     },
-    /** A round in which some slots were accepted, one was not, and some were not verified, if there is one. */
-    busiestRound() {
-      const most = Number(document.getElementById("which").max);
-      let best = [0, 1];
-      for (let number = 1; number <= most; number += 1) {
-        this.slide("which", number);
-        const fates = new Set([...document.querySelectorAll("#block tr[data-fate]")].map((row) => row.dataset.fate));
-        const count = document.querySelectorAll("#block tr[data-fate]").length;
-        best = [[10 * fates.size + count, number], best].sort((one, other) => other[0] - one[0])[0];
-      }
-      return best[1];
+    /** What is said of a comparison of two runs, of 40 tokens and of `ids`. */
+    async verdict(drafts, plain, ids, drafted) {
+      const { verdict } = await import("/live/page/words.js");
+      const tokens = Array.from({ length: 40 }, (_, id) => ({ id }));
+      return verdict({ tokens, asked: { temperature: 0, rule: "block" }, end: { drafted } }, tokens.slice(0, ids).map(({ id }) => id), drafts, plain);
+    },
+    /** How far the words of two neighbours stand apart, where no blank is between them. */
+    gaps() {
+      const spans = [...document.querySelectorAll("#log .answer:last-child .tok")];
+      const boxes = spans.map((span) => [...span.getClientRects()]);
+      return spans.slice(1).flatMap((span, place) => {
+        const [before, after] = [boxes[place].at(-1), boxes[place + 1][0]];
+        return before && after && before.top === after.top && span.textContent.trim() ? [after.left - before.right] : [];
+      });
+    },
+    /** Whether some of the newest answer can be seen without scrolling. */
+    inSight() {
+      const first = document.querySelector("#log .answer:last-child .tok")?.getBoundingClientRect();
+      return first !== undefined && first.top >= 0 && first.bottom <= innerHeight;
     },
     inject() {
       const script = document.createElement("script");

@@ -17,14 +17,16 @@ SCREENS = [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
 @pytest.mark.parametrize(("scheme", "width"), SCREENS)
 def test_axe_finds_nothing(visit: Open, scheme: str, width: int) -> None:
     seen = visit(width=width, color_scheme=scheme, bypass_csp=True).ready()  # the checker itself is a script
-    seen.ask(tokens=48)
+    seen.open("system-field", "advanced").ask(tokens=48)
+    seen.answer.get_by_role("button", name="Compare").click()
+    seen.done()
     found = Axe().run(seen.page).response["violations"]
     assert [(each["id"], [node["html"][:120] for node in each["nodes"]]) for each in found] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_its_ground(visit: Open, scheme: str) -> None:
-    seen = visit(color_scheme=scheme).ready()
+    seen = visit(color_scheme=scheme).ready().open("system-field", "advanced")
     seen.ask(tokens=64)
     seen.page.wait_for_selector("#history svg text")
     ratios = seen.probe("contrast()")
@@ -48,23 +50,27 @@ def test_the_scheme_is_the_systems_until_somebody_chooses(visit: Open) -> None:
 
 
 def test_every_control_has_a_name(visit: Open) -> None:
-    seen = visit().ready()
+    seen = visit().ready().open("system-field", "advanced")
     assert seen.probe("nameless()") == []
     for role, name in (
-        ("textbox", "Prompt"),
+        ("log", "Conversation"),
+        ("textbox", "Message"),
+        ("textbox", "System prompt"),
         ("combobox", "Policy"),
-        ("combobox", "Rule"),
+        ("combobox", "Acceptance rule"),
+        ("combobox", "Drafter"),
         ("slider", "Temperature"),
-        ("slider", "Background streams"),
+        ("slider", "Background answers"),
         ("slider", "Round shown"),
-        ("spinbutton", "Tokens"),
-        ("button", "Generate"),
+        ("spinbutton", "Longest answer"),
+        ("button", "Send"),
+        ("button", "New conversation"),
     ):
         assert seen.page.get_by_role(role, name=name).count() == 1, name  # type: ignore[arg-type]
 
 
 def test_the_keyboard_reaches_everything_in_order_and_is_seen(visit: Open) -> None:
-    seen = visit().ready()
+    seen = visit().ready().open("system-field", "advanced")
     seen.ask(tokens=48)
     page = seen.page
     expected = seen.probe("focusable()")
@@ -86,16 +92,31 @@ def test_the_keyboard_reaches_everything_in_order_and_is_seen(visit: Open) -> No
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(visit: Open) -> None:
-    seen = visit(width=390, height=844, has_touch=True, is_mobile=True).ready()
+    seen = visit(width=390, height=844, has_touch=True, is_mobile=True).ready().open("system-field", "advanced")
     seen.ask(tokens=64)
+    seen.answer.get_by_role("button", name="Compare").click()
+    seen.done()
     seen.page.wait_for_selector("#history svg")
     assert seen.probe("tooWide()") == []
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert seen.probe("tooSmall(32)") == []
 
 
+def test_on_a_phone_every_answer_comes_into_sight_when_it_starts(visit: Open) -> None:
+    seen = visit(width=390, height=844, has_touch=True, is_mobile=True).ready()
+    page = seen.page
+    for turn in range(1, 4):
+        page.fill("#prompt", "Add 12 and 30.")
+        page.fill("#length", "200")
+        page.tap("#go")
+        seen.until(f"document.querySelectorAll('#log .answer').length === {turn}")
+        seen.until("document.querySelector('#log .answer:last-child .tok')")
+        assert seen.probe("inSight()"), f"turn {turn}"
+        seen.done()
+
+
 def test_little_motion_where_it_is_asked_for(visit: Open) -> None:
-    moving = "getComputedStyle(document.querySelector('#tokens .tok')).animationName"
+    moving = "getComputedStyle(document.querySelector('#log .tok')).animationName"
     calm = visit(reduced_motion="reduce").ready()
     calm.ask(tokens=16)
     assert calm.page.evaluate(moving) == "none"
@@ -107,6 +128,7 @@ def test_little_motion_where_it_is_asked_for(visit: Open) -> None:
 def test_the_stream_is_announced_when_it_is_over_not_word_by_word(visit: Open) -> None:
     seen = visit().ready()
     assert seen.page.get_attribute("#status", "aria-live") == "polite"
-    assert seen.page.locator("#text [aria-live], #text[aria-live]").count() == 0
+    assert seen.page.locator("#log [aria-live]").count() == 0
+    assert seen.page.get_attribute("#log", "aria-live") == "off"
     seen.ask(tokens=16)
     assert seen.text("#status").startswith("Done: 16 tokens")

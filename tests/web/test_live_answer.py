@@ -6,28 +6,32 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.web.browsing import Site, Visit
+from coordinator.http.template import find_template
+from tests.web.browsing import PAIR, Site, Visit
 
 Open = Callable[..., Visit]
 
-WORKSHEET = "Worksheet on averages\n\nProblem 1: Find the average of the numbers 19, 26, 7, 20.\n"
+WORKSHEET = "Worksheet on averages\n\nProblem 1: Find the average of the numbers 19, 26, 7, 20."
 
 
-def test_a_typed_prompt_is_answered_as_it_is_over_grpc(visit: Open, site: Site) -> None:
+def test_a_typed_message_is_answered_as_it_is_over_grpc(visit: Open, site: Site) -> None:
     with site.client() as client:
         expected = client.complete(WORKSHEET, max_tokens=96, temperature=0.0)
     seen = visit().ready()
     page = seen.page
     seen.probe("grow()")
-    page.click("#prompt")
-    page.keyboard.press("Control+A")
-    page.keyboard.type(WORKSHEET)
     page.fill("#length", "96")
-    page.focus("#prompt")
-    page.keyboard.press("Control+Enter")
+    page.click("#prompt")
+    for line in WORKSHEET.splitlines():
+        page.keyboard.type(line)
+        if line != WORKSHEET.splitlines()[-1]:
+            page.keyboard.press("Shift+Enter")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#log .tok")
     seen.done()
-    assert seen.text("#said") == WORKSHEET
-    assert seen.text("#tokens") == expected.text
+    assert seen.text("#log .asked") == WORKSHEET
+    assert page.input_value("#prompt") == ""
+    assert seen.said() == expected.text
     growth = seen.probe("growth")
     assert len(set(growth)) > 3, "it came in parts"
     assert growth == sorted(growth)
@@ -38,7 +42,7 @@ def test_every_token_is_coloured_by_its_origin(visit: Open) -> None:
     seen = visit().ready()
     seen.ask(WORKSHEET)
     origins = seen.origins()
-    total = seen.page.locator("#tokens .tok").count()
+    total = seen.answer.locator(".tok").count()
     assert sum(origins.values()) == total > 48
     assert origins["drafted"] > 0
     assert origins["bonus"] + origins["corrected"] > 0
@@ -62,52 +66,140 @@ def test_the_block_view_walks_through_the_rounds(visit: Open) -> None:
         shown.add(seen.text("#block") + seen.text("#why"))
         rows = page.locator("#block tbody tr[data-fate]:not([data-fate=target])").count()
         accepted = page.locator("#block tr[data-fate=accepted]").count()
-        marked = page.locator("#tokens .tok.shown")
+        marked = page.locator("#log .tok.shown")
         assert marked.count() <= accepted + 1
-        assert page.locator("#tokens .tok.shown[data-origin=drafted]").count() == accepted
+        assert page.locator("#log .tok.shown[data-origin=drafted]").count() == accepted
         if rows:
             widths = seen.probe("survivals()")
             assert widths == sorted(widths, reverse=True), "survival never rises along a block"
             assert page.locator("#hop-list li").count() == 5
     assert len(shown) > 2
-    page.locator("#tokens .tok[data-round='1']").first.click()
+    page.locator("#log .tok[data-round='1']").first.click()
     assert seen.text("#round-of") == f"2 of {count}"
     page.click("#later")
     assert seen.text("#round-of") == f"3 of {count}"
 
 
+def test_after_an_answer_the_round_that_drafting_brought_most_in_is_shown(visit: Open) -> None:
+    seen = visit().ready()
+    seen.ask(WORKSHEET)
+    page = seen.page
+    shown = page.locator("#log .tok.shown[data-origin=drafted]").count()
+    most = max(
+        page.locator(f"#log .tok[data-round='{index}'][data-origin=drafted]").count() for index in range(seen.rounds)
+    )
+    assert shown == most > 0
+    seen.page.click("#anew")
+    assert (seen.text("#round-of"), seen.text("#block")) == ("", "")
+
+
+def test_turns_go_through_the_targets_template_and_a_new_conversation_forgets_them(visit: Open, site: Site) -> None:
+    template = find_template(str(PAIR / "target"), None)
+    assert template is not None
+    seen = visit().ready().open("system-field")
+    said = [{"role": "system", "content": "Worksheet on sums"}]
+    seen.page.fill("#system", said[0]["content"])
+    with site.client() as client:
+        for question in ("Add 12 and 30.", "Find the average of 19 and 26."):
+            seen.ask(question, tokens=24)
+            said.append({"role": "user", "content": question})
+            prompt = template.render(said, {}, add_generation_prompt=True)
+            expected = client.complete(prompt, max_tokens=24, temperature=0.0).text
+            assert seen.said() == expected
+            said.append({"role": "assistant", "content": expected})
+        seen.page.click("#anew")
+        assert seen.page.locator("#log .turn").count() == 0
+        assert sum(seen.origins().values()) == 0
+        seen.page.fill("#system", "")
+        seen.ask("import socket", tokens=24)
+        assert seen.said() == client.complete("import socket", max_tokens=24, temperature=0.0).text
+
+
+def test_the_same_prompt_without_drafts_is_measured_beside_it(visit: Open) -> None:
+    seen = visit().ready()
+    page = seen.page
+    seen.ask(WORKSHEET, tokens=48)
+    with page.expect_request("**/live/generate") as asked:
+        seen.answer.get_by_role("button", name="Compare with plain decoding").click()
+    seen.done()
+    assert asked.value.post_data_json["policy"] == "off"
+    against = seen.answer.locator(".against")
+    rates = [float(text.split()[0].replace(",", "")) for text in against.locator(".speed b").all_text_contents()]
+    assert len(rates) == 2
+    assert f"{rates[0]} tokens/s" in (seen.answer.locator(".figures").text_content() or "").replace(",", "")
+    verdict = against.locator(".verdict").text_content() or ""
+    assert "Both gave the same tokens." in verdict
+    if rates[0] < 0.9 * rates[1]:
+        assert "did not pay here" in verdict
+    if rates[0] > 1.1 * rates[1]:
+        assert "Drafting paid" in verdict
+    assert page.locator("#log .turn").count() == 2, "it is no turn of the conversation"
+
+
+@pytest.mark.parametrize(
+    ("drafts", "plain", "ids", "drafted", "said"),
+    [
+        (30.0, 20.0, 40, 50, "Drafting paid: 1.50 times as fast as plain decoding. Both gave the same tokens."),
+        (20.0, 30.0, 40, 50, "Drafting did not pay here: plain decoding was 1.50 times as fast."),
+        (20.1, 20.0, 40, 0, "no difference to the speed here. Nothing was drafted: no gain was expected."),
+        (30.0, 20.0, 39, 50, "The texts differ from token 40 on."),
+        (30.0, 20.0, 9, 50, "too short to tell"),
+    ],
+)
+def test_a_comparison_is_told_as_it_is(
+    visit: Open, drafts: float, plain: float, ids: int, drafted: int, said: str
+) -> None:
+    told = visit().ready().probe(f"verdict({drafts}, {plain}, {ids}, {drafted})")
+    assert said in told
+
+
+def test_words_are_not_pulled_apart(visit: Open) -> None:
+    seen = visit().ready().open()
+    for policy in ("off", "fixed"):
+        seen.page.select_option("#policy", policy)
+        seen.ask(WORKSHEET, tokens=64)
+        gaps = seen.probe("gaps()")
+        assert len(gaps) > 16
+        assert [gap for gap in gaps if abs(gap) > 0.5] == []
+
+
 def test_policies_and_rules_are_switched(visit: Open) -> None:
     seen = visit().ready()
     page = seen.page
+    assert not page.is_visible("#policy")
+    seen.open()
     page.select_option("#policy", "off")
     seen.ask(WORKSHEET, tokens=24)
     assert seen.origins() == {"drafted": 0, "bonus": 0, "corrected": 0, "plain": 24}
     assert "policy is off" in seen.text("#why")
+    assert seen.answer.get_by_role("button", name="Compare").count() == 0, "it is plain decoding already"
     page.select_option("#policy", "fixed")
     assert page.is_visible("#amount")
     page.fill("#amount", "2")
     page.select_option("#rule", "coupled")
-    seen.ask(tokens=24)
+    page.click("#anew")
+    seen.ask(WORKSHEET, tokens=24)
     seen.look_at(1)
     assert "as the policy says" in seen.text("#why")
     for number in range(1, seen.rounds + 1):
         seen.look_at(number)
         verified = "[data-fate=accepted], [data-fate=rejected], [data-fate=void]"
         assert page.locator(f"#block tr:is({verified})").count() <= 2
-    page.select_option("#policy", "greedy")
+    page.select_option("#policy", "off")
     assert not page.is_visible("#amount")
 
 
-def test_examples_and_temperature(visit: Open) -> None:
+def test_suggestions_are_sent_and_temperature_draws(visit: Open) -> None:
     seen = visit().ready()
     page = seen.page
-    prompts = set()
-    for domain in page.locator("#domains input").all():
-        domain.check(force=True)
-        for _ in range(2):
-            prompts.add(page.input_value("#prompt"))
-            page.click("#another")
-    assert len(prompts) == 6
+    first = page.locator("#tries button").first
+    question = first.text_content()
+    page.fill("#length", "16")
+    first.click()
+    page.wait_for_selector("#log .tok")
+    seen.done()
+    assert seen.text("#log .asked") == question
+    assert not page.is_visible("#tries")
     page.focus("#temperature")
     for _ in range(7):
         page.keyboard.press("ArrowRight")
@@ -116,29 +208,52 @@ def test_examples_and_temperature(visit: Open) -> None:
     assert seen.text("#temperature-text") == "1.5"
     answers = set()
     for _ in range(2):
-        seen.ask("import socket\n\n", tokens=32)
-        answers.add(seen.text("#tokens"))
+        page.click("#anew")
+        seen.ask("import socket", tokens=32)
+        answers.add(seen.said())
     assert len(answers) == 2, "draws differ"
 
 
-def test_slowly_means_round_by_round_and_stop_means_now(visit: Open, site: Site) -> None:
-    seen = visit().ready()
+def test_slowly_means_round_by_round_and_stop_keeps_what_was_said(visit: Open, site: Site) -> None:
+    seen = visit().ready().open()
     page = seen.page
     page.select_option("#pace", "slow")
+    page.fill("#prompt", WORKSHEET)
     page.fill("#length", "200")
     page.click("#go")
-    page.wait_for_selector("#tokens .tok[data-round='1']")
+    page.wait_for_selector("#log .tok[data-round='1']")
     assert seen.text("#go-text") == "Stop"
     assert page.locator("#block table").count() == 1
     page.click("#go")
     seen.until("document.getElementById('status').textContent === 'Stopped.'")
-    stopped = page.locator("#tokens .tok").count()
-    assert stopped < 200
+    stopped = page.locator("#log .tok").count()
+    assert 0 < stopped < 200
     page.wait_for_timeout(1000)
-    assert page.locator("#tokens .tok").count() == stopped
+    assert page.locator("#log .tok").count() == stopped
+    assert page.locator("#log .caret").is_hidden()
     with site.client() as client:
-        seen.until("document.querySelector('#go-text').textContent === 'Generate'")
+        seen.until("document.querySelector('#go-text').textContent === 'Send'")
         assert sum(process.sequences for process in client.status().processes) == 0
+    half = seen.said()
+    with page.expect_request("**/live/generate") as asked:
+        page.select_option("#pace", "live")
+        seen.ask("And then?", tokens=8)
+    roles = [(each["role"], each["content"]) for each in asked.value.post_data_json["messages"]]
+    assert roles == [("user", WORKSHEET), ("assistant", half), ("user", "And then?")]
+
+
+def test_a_new_conversation_ends_the_answer_that_is_coming(visit: Open, site: Site) -> None:
+    seen = visit().ready().open()
+    page = seen.page
+    page.select_option("#pace", "slow")
+    page.fill("#prompt", WORKSHEET)
+    page.click("#go")
+    page.wait_for_selector("#log .tok")
+    page.click("#anew")
+    assert seen.text("#go-text") == "Send"
+    page.wait_for_timeout(1000)
+    assert page.locator("#log .turn").count() == 0
+    assert page.is_visible("#tries")
 
 
 def test_the_load_slider_adds_streams_and_the_budget_follows(visit: Open) -> None:
@@ -148,16 +263,16 @@ def test_the_load_slider_adds_streams_and_the_budget_follows(visit: Open) -> Non
     for _ in range(6):
         page.keyboard.press("ArrowRight")
     assert seen.text("#load-text") == "6"
-    seen.until("document.getElementById('history').getAttribute('aria-label').includes('6 sequences')")
+    seen.until("document.getElementById('history').getAttribute('aria-label').includes('6 answers')")
     seen.until("document.querySelector('#history .verified-line').getAttribute('d').length > 40")
     seen.until("document.getElementById('curve').getAttribute('aria-label').includes('tokens per second')")
     assert not page.is_visible("#alert")
     seen.ask(WORKSHEET, tokens=48)
-    assert "shared the step" in seen.text("#why")
+    assert "shared the pass" in seen.text("#why")
     assert page.locator(".worker").count() == 3
     seen.until("[...document.querySelectorAll('.worker .held')].some(held => /[1-9]/.test(held.textContent))")
     seen.slide("load", 0)
-    seen.until("document.getElementById('history').getAttribute('aria-label').includes('Now 0 sequences')")
+    seen.until("document.getElementById('history').getAttribute('aria-label').includes('Now 0 answers')")
 
 
 def test_two_pages_see_one_load_and_it_ends_when_both_have_left(visit: Open, site: Site) -> None:

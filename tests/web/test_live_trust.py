@@ -18,11 +18,11 @@ def test_hostile_prompts_and_tokens_stay_text(visit: Open) -> None:
     seen = visit().ready()
     seen.ask(HOSTILE, tokens=32)
     page = seen.page
-    assert seen.text("#said") == HOSTILE
+    assert seen.text("#log .asked") == HOSTILE
     assert page.locator("main img, main b:not(.legend b, .hop-list b, .lane-figures b), main script").count() == 0
     # Whatever tokens say, they are put in as text: here one that no model would say so neatly.
     page.evaluate("text => probe.hurtBy(text)", HOSTILE)
-    assert seen.text("#tokens") == HOSTILE
+    assert seen.said() == HOSTILE
     assert page.locator("main img, main script, #block b").count() == 0
     assert page.evaluate("window.hurt") is None
 
@@ -82,13 +82,21 @@ def test_with_a_clients_key_the_page_shows_the_answer_alone(visit: Open, tmp_pat
         seen.abroad.clear()
 
 
-def test_what_is_wrong_is_said_in_the_servers_words(visit: Open) -> None:
-    seen = visit(forgiven="400").ready()
+def test_what_is_wrong_is_said_in_the_servers_words_and_the_message_comes_back(visit: Open) -> None:
+    seen = visit(forgiven="400").ready().open()
     page = seen.page
     page.select_option("#policy", "fixed")
     page.evaluate("document.getElementById('amount').removeAttribute('max')")
     page.fill("#amount", "99999")
+    page.fill("#prompt", "Add 12 and 30.")
     page.click("#go")
     page.wait_for_selector("#alert:not([hidden])")
     assert "fixed:k needs a whole number" in seen.text("#alert")
     assert page.get_attribute("#alert", "role") == "alert"
+    assert page.input_value("#prompt") == "Add 12 and 30."
+    assert page.locator("#log .turn").count() == 0
+    page.fill("#amount", "2")
+    page.fill("#length", "8")
+    page.click("#go")
+    page.wait_for_selector("#log .tok")
+    assert not page.is_visible("#alert")

@@ -1,84 +1,100 @@
-// The answer: tokens as they come, coloured by origin, and the rounds behind them.
+// One answer: tokens as they come, coloured by origin, the rounds behind them, its speed, and that of plain decoding.
 
-import { $, el, say } from "./dom.js";
-import { number } from "./words.js";
+import { el, say } from "./dom.js";
+import { number, verdict } from "./words.js";
 
-const ORIGINS = ["drafted", "bonus", "corrected", "plain"];
+/** Tokens a second after the first one, by the coordinator's clock. */
+const rate = (end) => (end.tokens > 1 ? (1000 * (end.tokens - 1)) / Math.max(end.total_ms - end.first_ms, 0.001) : 0);
 
 export class Answer {
-  /** `chosen(index)` is called when a token of round `index` is clicked. */
-  constructor(chosen) {
+  /** `asked`: the body of its request. `on.chosen(answer, index)`: a token of a round was clicked; `on.compare(answer)`. */
+  constructor(asked, on) {
+    this.asked = asked;
     this.rounds = [];
-    this.spans = [];
-    $("tokens").addEventListener("click", (event) => {
+    this.tokens = [];
+    this.end = null;
+    this.counts = { drafted: 0, bonus: 0, corrected: 0, plain: 0 };
+    this.marked = [];
+    this.caret = el("span", { class: "caret" });
+    this.said = el("div", { class: "said" }, this.caret);
+    this.figures = el("p", { class: "figures" });
+    this.button = el("button", { class: "quiet", type: "button", hidden: true }, "Compare with plain decoding");
+    this.against = el("div", { class: "against", hidden: true });
+    this.node = el("article", { class: "turn answer", "aria-label": "Answer" }, this.said, el("div", { class: "facts" }, this.figures, this.button), this.against);
+    this.said.addEventListener("click", (event) => {
       const index = event.target.dataset?.round;
-      if (index !== undefined && index !== "") chosen(Number(index));
+      if (index) on.chosen(this, Number(index));
     });
+    this.button.addEventListener("click", () => on.compare(this));
   }
 
-  clear(prompt) {
-    this.rounds = [];
-    this.spans = [];
-    this.counts = { drafted: 0, bonus: 0, corrected: 0, plain: 0 };
-    this.began = null;
-    this.marked = [];
-    say($("said"), prompt);
-    $("tokens").replaceChildren();
-    $("caret").hidden = false;
-    $("text").scrollTop = 0;
-    this.figures();
+  get text() {
+    return this.tokens.map((token) => token.text).join("");
   }
 
   /** A piece: the first token, or a round's. */
   add(event) {
     const index = event.type === "round" ? this.rounds.length : null;
-    const spans = event.tokens.map((token, place) => this.span(token, place === 0, index));
+    const spans = event.tokens.map((token) => this.span(token, index));
     if (event.type === "round") this.rounds.push({ ...event, spans });
     for (const token of event.tokens) this.counts[token.origin] += 1;
-    const box = $("text");
-    const low = box.scrollHeight - box.scrollTop - box.clientHeight < 48;
-    $("tokens").append(...spans);
-    if (low) box.scrollTop = box.scrollHeight;
-    this.began ??= performance.now();
+    this.tokens.push(...event.tokens);
+    this.caret.before(...spans);
+    this.tell();
   }
 
-  span(token, starts, index) {
+  span(token, index) {
     const span = el("span", { class: "tok", "data-origin": token.origin, "data-round": index }, token.text);
     if (token.text === "") span.classList.add("unsaid");
     else if (token.text.includes("\n")) span.classList.add("breaks");
-    if (starts) span.classList.add("starts");
     return span;
   }
 
-  /** Marks the tokens of a round. */
-  mark(index) {
-    for (const span of this.marked ?? []) span.classList.remove("shown");
+  /** Marks the tokens of a round; of none without one. */
+  mark(index = -1) {
+    for (const span of this.marked) span.classList.remove("shown");
     this.marked = this.rounds[index]?.spans ?? [];
     for (const span of this.marked) span.classList.add("shown");
   }
 
-  get total() {
-    return ORIGINS.reduce((sum, origin) => sum + this.counts[origin], 0);
+  /** Nothing more comes. `end`: the coordinator's figures; null where the answer was cut short. */
+  finish(end) {
+    this.end = end;
+    this.caret.hidden = true;
+    this.button.hidden = !end || this.asked.policy === "off";
+    this.tell();
   }
 
-  /** Figures of what is shown; `end` has the coordinator's own. */
-  figures(end = null) {
-    const total = this.total;
-    for (const part of $("share").children) {
-      part.style.width = total ? `${(100 * this.counts[part.dataset.origin]) / total}%` : "0";
-    }
-    for (const origin of ORIGINS) say($(`n-${origin}`), String(this.counts[origin]));
-    say($("f-tokens"), total ? String(total) : "–");
+  tell() {
+    const count = this.tokens.length;
     const committed = this.rounds.reduce((sum, round) => sum + round.tokens.length, 0);
-    const tau = end?.tau || (this.rounds.length ? committed / this.rounds.length : 0);
-    say($("f-tau"), tau ? number(tau, 2) : "–");
-    if (end) {
-      const spent = (end.total_ms - end.first_ms) / 1000;
-      say($("f-rate"), end.tokens > 1 && spent > 0 ? number((end.tokens - 1) / spent) : "–");
-    } else if (!total) say($("f-rate"), "–");
+    const facts = [`${count} ${count === 1 ? "token" : "tokens"}`];
+    if (this.rounds.length) facts.push(`${number(this.end?.tau || committed / this.rounds.length, 2)} tokens a round`);
+    if (this.end && rate(this.end)) facts.push(`${number(rate(this.end), 1)} tokens/s`);
+    say(this.figures, facts.join(" · "));
   }
 
-  end() {
-    $("caret").hidden = true;
+  /** The same request under policy off, as far as it has come: `ids` of its tokens, and `end` once it is over. */
+  compare(ids, end = null) {
+    const [mine, plain] = [rate(this.end), end ? rate(end) : 0];
+    const bar = (name, value, text) => {
+      const fill = el("i");
+      fill.style.width = `${(100 * value) / Math.max(mine, plain)}%`;
+      return el("div", { class: "speed" }, el("span", {}, name), el("span", { class: "meter", "aria-hidden": "true" }, fill), el("b", {}, text));
+    };
+    const per = (value) => `${number(value, 1)} tokens/s`;
+    this.button.hidden = true;
+    this.against.hidden = false;
+    this.against.replaceChildren(
+      bar("with drafts", mine, per(mine)),
+      bar("plain", plain, end ? per(plain) : `${ids.length} of ${this.tokens.length} tokens`),
+      el("p", { class: "verdict" }, end ? verdict(this, ids, mine, plain) : "The same prompt without drafts."),
+    );
+  }
+
+  /** The comparison was broken off; it can be asked for again. */
+  uncompared() {
+    this.button.hidden = false;
+    this.against.hidden = true;
   }
 }

@@ -1,4 +1,4 @@
-// Two drawings: the verification budget against load over the last minute, and what one more slot brings.
+// Two drawings: drafted and verified tokens under the load of the last minute, and what one more token brings.
 
 import { draw, el } from "./dom.js";
 import { number, percent } from "./words.js";
@@ -58,8 +58,8 @@ export class History {
       draw("path", { class: "drafted-line", d: line(this.points, x, (point) => height(point.drafted, yDeep)) }),
       draw("path", { class: "verified-line", d: line(this.points, x, (point) => height(point.verified, yDeep)) }),
       draw("line", { class: "axis", x1: left, x2: left + inner, y1: bottom, y2: bottom }),
-      draw("text", { x: left, y: 11 }, "sequences in rounds"),
-      draw("text", { x: left, y: split + 18 }, "slots per sequence and round"),
+      draw("text", { x: left, y: 11 }, "answers running"),
+      draw("text", { x: left, y: split + 18 }, "tokens an answer and round"),
       draw("text", { x: left, y: bottom + 16 }, "a minute ago"),
       draw("text", { x: left + inner, y: bottom + 16, "text-anchor": "end" }, "now"),
     );
@@ -77,7 +77,7 @@ export class History {
     if (this.count % LABEL_EVERY === 1) this.describe(now, last);
   }
 
-  /** Stretches in which the lane went without drafts. */
+  /** Stretches without drafts. */
   bands(x, top, bottom) {
     const bands = [];
     let from = null;
@@ -92,9 +92,9 @@ export class History {
   }
 
   describe(now, last) {
-    const load = now ? `${now.load} sequences in rounds` : "nothing runs";
-    const deep = last ? `; ${number(last.verified, 1)} of ${number(last.drafted, 1)} drafted slots verified per sequence and round` : "";
-    this.box.setAttribute("aria-label", `Budget against load over the last minute. Now ${load}${deep}.`);
+    const load = now ? `${now.load} answers running` : "nothing runs";
+    const deep = last ? `; ${number(last.verified, 1)} of ${number(last.drafted, 1)} drafted tokens verified an answer and round` : "";
+    this.box.setAttribute("aria-label", `Drafting under load over the last minute. Now ${load}${deep}.`);
   }
 }
 
@@ -129,14 +129,14 @@ export class Curve {
       draw("circle", { class: "chosen", cx, cy, r: 5 }),
       draw("text", { class: "now", x: cx, y: cy - 14, "text-anchor": anchor }, `${number(chosen[1])} per second`),
       draw("text", { x: left, y: bottom + 16 }, "0"),
-      draw("text", { x: width - right, y: bottom + 16, "text-anchor": "end" }, most === 1 ? "1 slot" : `${most} slots`),
+      draw("text", { x: width - right, y: bottom + 16, "text-anchor": "end" }, most === 1 ? "1 token" : `${most} tokens`),
     );
     if (cx > 60 && cx < width - 90) art.append(draw("text", { class: "now", x: cx, y: bottom + 16, "text-anchor": "middle" }, String(chosen[0])));
     this.box.replaceChildren(art);
     this.count += 1;
     if (this.count % LABEL_EVERY === 1) {
       const than = gain > 0.005 ? `, ${percent(gain)} more than without drafts` : "";
-      this.box.setAttribute("aria-label", `The newest step verifies ${chosen[0]} of ${most} drafted slots and expects ${number(chosen[1])} tokens per second${than}.`);
+      this.box.setAttribute("aria-label", `The newest round verifies ${chosen[0]} of ${most} drafted tokens and expects ${number(chosen[1])} tokens per second${than}.`);
     }
     return { chosen: chosen[0], most, gain };
   }

@@ -1,18 +1,18 @@
-// What is asked for: prompt, examples, and the switches.
+// What is asked for beside the message: the switches. And questions to begin with.
 
 import { $, el, say } from "./dom.js";
 
 const AMOUNTS = {
-  fixed: { label: "Slots", min: "1", max: "64", step: "1", value: "4" },
+  fixed: { label: "Drafted tokens", min: "1", max: "64", step: "1", value: "4" },
   threshold: { label: "Least confidence", min: "0", max: "1", step: "0.05", value: "0.5" },
 };
 
-let examples = [];
-let place = 0;
+const SHOWN = 4; // questions to begin with
 
-/** Fills in examples and the cell's own defaults. */
-export async function prepare(cell) {
+/** Fills in the cell's own defaults. */
+export function prepare(cell) {
   const [policy, amount] = cell.policy.split(":");
+  $("policy").replaceChildren(...cell.policies.map((name) => el("option", { value: name }, name)));
   $("policy").value = policy;
   showAmount();
   if (amount) $("amount").value = amount;
@@ -20,40 +20,26 @@ export async function prepare(cell) {
   $("length").max = String(cell.most_tokens);
   $("load").max = String(cell.most_streams);
   $("load-field").hidden = cell.most_streams === 0;
+  $("system-field").hidden = !cell.chat;
+  if (!cell.chat) say($("tries-text"), "This model has no chat template: each message is continued as plain text, by itself.");
 }
 
-export async function loadExamples() {
-  examples = await (await fetch("/live/page/examples.json")).json();
-  const domains = [...new Set(examples.map((example) => example.domain))];
-  $("domains").append(
-    ...domains.map((domain, index) =>
-      el("label", {}, el("input", { type: "radio", name: "domain", value: domain, checked: index === 0 }), el("span", {}, domain)),
-    ),
-  );
-  $("domains").addEventListener("change", () => show(0));
-  $("another").addEventListener("click", () => show(place + 1));
-  $("policy").addEventListener("change", showAmount);
-  $("temperature").addEventListener("input", () => say($("temperature-text"), $("temperature").value));
-  show(0);
+/** Questions to begin with; `ask(question)` is called with the one that is chosen. */
+export async function offer(ask) {
+  const questions = await (await fetch("/live/page/examples.json")).json();
+  const tries = questions.slice(0, SHOWN).map((question) => el("button", { class: "quiet", type: "button" }, question));
+  for (const each of tries) each.addEventListener("click", () => ask(each.textContent));
+  $("tries").append(...tries);
 }
 
-/** Replicas to choose from; nothing to choose where there is one. */
+/** Replicas to choose from. */
 export function showDrafters(names) {
   const select = $("drafter");
-  $("drafter-field").hidden = names.length < 2;
   const known = [...select.options].map((option) => option.value).filter(Boolean);
   if (known.join() === names.join()) return;
   const before = select.value;
   select.replaceChildren(el("option", { value: "" }, "any"), ...names.map((name) => el("option", { value: name }, name)));
   if (names.includes(before)) select.value = before;
-}
-
-function show(next) {
-  const domain = document.querySelector("input[name=domain]:checked")?.value;
-  const its = examples.filter((example) => example.domain === domain);
-  if (!its.length) return;
-  place = next % its.length;
-  $("prompt").value = its[place].prompt;
 }
 
 function showAmount() {
@@ -71,14 +57,17 @@ export function policy() {
   return name in AMOUNTS ? `${name}:${$("amount").value}` : name;
 }
 
-/** The body of a request. */
-export function wish() {
+/** The part of a request that is no message. The seed lets a comparison draw the same again. */
+export function settings() {
   const asked = {
-    prompt: $("prompt").value,
     max_tokens: Number($("length").value),
     temperature: Number($("temperature").value),
     policy: policy(),
     rule: $("rule").value,
+    seed: crypto.getRandomValues(new Uint32Array(1))[0],
   };
   return $("drafter").value ? { ...asked, drafter: $("drafter").value } : asked;
 }
+
+$("policy").addEventListener("change", showAmount);
+$("temperature").addEventListener("input", () => say($("temperature-text"), $("temperature").value));

@@ -19,6 +19,12 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+/** Tells what went wrong; nothing takes it away. */
+export function complain(text) {
+  say($("alert"), text);
+  $("alert").hidden = !text;
+}
+
 function filled(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === true) node.setAttribute(name, "");

@@ -1,4 +1,4 @@
-// Pools and lanes: who is there, how much each holds, and how fast each lane commits.
+// Who is there, how much each holds, and how fast each verifier answers.
 
 import { $, el } from "./dom.js";
 import { number } from "./words.js";
@@ -16,7 +16,7 @@ export function showPools(frame) {
     return el("div", { class: "pool" }, el("h3", {}, title), el("div", { class: "workers" }, ...rows));
   };
   const lanes = frame.lanes.map((lane) => figures(lane));
-  $("lanes").replaceChildren(pool("verify", "Verifiers hold the target"), pool("draft", "Drafters draft for them"), ...lanes, lastAnswers(frame.ended));
+  $("lanes").replaceChildren(pool("verify", "Verifiers run the model"), pool("draft", "Drafters propose tokens"), ...lanes, lastAnswers(frame.ended));
 }
 
 function lastAnswers(ended) {
@@ -25,7 +25,7 @@ function lastAnswers(ended) {
 }
 
 function answer(each) {
-  const facts = [each.outcome, `${each.tokens} tokens`, each.rounds ? `${number(each.tau, 2)} per round` : null, `${number(each.ms, 0)} ms`];
+  const facts = [each.outcome, `${each.tokens} tokens`, each.rounds ? `${number(each.tau, 2)} a round` : null, `${number(each.ms, 0)} ms`];
   return el("div", { class: "lane-figures" }, el("b", {}, each.index ? `${each.id} #${each.index}` : each.id), el("span", {}, facts.filter((fact) => fact).join(" · ")));
 }
 
@@ -38,7 +38,7 @@ function worker(each, most) {
     el("span", { class: "state", "data-state": each.state === "serving" ? "serving" : "lost" }, el("span", { class: "dot", "aria-hidden": "true" })),
     el("span", {}, each.name),
     el("span", { class: "meter", "aria-hidden": "true" }, fill),
-    el("span", { class: "held" }, each.state === "serving" ? `${each.sequences} ${each.sequences === 1 ? "sequence" : "sequences"}` : each.state),
+    el("span", { class: "held" }, each.state === "serving" ? `${each.sequences} ${each.sequences === 1 ? "answer" : "answers"}` : each.state),
     each.detail ? el("span", { class: "detail" }, each.detail) : null,
   );
 }
@@ -51,14 +51,13 @@ function figures(lane) {
   const late = Object.entries(lane.late).map(([name, times]) => `${name} late ${times}×`);
   const facts = [
     ["tokens/s", number(sum("committed") / seconds)],
-    ["per round", turns ? number(sum("committed") / turns, 2) : "–"],
-    ["step", lane.ms.round ? `${number(lane.ms.round, 1)} ms` : "–"],
-    [lane.cohorts === 1 ? "cohort" : "cohorts", String(lane.cohorts)],
+    ["tokens a round", turns ? number(sum("committed") / turns, 2) : "–"],
+    ["a round", lane.round_ms ? `${number(lane.round_ms, 1)} ms` : "–"],
   ];
   return el(
     "div",
     { class: "lane pool" },
-    el("h3", {}, `Lane of ${lane.name}${lane.curve ? "" : " · no cost curve yet: everything is verified"}`),
+    el("h3", {}, `${lane.name}${lane.curve ? "" : " · its cost is not known yet: everything is verified"}`),
     el("div", { class: "lane-figures" }, ...facts.map(([name, value]) => el("span", {}, el("b", {}, value), ` ${name}`)), ...late.map((text) => el("span", {}, text))),
   );
 }

@@ -1,36 +1,35 @@
 // One round: the block slot by slot, where its prefix ends and why, and where the time went.
 
 import { $, el, say } from "./dom.js";
-import { bar, explain, fate, number, percent, step } from "./words.js";
+import { bar, explain, fate, number, percent, shared } from "./words.js";
 
 const HOPS = [
   ["draft_pass", "draft"],
   ["draft_way", "on the way"],
   ["verify_pass", "verify"],
   ["verify_way", "on the way"],
-  ["rest", "conducting"],
+  ["rest", "the rest"],
 ];
 
-/** Shows round `index` of `rounds`. */
-export function showRound(rounds, index) {
-  const round = rounds[index];
-  say($("round-of"), round ? `${index + 1} of ${rounds.length}` : "");
-  if (!round) return;
-  const told = round.told;
+const NOTHING = $("why").textContent; // before anything was said
+
+/** Shows a round; none where it is null. */
+export function showRound(round) {
+  const told = round?.told;
+  $("hops").hidden = !told;
+  $("block-note").hidden = !told?.slots.length;
   if (!told) {
-    say($("why"), "This round was not explained.");
+    say($("why"), round ? "This round was not explained." : NOTHING);
     $("block").replaceChildren();
-    $("hops").hidden = $("block-note").hidden = true;
     return;
   }
-  say($("why"), `${explain(told)} ${step(told.cohort)}${late(told.cohort)}`);
+  say($("why"), `${explain(told)} ${shared(told.batch)}${late(told.batch)}`);
   $("block").replaceChildren(table(told, round.tokens));
-  $("block-note").hidden = !told.slots.length;
-  hops(told);
+  hops(told.batch.ms);
 }
 
-function late(cohort) {
-  return cohort.late.length ? ` Late: ${cohort.late.join(", ")}.` : "";
+function late(batch) {
+  return batch.late.length ? ` Late: ${batch.late.join(", ")}.` : "";
 }
 
 function table(told, tokens) {
@@ -41,7 +40,7 @@ function table(told, tokens) {
   return el(
     "table",
     {},
-    el("caption", { class: "hidden" }, "The drafted block, slot by slot, and the token the target added"),
+    el("caption", { class: "hidden" }, "The drafted tokens in order, and the token the model added"),
     el(
       "thead",
       {},
@@ -51,7 +50,7 @@ function table(told, tokens) {
         el("th", { scope: "col", class: "n" }, "#"),
         el("th", { scope: "col", class: "t" }, "token"),
         el("th", { scope: "col", class: "c" }, "confidence"),
-        el("th", { scope: "col" }, "survival"),
+        el("th", { scope: "col" }, "chance"),
         el("th", { scope: "col", class: "f" }, "outcome"),
       ),
     ),
@@ -89,7 +88,7 @@ function targetRow(token) {
     el("td", { class: "n" }, "+"),
     el("td", { class: "t" }, el("span", { class: "tok", "data-origin": token.origin }, visible(token.text))),
     el("td", { class: "c" }),
-    el("td", { class: "own" }, "the target’s own token"),
+    el("td", { class: "own" }, "the model’s own token"),
     el("td", { class: "f" }, token.origin),
   );
 }
@@ -99,8 +98,7 @@ function visible(text) {
   return text === "" ? "·" : text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +/, (blanks) => "␣".repeat(blanks.length));
 }
 
-function hops(told) {
-  const ms = told.cohort.ms;
+function hops(ms) {
   const spans = {
     draft_pass: ms.draft_pass,
     draft_way: Math.max(ms.draft - ms.draft_pass, 0),
@@ -109,7 +107,6 @@ function hops(told) {
     rest: Math.max(ms.round - ms.draft - ms.verify, 0),
   };
   const whole = Object.values(spans).reduce((sum, each) => sum + each, 0) || 1;
-  $("hops").hidden = false;
   $("hop-bar").replaceChildren(
     ...HOPS.map(([name]) => {
       const part = el("span", { class: "hop", "data-hop": name });

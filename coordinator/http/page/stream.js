@@ -12,6 +12,9 @@ export class Refused extends Error {
   }
 }
 
+/** What went wrong, for whoever sees the page. */
+export const trouble = (error) => (error instanceof Refused ? error.message : "The server cannot be reached.");
+
 /**
  * Sends a request, with the key if there is one; asks for it and tries again where it is missing.
  * `anyone`: first without the key, whose owner may do less than what everybody may.
@@ -91,7 +94,7 @@ async function described(response) {
     const error = body.error ?? body.detail;
     return typeof error === "string" ? error : (error?.message ?? `status ${response.status}`);
   } catch {
-    return `The cell answered with status ${response.status}.`;
+    return `The server answered with status ${response.status}.`;
   }
 }
 

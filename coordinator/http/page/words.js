@@ -1,19 +1,19 @@
 // Sentences: what a round did, and why. Numbers come from the coordinator; nothing is guessed here.
 
 const EMPTY = {
-  bypass: "No draft was asked for: at this load drafting is not expected to pay, so the target goes on alone.",
-  policy_off: "The policy is off: the target decodes alone, one token a round.",
-  no_drafter: "No drafter serves this sequence at the moment, so the target goes on alone.",
-  last_token: "One token was left to say, and the target says that one itself.",
+  bypass: "No draft was asked for: at this load drafting is not expected to pay, so the model decoded alone.",
+  policy_off: "The policy is off: the model decodes alone, one token a round.",
+  no_drafter: "No drafter serves this answer at the moment, so the model decoded alone.",
+  last_token: "One token was left to say, and the model says that one itself.",
   late: "The drafter was late. The round did not wait any longer and went on without a draft.",
   drafter_late: "The drafter still owes an earlier reply, so it was not asked again.",
   drafter_lost: "The drafter was lost. The round went on without a draft.",
-  opening: "A drafter is making room for this sequence; meanwhile the target goes on alone.",
-  opened: "A drafter has room and waits for the context; meanwhile the target goes on alone.",
-  resending: "The context is on its way to a drafter; meanwhile the target goes on alone.",
-  resting: "This sequence rests from drafting: its drafts did not pay lately.",
-  features_missing: "The drafter has not got all of the context yet, so its block was empty.",
-  too_long: "The sequence is longer than the drafter was trained for, so the target goes on alone.",
+  opening: "A drafter is making room for this answer; meanwhile the model decodes alone.",
+  opened: "A drafter has room and waits for the context; meanwhile the model decodes alone.",
+  resending: "The context is on its way to a drafter; meanwhile the model decodes alone.",
+  resting: "This answer rests from drafting: its drafts did not pay lately.",
+  features_missing: "The drafter has not got all of the context yet, so there was no draft.",
+  too_long: "The context is longer than the drafter was trained for, so the model decoded alone.",
 };
 
 const FATES = {
@@ -33,7 +33,7 @@ export const number = (value, digits = 0) =>
 
 const tokens = (count) => (count === 1 ? "one token" : `${count} tokens`);
 
-/** Survival a slot has to have to be worth its place; null where nothing was weighed. */
+/** The chance a drafted token has to have to be worth its place; null where nothing was weighed. */
 export function bar(told) {
   if (told.price === null) return null;
   const first = told.slots.find((slot) => slot.survival > 0);
@@ -64,24 +64,49 @@ function chosen(told) {
         ? `${first} of ${drafted} ${were} verified: the next one’s confidence, ${percent(next.confidence)}, is below the policy’s threshold.`
         : `Nothing was verified: even the first token’s confidence, ${percent(next.confidence)}, is below the policy’s threshold.`;
     case "budget":
-      return `A budget of ${told.cohort.budget ?? told.cohort.verified} slots for the whole step was settled before the draft; ${told.prefix} of ${drafted} fell to this sequence.`;
+      return `How many drafted tokens the pass would verify, ${told.batch.budget ?? told.batch.verified}, was settled before the draft; ${told.prefix} of ${drafted} fell to this answer.`;
   }
   const least = bar(told);
-  const asked = least === null ? "" : `, and a slot has to promise ${least >= 1 ? "more than any can" : percent(least)} to be worth its time`;
+  const asked = least === null ? "" : `, and ${least >= 1 ? "none is worth its time" : `at least ${percent(least)} is worth its time`}`;
   return told.prefix
-    ? `${first} of ${drafted} ${were} verified: the next one had a ${percent(next.survival)} chance to be reached and kept${asked}.`
+    ? `${first} of ${drafted} ${were} verified: the next one had a ${percent(next.survival)} chance to be accepted${asked}.`
     : `Nothing of the draft was verified: its first token had a ${percent(next.survival)} chance${asked}.`;
 }
 
 function outcome(told) {
   if (!told.prefix) return "";
-  if (told.accepted === told.prefix) return "The target agreed, and added a token of its own.";
-  if (told.accepted === 0) return "The target disagreed at once and said its own token instead.";
-  return `The target agreed with ${told.accepted === 1 ? "the first" : `the first ${told.accepted}`}, then said its own token instead.`;
+  if (told.accepted === told.prefix) return "The model agreed, and added a token of its own.";
+  if (told.accepted === 0) return "The model disagreed at once and said its own token instead.";
+  return `The model agreed with ${told.accepted === 1 ? "the first" : `the first ${told.accepted}`}, then said its own token instead.`;
 }
 
-/** The step the round was part of. */
-export function step(cohort) {
-  const others = cohort.sequences === 1 ? "This sequence was alone in its step" : `${cohort.sequences} sequences shared the step`;
-  return `${others}: ${tokens(cohort.tokens)} in one pass of the target.`;
+/** Who shared the pass. */
+export function shared(batch) {
+  const others = batch.answers === 1 ? "This answer was alone in the pass" : `${batch.answers} answers shared the pass`;
+  return `${others}, of ${tokens(batch.tokens)}.`;
+}
+
+const ENOUGH = 16; // tokens of an answer whose speed says something
+const SAME = 0.03; // of the speed, either way
+
+/** What drafting brought to an answer. `ids`: the tokens of the plain one; rates in tokens a second. */
+export function verdict(answer, ids, drafts, plain) {
+  if (Math.min(ids.length, answer.tokens.length) < ENOUGH) return `An answer of fewer than ${ENOUGH} tokens is too short to tell.`;
+  const ratio = drafts / plain;
+  const speed =
+    ratio > 1 + SAME
+      ? `Drafting paid: ${number(ratio, 2)} times as fast as plain decoding.`
+      : ratio < 1 - SAME
+        ? `Drafting did not pay here: plain decoding was ${number(1 / ratio, 2)} times as fast.`
+        : "Drafting made no difference to the speed here.";
+  const why = answer.end.drafted ? "" : " Nothing was drafted: no gain was expected.";
+  return `${speed}${why} ${likeness(answer, ids)} One run each.`;
+}
+
+function likeness(answer, ids) {
+  const { temperature, rule } = answer.asked;
+  const differs = answer.tokens.findIndex((token, place) => token.id !== ids[place]);
+  if (differs < 0 && ids.length === answer.tokens.length) return "Both gave the same tokens.";
+  if (temperature > 0 && rule !== "coupled") return `At temperature ${temperature} each run draws a text of its own.`;
+  return `The texts differ from token ${1 + (differs < 0 ? answer.tokens.length : differs)} on.`;
 }

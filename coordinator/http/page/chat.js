@@ -1,0 +1,136 @@
+// The conversation. It is kept here and nowhere else: each request sends all of it.
+
+import { Answer } from "./answer.js";
+import { settings } from "./controls.js";
+import { $, complain, el, say } from "./dom.js";
+import { ahead, events, trouble } from "./stream.js";
+import { best, choose, grown, watch } from "./view.js";
+import { number } from "./words.js";
+
+const SLOW_MS = 700; // between two rounds when they are shown one by one
+const NARROW = matchMedia("(max-width: 39.99rem)");
+
+let said = []; // turns of both, oldest first
+let running = null; // what stops what is going on
+
+/** Sends what was typed; while something goes on, stops it. */
+export function submit() {
+  if (running) running.abort();
+  else send($("prompt").value.trim());
+}
+
+export async function send(text) {
+  if (!text || running) return;
+  const system = $("system").value.trim();
+  const before = system ? [{ role: "system", content: system }] : [];
+  const question = { role: "user", content: text };
+  const answer = new Answer({ messages: [...before, ...said, question], ...settings() }, { chosen: choose, compare });
+  const turn = el("article", { class: "turn asked", "aria-label": "You" }, text);
+  $("prompt").value = "";
+  if (NARROW.matches) $("prompt").blur(); // so that the keyboard makes room for the answer
+  $("tries").hidden = true;
+  $("log").append(turn, answer.node);
+  (NARROW.matches ? turn : answer.node).scrollIntoView({ block: NARROW.matches ? "start" : "nearest" });
+  watch(answer);
+  const end = await run(answer.asked, "Answering.", async (event, signal) => {
+    if (event.type === "begin") forget(event.left_out, turn);
+    else await take(answer, event, signal);
+  });
+  if (end === undefined) return; // another conversation has begun
+  following(answer, () => answer.finish(end));
+  if (!answer.tokens.length) {
+    turn.remove();
+    answer.node.remove();
+    $("prompt").value = text; // to be sent again
+    return;
+  }
+  said.push(question, { role: "assistant", content: answer.text });
+  best(answer);
+  if (end) say($("status"), `Done: ${end.tokens} tokens in ${end.rounds} rounds, ${number(end.tau, 2)} a round.`);
+}
+
+/** The same request without drafts, for its speed. */
+async function compare(answer) {
+  if (running) return;
+  const ids = [];
+  answer.compare(ids);
+  const end = await run({ ...answer.asked, policy: "off" }, "Measuring the same prompt without drafts.", (event) => {
+    ids.push(...(event.tokens ?? []).map((token) => token.id));
+    answer.compare(ids);
+  });
+  if (!end) return answer.uncompared();
+  answer.compare(ids, end);
+  say($("status"), answer.against.querySelector(".verdict").textContent);
+}
+
+export function startAnew() {
+  running?.abort();
+  running = null;
+  said = [];
+  for (const turn of document.querySelectorAll("#log .turn, #log .forgotten")) turn.remove();
+  $("tries").hidden = false;
+  complain("");
+  busy(false);
+  watch(null);
+  say($("status"), "A new conversation.");
+  $("prompt").focus();
+}
+
+/** Reads one answer. The figures of its end; null where it broke off; undefined where nobody wants it any more. */
+async function run(asked, doing, take) {
+  const mine = (running = new AbortController());
+  let end = null;
+  complain("");
+  busy(true);
+  say($("status"), doing);
+  try {
+    for await (const event of ahead(events("/live/generate", { body: asked, signal: mine.signal }))) {
+      if (event.type === "end") end = event;
+      else await take(event, mine.signal);
+    }
+    if (!end) say($("status"), "The answer broke off.");
+  } catch (error) {
+    if (mine !== running) return undefined;
+    say($("status"), error.name === "AbortError" ? "Stopped." : "");
+    if (error.name !== "AbortError") complain(trouble(error));
+  }
+  if (mine !== running) return undefined;
+  running = null;
+  busy(false);
+  return end;
+}
+
+async function take(answer, event, signal) {
+  if ($("pace").value === "slow" && event.type === "round") await pause(SLOW_MS, signal);
+  following(answer, () => answer.add(event));
+  grown(answer, event);
+}
+
+/** Whoever sees the end of the answer goes on seeing it while it grows. */
+function following(answer, grow) {
+  const [end, log] = [answer.node.getBoundingClientRect(), $("log").getBoundingClientRect()];
+  const seen = end.bottom <= Math.min(innerHeight, log.bottom) + 24;
+  grow();
+  if (seen) answer.node.scrollIntoView({ block: "nearest" });
+}
+
+/** What no longer fits into the model's context is neither sent again. */
+function forget(count, turn) {
+  if (!count) return;
+  said = said.slice(count);
+  turn.before(el("p", { class: "note forgotten" }, `The oldest ${count} messages no longer fit and are left out from here on.`));
+}
+
+function pause(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => (clearTimeout(timer), reject(new DOMException("stopped", "AbortError"))), { once: true });
+  });
+}
+
+function busy(is) {
+  $("go").toggleAttribute("data-running", is);
+  say($("go-text"), is ? "Stop" : "Send");
+  $("prompt").required = !is;
+  $("log").setAttribute("aria-busy", String(is));
+}
