@@ -27,7 +27,7 @@ log = structlog.get_logger("dspark.live")
 FRAME_S = 0.25
 LINGER_S = 5.0  # background streams outlast the last watcher by this: a page may be loaded again
 MAX_WATCHERS = 64
-SHOWN = 8  # of the last answers
+SHOWN = 4  # of the last answers
 
 
 class CellFeed:

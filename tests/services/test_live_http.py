@@ -37,8 +37,13 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def ask(http: httpx.Client, **wish: Any) -> list[dict[str, Any]]:
-    given = {"prompt": PROMPT, "max_tokens": 48, **wish}
+def said(*contents: str) -> list[dict[str, str]]:
+    """A conversation that the user begins."""
+    return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(contents)]
+
+
+def ask(http: httpx.Client, *contents: str, **wish: Any) -> list[dict[str, Any]]:
+    given = {"messages": said(*contents or (PROMPT,)), "max_tokens": 48, **wish}
     with http.stream("POST", "/live/generate", json=given) as response:
         assert response.status_code == 200
         return list(events(response))
@@ -60,14 +65,39 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, htt
         slots = told["slots"]
         assert [slot["survival"] for slot in slots] == sorted((slot["survival"] for slot in slots), reverse=True)
         assert told["prefix"] <= (3 if policy == "fixed:3" else len(slots))
-        assert told["cohort"]["ms"]["round"] > 0
+        assert told["batch"]["ms"]["round"] > 0
         assert (told["empty_because"] != "") == (not slots)
     drafted = sum(token["origin"] == "drafted" for token in tokens)
     assert drafted == sum(each["told"]["accepted"] for each in rounds) == end["accepted"]
 
 
+def test_a_conversation_goes_through_the_targets_template(cell: HttpCell, http: httpx.Client) -> None:
+    turns = said("Add 12 and 30.", "42", "Now add 5.")
+    with cell.openai() as client:
+        options: dict[str, Any] = {"model": "", "max_tokens": 24, "temperature": 0.0}
+        expected = client.chat.completions.create(messages=turns, **options)  # type: ignore[call-overload]
+    begin, *told = ask(http, *(each["content"] for each in turns), max_tokens=24)
+    assert begin["prompt_tokens"] == expected.usage.prompt_tokens
+    assert begin["left_out"] == 0
+    text = "".join(token["text"] for each in told[:-1] for token in each["tokens"])
+    assert text == expected.choices[0].message.content
+
+
+def test_the_oldest_turns_are_left_out_where_the_context_is_full(cell: HttpCell, http: httpx.Client) -> None:
+    with Client(cell.coordinator.endpoint) as client:
+        room = client.model_info().context_length - 16
+    long = "import socket\n" * (room // 18)  # two of them are longer than the context
+    begin, *_ = ask(http, long, long, "Add 12 and 30.", "42", "Now add 5.", max_tokens=16)
+    assert begin["left_out"] == 2
+    short, *_ = ask(http, "Add 12 and 30.", "42", "Now add 5.", max_tokens=16)
+    assert begin["prompt_tokens"] == short["prompt_tokens"]
+    alone = http.post("/live/generate", json={"messages": said(long * 4), "max_tokens": 16})
+    assert alone.status_code == 400
+    assert "context" in alone.text
+
+
 def test_leaving_frees_the_sequence_at_once(cell: HttpCell, http: httpx.Client) -> None:
-    with http.stream("POST", "/live/generate", json={"prompt": PROMPT, "max_tokens": 1024}) as response:
+    with http.stream("POST", "/live/generate", json={"messages": said(PROMPT), "max_tokens": 1024}) as response:
         assert next(events(response))["type"] == "begin"
     cell.freed()
     until(lambda: not cell.coordinator.membership.explain.watched)
@@ -103,21 +133,23 @@ def test_nobody_watches_nothing_is_kept_and_no_load_stays(cell: HttpCell, http: 
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
+    ("path", "body", "status", "named"),
     [
-        ("/live/generate", {"prompt": ""}, 400, "prompt"),
-        ("/live/generate", {"prompt": "x", "max_tokens": 5000}, 400, "max_tokens"),
-        ("/live/generate", {"prompt": "x", "policy": "fixed:0"}, 400, "fixed:k"),
-        ("/live/generate", {"prompt": "x", "temperature": -1}, 400, "temperature"),
-        ("/live/generate", {"prompt": "x", "best_of": 3}, 400, "best_of"),
+        ("/live/generate", {"messages": []}, 400, "messages"),
+        ("/live/generate", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
+        ("/live/generate", {"messages": [{"role": "user"}]}, 400, "messages.0.content"),
+        ("/live/generate", {"messages": said("x"), "max_tokens": 5000}, 400, "max_tokens"),
+        ("/live/generate", {"messages": said("x"), "policy": "fixed:0"}, 400, "fixed:k"),
+        ("/live/generate", {"messages": said("x"), "temperature": -1}, 400, "temperature"),
+        ("/live/generate", {"messages": said("x"), "best_of": 3}, 400, "best_of"),
         ("/live/load", {"streams": -1}, 400, "streams"),
         ("/live/load", {"streams": 1, "policy": "magic"}, 400, "magic"),
     ],
 )
-def test_what_is_wrong_is_named(http: httpx.Client, path: str, body: dict[str, Any], status: int, said: str) -> None:
+def test_what_is_wrong_is_named(http: httpx.Client, path: str, body: dict[str, Any], status: int, named: str) -> None:
     answer = http.post(path, json=body)
     assert answer.status_code == status
-    assert said in answer.text
+    assert named in answer.text
 
 
 def test_the_page_and_its_files_come_with_strict_headers(http: httpx.Client) -> None:
@@ -160,7 +192,7 @@ def test_answers_are_for_clients_pools_for_monitors_and_load_for_operators(tmp_p
         ("/", None, {"", *names}),
         ("/live/page/main.js", None, {"", *names}),
         ("/live/cell", None, {"client", "operator"}),
-        ("/live/generate", {"prompt": "x", "max_tokens": 1}, {"client", "operator"}),
+        ("/live/generate", {"messages": said("x"), "max_tokens": 1}, {"client", "operator"}),
         ("/live/events", None, {"metrics", "operator"}),
         ("/live/load", {"streams": 0}, {"operator"}),
     ]

@@ -75,6 +75,11 @@ class Visit:
         self.page.click("#go")
         self.done()
 
+    def compare(self) -> None:
+        """Asks for plain decoding beside the newest answer, and waits for what is said of it."""
+        self.answer.get_by_role("button", name="Compare with plain decoding").click()
+        self.until("/same tokens|differ|too short/.test(document.querySelector('.answer:last-child .verdict').textContent)")
+
     def done(self) -> None:
         """Waits until nothing goes on."""
         self.until("!document.querySelector('#go').hasAttribute('data-running')")

@@ -102,7 +102,7 @@ globalThis.probe = (() => {
       });
       choose(answer, 0);
     },
-    /** What is said of a comparison of two runs, of 40 tokens and of `ids`. */
+    /** What is said of an answer of 40 tokens and a plain one of `ids`. */
     async verdict(drafts, plain, ids, drafted) {
       const { verdict } = await import("/live/page/words.js");
       const tokens = Array.from({ length: 40 }, (_, id) => ({ id }));

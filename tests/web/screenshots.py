@@ -1,17 +1,25 @@
-"""Takes the pictures of docs/screenshots: `make screenshots`. Desktop in both schemes, and a phone."""
+"""Takes the pictures of docs/screenshots: `make screenshots`. The shipped pair, at desktop size in both schemes and on
+a phone."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, find_chromium, free_port, launch, tiny_cell
+from deploy.processes import ProcessCell
+from dspark import shipped
+from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, find_chromium, free_port, launch
 
 FOLDER = ROOT / "docs" / "screenshots"
-LOADS = (1, 2, 5, 9, 14, 14, 7, 3, 2)  # background streams, three seconds each
+LOADS = (1, 2, 4, 2, 1, 0)  # background answers, three seconds each
 STEP_MS = 3_000
+TURNS = (
+    "Write a Python function that checks whether a word is a palindrome.",
+    "Now explain it in one sentence.",
+)
 
 
 @dataclass(frozen=True)
@@ -22,29 +30,44 @@ class Shot:
     height: int
     scale: float
     phone: bool = False
+    policy: str = ""  # of the last answer, and amount; the cell's own where none is named
 
 
 SHOTS = (
     Shot("live-light", "light", 1360, 900, 1.5),
-    Shot("live-dark", "dark", 1360, 900, 1.5),
+    Shot("live-dark", "dark", 1360, 900, 1.5, policy="fixed:3"),
     Shot("live-phone", "light", 390, 844, 2.0, phone=True),
 )
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.web.screenshots", description=__doc__)
+    parser.add_argument("--url", help="of a page that is served already; a cell of the shipped pair without it")
+    parser.add_argument("--only", choices=[shot.name for shot in SHOTS], help="one of them")
+    parser.add_argument("--to", type=Path, default=FOLDER, metavar="FOLDER")
+    args = parser.parse_args()
     chromium = find_chromium()
     if chromium is None:
         raise SystemExit("no Chromium on PATH, and DSPARK_CHROMIUM names none")
+    shots = [shot for shot in SHOTS if args.only in (None, shot.name)]
+    if args.url:
+        take_all(chromium, args.url, shots, args.to)
+        return
     port = free_port()
-    with tiny_cell(None, port, drafters=2), sync_playwright() as playwright:
+    with ProcessCell(shipped.TARGET, shipped.drafter(), coordinator={"http": f"127.0.0.1:{port}"}):
+        take_all(chromium, f"http://127.0.0.1:{port}", shots, args.to)
+
+
+def take_all(chromium: str, url: str, shots: list[Shot], folder: Path) -> None:
+    with sync_playwright() as playwright:
         browser = launch(playwright, chromium)
-        for shot in SHOTS:
-            take(browser, f"http://127.0.0.1:{port}", shot, FOLDER)
+        for shot in shots:
+            take(browser, url, shot, folder)
         browser.close()
 
 
 def take(browser: Browser, url: str, shot: Shot, folder: Path) -> None:
-    """An answer under some load, one of its rounds, and a minute of changing load."""
+    """Changing load, then a conversation alone, and its last answer without drafts beside it."""
     context = browser.new_context(
         viewport={"width": shot.width, "height": shot.height},
         color_scheme=shot.scheme,  # type: ignore[arg-type]
@@ -57,18 +80,21 @@ def take(browser: Browser, url: str, shot: Shot, folder: Path) -> None:
     seen = Visit(context.new_page())
     seen.page.goto(url)
     seen.ready()
-    for streams in LOADS:
+    for streams in () if shot.phone else LOADS:
         seen.slide("load", streams)
         seen.page.wait_for_timeout(STEP_MS)
-    seen.page.click("#go")
-    seen.done()
-    best = seen.page.evaluate("probe.busiestRound()")
-    seen.look_at(best)
-    seen.page.evaluate("() => { document.activeElement.blur(); window.scrollTo(0, 0) }")
+    if shot.policy:
+        name, amount = shot.policy.split(":")
+        seen.open().page.select_option("#policy", name)
+        seen.page.fill("#amount", amount)
+    for question in TURNS:
+        seen.ask(question, tokens=96)
+    seen.compare()
+    seen.page.evaluate("() => document.activeElement.blur()")
+    if not shot.phone:
+        seen.page.evaluate("() => window.scrollTo(0, 0)")
     seen.page.wait_for_timeout(600)
-    seen.page.screenshot(path=folder / f"{shot.name}.png", full_page=True)
-    seen.slide("load", 0)
-    seen.page.wait_for_timeout(1_000)
+    seen.page.screenshot(path=folder / f"{shot.name}.png", full_page=not shot.phone)
     context.close()
 
 

@@ -18,8 +18,7 @@ SCREENS = [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
 def test_axe_finds_nothing(visit: Open, scheme: str, width: int) -> None:
     seen = visit(width=width, color_scheme=scheme, bypass_csp=True).ready()  # the checker itself is a script
     seen.open("system-field", "advanced").ask(tokens=48)
-    seen.answer.get_by_role("button", name="Compare").click()
-    seen.done()
+    seen.compare()
     found = Axe().run(seen.page).response["violations"]
     assert [(each["id"], [node["html"][:120] for node in each["nodes"]]) for each in found] == []
 
@@ -94,8 +93,7 @@ def test_the_keyboard_reaches_everything_in_order_and_is_seen(visit: Open) -> No
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(visit: Open) -> None:
     seen = visit(width=390, height=844, has_touch=True, is_mobile=True).ready().open("system-field", "advanced")
     seen.ask(tokens=64)
-    seen.answer.get_by_role("button", name="Compare").click()
-    seen.done()
+    seen.compare()
     seen.page.wait_for_selector("#history svg")
     assert seen.probe("tooWide()") == []
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1,10 +1,10 @@
 // One answer: tokens as they come, coloured by origin, the rounds behind them, its speed, and that of plain decoding.
 
 import { el, say } from "./dom.js";
-import { number, verdict } from "./words.js";
+import { number, overall } from "./words.js";
 
 /** Tokens a second after the first one, by the coordinator's clock. */
-const rate = (end) => (end.tokens > 1 ? (1000 * (end.tokens - 1)) / Math.max(end.total_ms - end.first_ms, 0.001) : 0);
+export const rate = (end) => (end.tokens > 1 ? (1000 * (end.tokens - 1)) / Math.max(end.total_ms - end.first_ms, 0.001) : 0);
 
 export class Answer {
   /** `asked`: the body of its request. `on.chosen(answer, index)`: a token of a round was clicked; `on.compare(answer)`. */
@@ -20,7 +20,9 @@ export class Answer {
     this.figures = el("p", { class: "figures" });
     this.button = el("button", { class: "quiet", type: "button", hidden: true }, "Compare with plain decoding");
     this.against = el("div", { class: "against", hidden: true });
-    this.node = el("article", { class: "turn answer", "aria-label": "Answer" }, this.said, el("div", { class: "facts" }, this.figures, this.button), this.against);
+    this.foot = el("div", { class: "foot" });
+    const facts = el("div", { class: "facts" }, this.figures, this.button);
+    this.node = el("article", { class: "turn answer", "aria-label": "Answer" }, this.said, facts, this.against, this.foot);
     this.said.addEventListener("click", (event) => {
       const index = event.target.dataset?.round;
       if (index) on.chosen(this, Number(index));
@@ -74,22 +76,18 @@ export class Answer {
     say(this.figures, facts.join(" · "));
   }
 
-  /** The same request under policy off, as far as it has come: `ids` of its tokens, and `end` once it is over. */
-  compare(ids, end = null) {
-    const [mine, plain] = [rate(this.end), end ? rate(end) : 0];
-    const bar = (name, value, text) => {
+  /** Speeds with drafts and without, as far as they are measured, and what there is to say. */
+  compare(drafts, plain, words) {
+    const most = Math.max(overall(drafts), overall(plain));
+    const bar = (name, rates) => {
       const fill = el("i");
-      fill.style.width = `${(100 * value) / Math.max(mine, plain)}%`;
-      return el("div", { class: "speed" }, el("span", {}, name), el("span", { class: "meter", "aria-hidden": "true" }, fill), el("b", {}, text));
+      fill.style.width = `${(100 * overall(rates)) / most}%`;
+      const text = rates.length ? `${rates.map((each) => number(each, 1)).join(" and ")} tokens/s` : "–";
+      return el("div", { class: "speed" }, el("span", {}, name), el("b", {}, text), el("span", { class: "meter", "aria-hidden": "true" }, fill));
     };
-    const per = (value) => `${number(value, 1)} tokens/s`;
     this.button.hidden = true;
     this.against.hidden = false;
-    this.against.replaceChildren(
-      bar("with drafts", mine, per(mine)),
-      bar("plain", plain, end ? per(plain) : `${ids.length} of ${this.tokens.length} tokens`),
-      el("p", { class: "verdict" }, end ? verdict(this, ids, mine, plain) : "The same prompt without drafts."),
-    );
+    this.against.replaceChildren(bar("with drafts", drafts), bar("plain", plain), el("p", { class: "verdict" }, words));
   }
 
   /** The comparison was broken off; it can be asked for again. */

@@ -59,7 +59,7 @@ export class History {
       draw("path", { class: "verified-line", d: line(this.points, x, (point) => height(point.verified, yDeep)) }),
       draw("line", { class: "axis", x1: left, x2: left + inner, y1: bottom, y2: bottom }),
       draw("text", { x: left, y: 11 }, "answers running"),
-      draw("text", { x: left, y: split + 18 }, "tokens an answer and round"),
+      draw("text", { x: left, y: split + 18 }, "tokens per answer and round"),
       draw("text", { x: left, y: bottom + 16 }, "a minute ago"),
       draw("text", { x: left + inner, y: bottom + 16, "text-anchor": "end" }, "now"),
     );
@@ -93,7 +93,7 @@ export class History {
 
   describe(now, last) {
     const load = now ? `${now.load} answers running` : "nothing runs";
-    const deep = last ? `; ${number(last.verified, 1)} of ${number(last.drafted, 1)} drafted tokens verified an answer and round` : "";
+    const deep = last ? `; ${number(last.verified, 1)} of ${number(last.drafted, 1)} drafted tokens verified per answer and round` : "";
     this.box.setAttribute("aria-label", `Drafting under load over the last minute. Now ${load}${deep}.`);
   }
 }

@@ -1,11 +1,11 @@
 // The conversation. It is kept here and nowhere else: each request sends all of it.
 
-import { Answer } from "./answer.js";
+import { Answer, rate } from "./answer.js";
 import { settings } from "./controls.js";
 import { $, complain, el, say } from "./dom.js";
 import { ahead, events, trouble } from "./stream.js";
 import { best, choose, grown, watch } from "./view.js";
-import { number } from "./words.js";
+import { number, verdict } from "./words.js";
 
 const SLOW_MS = 700; // between two rounds when they are shown one by one
 const NARROW = matchMedia("(max-width: 39.99rem)");
@@ -30,7 +30,8 @@ export async function send(text) {
   if (NARROW.matches) $("prompt").blur(); // so that the keyboard makes room for the answer
   $("tries").hidden = true;
   $("log").append(turn, answer.node);
-  (NARROW.matches ? turn : answer.node).scrollIntoView({ block: NARROW.matches ? "start" : "nearest" });
+  if (NARROW.matches) turn.scrollIntoView({ block: "start" });
+  else answer.foot.scrollIntoView({ block: "nearest" });
   watch(answer);
   const end = await run(answer.asked, "Answering.", async (event, signal) => {
     if (event.type === "begin") forget(event.left_out, turn);
@@ -49,18 +50,23 @@ export async function send(text) {
   if (end) say($("status"), `Done: ${end.tokens} tokens in ${end.rounds} rounds, ${number(end.tau, 2)} a round.`);
 }
 
-/** The same request without drafts, for its speed. */
+/** The same request without drafts, with them again, and without: two runs of each, in turns, tell more than one. */
 async function compare(answer) {
   if (running) return;
-  const ids = [];
-  answer.compare(ids);
-  const end = await run({ ...answer.asked, policy: "off" }, "Measuring the same prompt without drafts.", (event) => {
-    ids.push(...(event.tokens ?? []).map((token) => token.id));
-    answer.compare(ids);
-  });
-  if (!end) return answer.uncompared();
-  answer.compare(ids, end);
-  say($("status"), answer.against.querySelector(".verdict").textContent);
+  const [drafts, plain] = [[rate(answer.end)], []];
+  let ids = [];
+  for (const [policy, speeds] of [["off", plain], [answer.asked.policy, drafts], ["off", plain]]) {
+    const doing = `Answering the same ${policy === "off" ? "without drafts" : "with drafts"}${speeds.length ? " again" : ""}.`;
+    following(answer, () => answer.compare(drafts, plain, doing));
+    const heard = [];
+    const end = await run({ ...answer.asked, policy }, doing, (event) => heard.push(...(event.tokens ?? []).map((token) => token.id)));
+    if (!end) return answer.uncompared();
+    speeds.push(rate(end));
+    if (policy === "off") ids = heard;
+  }
+  const found = verdict(answer, ids, drafts, plain);
+  following(answer, () => answer.compare(drafts, plain, found));
+  say($("status"), found);
 }
 
 export function startAnew() {
@@ -108,10 +114,9 @@ async function take(answer, event, signal) {
 
 /** Whoever sees the end of the answer goes on seeing it while it grows. */
 function following(answer, grow) {
-  const [end, log] = [answer.node.getBoundingClientRect(), $("log").getBoundingClientRect()];
-  const seen = end.bottom <= Math.min(innerHeight, log.bottom) + 24;
+  const seen = answer.foot.getBoundingClientRect().top <= Math.min(innerHeight, $("log").getBoundingClientRect().bottom) + 24;
   grow();
-  if (seen) answer.node.scrollIntoView({ block: "nearest" });
+  if (seen) answer.foot.scrollIntoView({ block: "nearest" });
 }
 
 /** What no longer fits into the model's context is neither sent again. */

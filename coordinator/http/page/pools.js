@@ -21,12 +21,12 @@ export function showPools(frame) {
 
 function lastAnswers(ended) {
   const rows = ended.length ? ended.map((each) => answer(each)) : [el("p", { class: "note" }, "none yet")];
-  return el("div", { class: "pool" }, el("h3", {}, "Last answers"), el("div", { class: "workers" }, ...rows));
+  return el("div", { class: "pool" }, el("h3", {}, "Last answers"), el("div", { class: "ended" }, ...rows));
 }
 
 function answer(each) {
   const facts = [each.outcome, `${each.tokens} tokens`, each.rounds ? `${number(each.tau, 2)} a round` : null, `${number(each.ms, 0)} ms`];
-  return el("div", { class: "lane-figures" }, el("b", {}, each.index ? `${each.id} #${each.index}` : each.id), el("span", {}, facts.filter((fact) => fact).join(" · ")));
+  return el("p", {}, `${each.index ? `${each.id} #${each.index}` : each.id}: ${facts.filter((fact) => fact).join(" · ")}`);
 }
 
 function worker(each, most) {
@@ -52,12 +52,12 @@ function figures(lane) {
   const facts = [
     ["tokens/s", number(sum("committed") / seconds)],
     ["tokens a round", turns ? number(sum("committed") / turns, 2) : "–"],
-    ["a round", lane.round_ms ? `${number(lane.round_ms, 1)} ms` : "–"],
+    ["a round", lane.round_ms ? `${number(lane.round_ms, 1)} ms` : null],
   ];
   return el(
     "div",
     { class: "lane pool" },
     el("h3", {}, `${lane.name}${lane.curve ? "" : " · its cost is not known yet: everything is verified"}`),
-    el("div", { class: "lane-figures" }, ...facts.map(([name, value]) => el("span", {}, el("b", {}, value), ` ${name}`)), ...late.map((text) => el("span", {}, text))),
+    el("div", { class: "lane-figures" }, ...facts.filter(([, value]) => value).map(([name, value]) => el("span", {}, el("b", {}, value), ` ${name}`)), ...late.map((text) => el("span", {}, text))),
   );
 }
