@@ -137,12 +137,10 @@ def _recent(rounds: list[Sums]) -> dict[str, Any]:
     turns = sum(each.sequences for each in rounds)
     late = Counter(name for each in rounds for name in each.late)
     return {
-        "rounds": len(rounds),
         "turns": turns,
         "drafted": sum(each.drafted for each in rounds),
         "verified": sum(each.verified for each in rounds),
         "committed": sum(each.committed for each in rounds),
-        "plain": sum(each.plain for each in rounds),
         "late": dict(late),
         "round_ms": round(1e3 * sum(each.round_s for each in rounds) / max(len(rounds), 1), 3),
     }

@@ -19,8 +19,7 @@ async def prompt_of(door: Door, messages: Sequence[Message], max_tokens: int) ->
     template, tokenizer = door.template, door.desk.tokenizer
     if template is None or tokenizer is None:
         return messages[-1]["content"], 0
-    limits = door.desk.limits()
-    room = min(limits.context_length, limits.capacity or limits.context_length) - max_tokens
+    room = door.desk.limits().longest - max_tokens
     said = list(messages)
     while True:
         text = template.render(said, {}, add_generation_prompt=True)

@@ -78,7 +78,8 @@ class Visit:
     def compare(self) -> None:
         """Asks for plain decoding beside the newest answer, and waits for what is said of it."""
         self.answer.get_by_role("button", name="Compare with plain decoding").click()
-        self.until("/same tokens|differ|too short/.test(document.querySelector('.answer:last-child .verdict').textContent)")
+        words = "document.querySelector('.answer:last-child .verdict').textContent"
+        self.until(f"/same tokens|differ|too short/.test({words})")
 
     def done(self) -> None:
         """Waits until nothing goes on."""

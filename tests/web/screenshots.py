@@ -16,10 +16,7 @@ from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, find_chromium, 
 FOLDER = ROOT / "docs" / "screenshots"
 LOADS = (1, 2, 4, 2, 1, 0)  # background answers, three seconds each
 STEP_MS = 3_000
-TURNS = (
-    "Write a Python function that checks whether a word is a palindrome.",
-    "Now explain it in one sentence.",
-)
+TURNS = ("Hello! Who are you?", "Write a Python function that checks whether a word is a palindrome.")
 
 
 @dataclass(frozen=True)

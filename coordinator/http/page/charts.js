@@ -9,7 +9,7 @@ const LABEL_EVERY = 8; // frames between two descriptions for those who do not s
 
 /** Sums over lanes and over the frames since `from`. */
 function sums(frames) {
-  const total = { turns: 0, drafted: 0, verified: 0, committed: 0, rounds: 0, plain: 0 };
+  const total = { turns: 0, drafted: 0, verified: 0 };
   for (const frame of frames) for (const lane of frame.lanes) for (const name of Object.keys(total)) total[name] += lane[name];
   return total;
 }
@@ -30,7 +30,7 @@ export class History {
       load,
       drafted: sum.turns ? sum.drafted / sum.turns : null,
       verified: sum.turns ? sum.verified / sum.turns : null,
-      plain: sum.rounds ? sum.plain / sum.rounds > 0.5 : false,
+      plain: sum.turns > 0 && sum.drafted < sum.turns / 2,
     });
     if (this.points.length > FRAMES) this.points.shift();
     this.count += 1;

@@ -54,7 +54,7 @@ function chosen(told) {
   const were = told.prefix === 1 ? "was" : "were";
   switch (told.why) {
     case "whole":
-      return drafted === 1 ? "One token was drafted and verified." : `All ${drafted} drafted tokens were worth verifying.`;
+      return drafted === 1 ? "One token was drafted and verified." : `${drafted === 2 ? "Both" : `All ${drafted}`} drafted tokens were worth verifying.`;
     case "room":
       return `The answer had room for ${tokens(told.prefix + 1)}, so ${told.prefix} of ${drafted} drafted ones ${were} verified.`;
     case "fixed":
