@@ -91,6 +91,11 @@ class Visit:
             self.page.locator(f"#{name} > summary").click()
         return self
 
+    def drafting(self) -> Visit:
+        """Drafts from now on, whether they pay on this machine or not."""
+        self.open().page.select_option("#policy", "fixed")
+        return self
+
     @property
     def answer(self) -> Locator:
         """The newest one."""

@@ -39,7 +39,7 @@ def test_a_typed_message_is_answered_as_it_is_over_grpc(visit: Open, site: Site)
 
 
 def test_every_token_is_coloured_by_its_origin(visit: Open) -> None:
-    seen = visit().ready()
+    seen = visit().ready().drafting()
     seen.ask(WORKSHEET)
     origins = seen.origins()
     total = seen.answer.locator(".tok").count()
@@ -54,7 +54,7 @@ def test_every_token_is_coloured_by_its_origin(visit: Open) -> None:
 
 
 def test_the_block_view_walks_through_the_rounds(visit: Open) -> None:
-    seen = visit().ready()
+    seen = visit().ready().drafting()
     seen.ask(WORKSHEET)
     page = seen.page
     count = seen.rounds
@@ -81,7 +81,7 @@ def test_the_block_view_walks_through_the_rounds(visit: Open) -> None:
 
 
 def test_after_an_answer_the_round_that_drafting_brought_most_in_is_shown(visit: Open) -> None:
-    seen = visit().ready()
+    seen = visit().ready().drafting()
     seen.ask(WORKSHEET)
     page = seen.page
     shown = page.locator("#log .tok.shown[data-origin=drafted]").count()
@@ -116,9 +116,8 @@ def test_turns_go_through_the_targets_template_and_a_new_conversation_forgets_th
 
 
 def test_the_same_prompt_without_drafts_is_measured_beside_it(visit: Open) -> None:
-    seen = visit().ready().open()
+    seen = visit().ready().drafting()
     page = seen.page
-    page.select_option("#policy", "fixed")
     seen.ask(WORKSHEET, tokens=48)
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.post_data_json["policy"]))
