@@ -106,6 +106,7 @@ def test_on_a_phone_every_answer_comes_into_sight_when_it_starts(visit: Open) ->
     for turn in range(1, 4):
         page.fill("#prompt", "Add 12 and 30.")
         page.fill("#length", "200")
+        page.evaluate("document.getElementById('go').scrollIntoView({ block: 'start' })")  # the conversation is above
         page.tap("#go")
         seen.until(f"document.querySelectorAll('#log .answer').length === {turn}")
         seen.until("document.querySelector('#log .answer:last-child .tok')")
