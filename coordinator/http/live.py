@@ -23,7 +23,7 @@ from coordinator.http.sse import EventStream
 from coordinator.queue.admission import Admission
 from coordinator.reception.frontdesk import prompt_bytes
 from coordinator.workers.membership import Membership
-from dspark.rounds.policy import Kind, parse_policy
+from dspark.rounds.policy import parse_policy
 
 LOAD_BYTES = 4096
 
@@ -54,7 +54,6 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
             "drafter": terms.drafter.rstrip("/").rsplit("/", 1)[-1],
             "chat": door.template is not None and door.desk.tokenizer is not None,
             "policy": str(terms.limits.policy),
-            "policies": [kind.name.lower() for kind in reversed(Kind)],
             "rule": terms.limits.rule.name.lower(),
             "most_streams": load.most,
             "most_tokens": MAX_TOKENS,

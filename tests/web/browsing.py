@@ -58,7 +58,7 @@ class Visit:
 
     def ready(self) -> Visit:
         self.page.wait_for_selector("#state[data-state=serving]")
-        self.until("document.querySelectorAll('#policy option').length > 0")
+        self.until("document.getElementById('pair').textContent")
         return self
 
     def until(self, holds: str) -> None:

@@ -179,6 +179,7 @@ def test_policies_and_rules_are_switched(visit: Open) -> None:
     page = seen.page
     assert not page.is_visible("#policy")
     seen.open()
+    assert page.input_value("#policy") == "adaptive", "the cell's own"
     page.select_option("#policy", "off")
     seen.ask(WORKSHEET, tokens=24)
     assert seen.origins() == {"drafted": 0, "bonus": 0, "corrected": 0, "plain": 24}

@@ -16,9 +16,9 @@ export async function watchCell() {
   for (;;) {
     try {
       const cell = await (await call("/live/cell")).json();
-      say($("pair"), cell.drafter ? `${cell.model}, drafted by ${cell.drafter}` : `${cell.model}, no drafter`);
       if (!prepared) prepare(cell);
       prepared = true;
+      say($("pair"), cell.drafter ? `${cell.model}, drafted by ${cell.drafter}` : `${cell.model}, no drafter`);
       for await (const frame of events("/live/events", { anyone: true })) if (frame.type === "cell") show(frame);
       state("lost", "the server has gone");
     } catch (error) {
