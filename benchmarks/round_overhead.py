@@ -13,6 +13,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 
+from benchmarks import two_hops
 from benchmarks.bare_lane import quiet, running_lane
 from benchmarks.row import Row, note
 from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
@@ -36,8 +37,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.round_overhead", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON row per statement")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
+    parser.add_argument(
+        "--two-hops", action="store_true", help="rounds between verifier and drafter, beside a lane's and bare streams"
+    )
+    parser.add_argument("--verify-ms", type=float, default=1e3 * VERIFY_S, help="of a pass, with --two-hops")
+    parser.add_argument("--draft-ms", type=float, default=1e3 * DRAFT_S, help="of a pass, with --two-hops")
     args = parser.parse_args(argv)
     quiet()
+    if args.two_hops:
+        repeats, seconds = (3, 1.5) if args.quick else (5, 3.0)
+        made = two_hops.rows(args.verify_ms / 1e3, args.draft_ms / 1e3, repeats, seconds)
+        return max(row.show(as_json=args.json) for row in made)
     windows, seconds = (3, 1.5) if args.quick else (7, 3.0)
     with SyntheticWorkers(FLAT, room=4 * MANY) as workers:
         one = asyncio.run(_measure(workers, 1, 1, windows, seconds))

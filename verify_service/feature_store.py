@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dspark.model.context import Projection
 from dspark.wire import tensors
+from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import types_pb2
 from verify_service.page_pool import Slots
 
@@ -95,9 +96,10 @@ class FeatureStore:
             self._pay()
         return self._rows[_index(slots)].clone()
 
-    def message(self, slots: Slots | Sequence[int]) -> types_pb2.TensorChunk:
+    def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
         """The rows at these slots, as they travel."""
-        return tensors.write_rows(self.get(slots), self.form)
+        dtype, data = tensors.pack_rows(self.get(slots), self.form)
+        return PackedRows(dtype, len(slots), self.width, data)
 
     def _pay(self) -> None:
         """Projects what is owed, but for slots that were written since. If that fails, it is owed still."""

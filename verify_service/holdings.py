@@ -171,7 +171,7 @@ class Holdings:
                 runs.append((state, span.start, count))
         if not runs or self.store is None:
             return KeptRows(counts, [], None)
-        return KeptRows(counts, token_ids, self.store.message(self.where(runs)))
+        return KeptRows(counts, token_ids, self.store.packed(self.where(runs)))
 
     def _plentiful(self, tokens: int) -> bool:
         return self.pool.free - self.pool.pages_for(tokens) >= self.pool.total // 4

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dspark.pages import Held
 from dspark.types import Cursor, Draws, Law, PromptLogprobs, Refusal, TokenLogprobs, Verdict
+from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import types_pb2
 from verify_service.config import VerifyConfig
 from verify_service.sequences import VerifyItem
@@ -92,7 +93,7 @@ class KeptRows(NamedTuple):
 
     counts: list[int]  # rows of each span; 0 where none are kept
     token_ids: list[int]  # at each position
-    features: types_pb2.TensorChunk | None  # [rows, H] as they travel; None where there are none
+    features: PackedRows | None  # None where there are none
 
 
 class TargetFacts(Protocol):

@@ -21,7 +21,7 @@ from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
 from dspark.synthetic.spec import SyntheticSpec, load_spec
 from dspark.types import Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
-from dspark.wire.v1 import types_pb2
+from dspark.wire.orders import PackedRows
 from verify_service.config import VerifyConfig
 from verify_service.interface import Judged, KeptRows, Prefill, Progress, RowSpan
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
@@ -241,8 +241,7 @@ class SyntheticVerifyEngine:
                 token_ids += held.state.token_ids[span.start : span.start + count]
                 data.append(row_bytes(held.first_token, self.feature_width) * count)
         rows = sum(counts)
-        shape = [rows, self.feature_width]
-        features = types_pb2.TensorChunk(dtype=DTYPE, shape=shape, data=b"".join(data)) if rows else None
+        features = PackedRows(DTYPE, rows, self.feature_width, b"".join(data)) if rows else None
         return KeptRows(counts, token_ids, features)
 
     # -- rounds -----------------------------------------------------------------------------

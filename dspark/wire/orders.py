@@ -6,16 +6,25 @@ Columns, and whatever does not fit breaks the protocol: PeerError names the fiel
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dspark.errors import PeerError
 from dspark.rounds.events import OrderRow
 from dspark.types import Cursor
 from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, fit
-from dspark.wire.v1 import draft_pb2, types_pb2
+from dspark.wire.v1 import draft_pb2
 
 PART = 256 << 10  # bytes of rows in one message, unless one row has more
 MAX_FEATURE_ROWS = 1 << 16  # of one order
+
+
+class PackedRows(NamedTuple):
+    """Feature rows as they travel: see `TensorChunk`."""
+
+    dtype: str
+    rows: int
+    width: int
+    data: bytes
 
 
 class Order(NamedTuple):
@@ -34,39 +43,42 @@ def write_order(
     asked: Sequence[OrderRow],
     rows: Sequence[int],
     token_ids: Sequence[int],
-    features: types_pb2.TensorChunk | None,
+    features: PackedRows | None,
 ) -> Iterator[draft_pb2.RoundsCommand]:
-    """The order, and messages with the rows that do not fit into it. features: [sum(rows), H]."""
+    """The order, and messages with the rows that do not fit into it. features: all of `rows`.
+
+    Built from plain values: a message that is put into another one is copied, rows and all.
+    """
     first, *rest = _parts(features)
-    order = draft_pb2.Order(
-        order=number,
-        sequence=[each.sequence for each in asked],
-        epoch=[each.epoch for each in asked],
-        round=[each.round for each in asked],
-        committed_len=[each.committed_len for each in asked],
-        anchors=[each.anchor for each in asked],
-        slots=[each.slots for each in asked],
-        rows=rows,
-        token_ids=token_ids,
-        features=first,
-    )
+    order: dict[str, Any] = {
+        "order": number,
+        "sequence": [each.sequence for each in asked],
+        "epoch": [each.epoch for each in asked],
+        "round": [each.round for each in asked],
+        "committed_len": [each.committed_len for each in asked],
+        "anchors": [each.anchor for each in asked],
+        "slots": [each.slots for each in asked],
+        "rows": rows,
+        "token_ids": token_ids,
+        "features": first,
+    }
     yield draft_pb2.RoundsCommand(order=order)
     for part in rest:
-        yield draft_pb2.RoundsCommand(rows=draft_pb2.OrderRows(order=number, features=part))
+        yield draft_pb2.RoundsCommand(rows={"order": number, "features": part})
 
 
-def _parts(features: types_pb2.TensorChunk | None) -> list[types_pb2.TensorChunk | None]:
-    if features is None or len(features.data) <= PART:
-        return [features]
-    data, (rows, width) = features.data, features.shape
+def _parts(features: PackedRows | None) -> list[dict[str, Any] | None]:
+    if features is None:
+        return [None]
+    dtype, rows, width, data = features
     each = len(data) // rows
-    step = max(PART // each, 1)
+    step = rows if len(data) <= PART else max(PART // each, 1)
     return [
-        types_pb2.TensorChunk(
-            dtype=features.dtype,
-            shape=[min(step, rows - first), width],
-            data=data[first * each : (first + step) * each],
-        )
+        {
+            "dtype": dtype,
+            "shape": [min(step, rows - first), width],
+            "data": data[first * each : (first + step) * each],
+        }
         for first in range(0, rows, step)
     ]
 

@@ -27,20 +27,30 @@ _SCALE = 4  # bytes
 
 def write_rows(rows: torch.Tensor, form: str) -> types_pb2.TensorChunk:
     """Rows [n, H] as bfloat16, float16, float32 or FP8; rows without values have no scale to send."""
+    dtype, data = pack_rows(rows, form)
+    return types_pb2.TensorChunk(dtype=dtype, shape=list(rows.shape), data=data)
+
+
+def pack_rows(rows: torch.Tensor, form: str) -> tuple[str, bytes]:
+    """The same as (dtype, data) of a chunk."""
     if form != FP8 or not rows.shape[-1]:
-        return write_tensor(rows.to(_DTYPES.get(form, torch.bfloat16)))
+        kind = _DTYPES.get(form, torch.bfloat16)
+        return _NAMES[kind], _bytes_of(rows.to(kind))
     wide = rows.detach().to("cpu", torch.float32)
     scale = wide.abs().amax(dim=-1, keepdim=True).div_(_LARGEST)
     scale = torch.where(scale > 0, scale, 1.0)
     values = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     data = torch.cat([scale.contiguous().view(torch.uint8), values.view(torch.uint8)], dim=-1)
-    return types_pb2.TensorChunk(dtype=FP8, shape=list(rows.shape), data=data.numpy().tobytes())
+    return FP8, data.numpy().tobytes()
 
 
 def write_tensor(tensor: torch.Tensor) -> types_pb2.TensorChunk:
     """A chunk of a dense tensor of any device; row-major, little-endian."""
-    data = tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().tobytes()
-    return types_pb2.TensorChunk(dtype=_NAMES[tensor.dtype], shape=list(tensor.shape), data=data)
+    return types_pb2.TensorChunk(dtype=_NAMES[tensor.dtype], shape=list(tensor.shape), data=_bytes_of(tensor))
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from draft_service.config import DraftConfig
 from dspark.rounds.events import OrderRow
 from dspark.runtime.channel import open_channel
 from dspark.synthetic.law import SyntheticLaw
-from dspark.synthetic.rows import SyntheticRows
+from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
 from dspark.types import Block, Cursor, EmptyReason, Law, RefusalReason
 from dspark.wire import codec, cohorts, orders
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
@@ -107,7 +107,7 @@ def written(number: int, *rows: OrderRow, first_token: int = 5) -> list[draft_pb
     """As a verifier writes it: all rows from `first_row` on travel."""
     counts = [each.committed_len - 1 - each.first_row for each in rows]
     total = sum(counts)
-    features = SyntheticRows(0, 0, 0, [], first_token, WIDTH).message(0, total) if total else None
+    features = orders.PackedRows(DTYPE, total, WIDTH, row_bytes(first_token, WIDTH) * total) if total else None
     return list(orders.write_order(number, rows, counts, [1] * total, features))
 
 

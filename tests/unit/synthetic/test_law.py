@@ -131,4 +131,4 @@ def test_rows_tell_the_first_token_and_nothing_malformed_passes() -> None:
     with pytest.raises(PeerError, match=r"rows\.data"):
         read_rows(message, width=16, max_rows=10)
     with pytest.raises(PeerError, match="not rows of a synthetic verifier"):
-        first_token(np.full((1, 16), 0.5, np.float32))
+        first_token(np.full((1, 16), 0x3F00, np.uint16))  # 0.5

@@ -38,7 +38,7 @@ from dspark.types import Draws, Law, PromptLogprobs, RefusalReason, Rule, TokenL
 from dspark.wire import orders
 from dspark.wire.control_down import read_down, write_down
 from dspark.wire.control_up import read_up, write_up
-from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
+from dspark.wire.v1 import draft_pb2, verify_pb2
 
 LAW = Law(temperature=0.5, seed=9, rule=Rule.COUPLED, prompt_len=3)
 ADMISSION = Admission(Admit(7, 2, 3, 20, frozenset({5, 1}), 4), [10, 11, 12], LAW, 23, True, "acme", 2, True)
@@ -240,7 +240,7 @@ def test_rows_travel_with_their_order_and_in_parts_behind_it() -> None:
     asked = [OrderRow(1, 0, 3, 201, 9, 5, 1), OrderRow(2, 1, 0, 5, 8, 2, 4)]
     counts, ids, width = [199, 0], list(range(199)), 4096
     data = np.arange(199 * width, dtype="<u2").tobytes()
-    features = types_pb2.TensorChunk(dtype="bfloat16", shape=[199, width], data=data)
+    features = orders.PackedRows("bfloat16", 199, width, data)
     first, *rest = orders.write_order(4, asked, counts, ids, features)
     order = orders.read_order(draft_pb2.Order.FromString(first.order.SerializeToString()))
     assert (order.number, order.rows, order.token_ids) == (4, counts, ids)

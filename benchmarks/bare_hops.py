@@ -1,0 +1,117 @@
+"""Two hops and nothing else: one process orders blocks of another one, with the messages of real rounds.
+
+The floor under `benchmarks.two_hops`: blocking gRPC, the project's own columns built and read, a sleep for each pass.
+No state, no checks, no engine, nobody to report to.
+"""
+
+from __future__ import annotations
+
+import queue
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+
+from dspark.rounds.events import OrderRow
+from dspark.runtime.channel import sync_channel
+from dspark.wire import orders
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
+
+SLOTS, ENTRIES, ROWS = 7, 64, 4  # of a sequence and round; rows: what is committed of it, and sent
+VOCABULARY = 32_000
+
+
+class Drafter(draft_pb2_grpc.DraftServicer):
+    """Sleeps and answers."""
+
+    def __init__(self, draft_s: float) -> None:
+        self._draft_s = draft_s
+
+    def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
+        missing, order = 0, None
+        for command in request_iterator:
+            if command.WhichOneof("command") == "order":
+                order = orders.read_order(command.order)
+                missing = sum(order.rows) - _rows(command.order.features)
+            else:
+                missing -= _rows(command.rows.features)
+            if order is not None and not missing:
+                time.sleep(self._draft_s)
+                yield draft_pb2.RoundsEvent(blocks=_blocks(order.number, len(order.cursors)))
+
+
+def _rows(features: types_pb2.TensorChunk) -> int:
+    return len(np.frombuffer(features.data, "<u2").reshape(features.shape[0], -1))
+
+
+def _blocks(number: int, sequences: int) -> draft_pb2.Blocks:
+    slots = sequences * SLOTS
+    ids = np.arange(slots * ENTRIES, dtype="<u4") % VOCABULARY
+    probs = np.full(slots * ENTRIES, 1.0 / ENTRIES, "<f4")
+    return draft_pb2.Blocks(
+        order=number,
+        lengths=[SLOTS] * sequences,
+        token_ids=ids[:slots].tolist(),
+        confidence=[0.5] * slots,
+        q_entries=[ENTRIES] * sequences,
+        q_ids=ids.tobytes(),
+        q_probs=probs.tobytes(),
+        empty_reasons=["EMPTY_REASON_UNSPECIFIED"] * sequences,
+        watermarks=[100] * sequences,
+    )
+
+
+def measure(sequences: int, width: int, verify_s: float, draft_s: float, seconds: float) -> float:
+    """Seconds of a round, the median."""
+    command = [sys.executable, "-m", "benchmarks.bare_hops", str(draft_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            return _measure(process.stdout.readline().strip(), sequences, width, verify_s, seconds)
+        finally:
+            process.kill()
+
+
+def _measure(endpoint: str, sequences: int, width: int, verify_s: float, seconds: float) -> float:
+    unsent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    rounds: list[float] = []
+    with sync_channel(endpoint) as channel:
+        call = draft_pb2_grpc.DraftStub(channel).Rounds(iter(unsent.get, None))  # type: ignore[no-untyped-call]
+        asked = [OrderRow(row, 0, 1, 101, 5, SLOTS, 100 - ROWS) for row in range(sequences)]
+        counts, ids = [ROWS] * sequences, [5] * ROWS * sequences
+        began, number = time.perf_counter(), 0
+        until = began + seconds
+        while began < until:
+            number += 1
+            data = np.zeros((ROWS * sequences, width), "<u2").tobytes()
+            packed = orders.PackedRows("bfloat16", ROWS * sequences, width, data)
+            for message in orders.write_order(number, asked, counts, ids, packed):
+                unsent.put(message)
+            blocks = next(call).blocks
+            np.array(blocks.token_ids[:]), np.array(blocks.confidence[:])
+            np.frombuffer(blocks.q_ids, "<u4"), np.frombuffer(blocks.q_probs, "<f4")
+            time.sleep(verify_s)
+            now = time.perf_counter()
+            rounds.append(now - began)
+            began = now
+        unsent.put(None)
+        call.cancel()
+    return statistics.median(rounds)
+
+
+def _serve(draft_s: float) -> None:
+    server = grpc.server(ThreadPoolExecutor(2))
+    draft_pb2_grpc.add_DraftServicer_to_server(Drafter(draft_s), server)  # type: ignore[no-untyped-call]
+    print(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", flush=True)
+    server.start()
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    _serve(float(sys.argv[1]))
