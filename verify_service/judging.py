@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import structlog
 from torch import Tensor
 
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
@@ -13,11 +12,7 @@ from dspark.decoding.logprobs import token_logprobs
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.errors import DsparkError
 from dspark.types import Law, Refusal, RefusalReason, TokenLogprobs
-from verify_service.sequences import SequenceState, invalid
-
-log = structlog.get_logger("dspark.verify")
-
-_BUG = Refusal(RefusalReason.INTERNAL, "its law or its rows met a bug; see the verifier's log")
+from verify_service.sequences import SequenceState, failed, invalid
 
 
 def rule_problem(law: Law, vocab_size: int) -> Refusal | None:
@@ -42,12 +37,6 @@ def unready(state: SequenceState) -> Refusal | None:
     except Exception as error:
         return failed(state.sequence, error)
     return None
-
-
-def failed(sequence: int, error: Exception) -> Refusal:
-    """A bug at one sequence of many: its neighbours do not notice."""
-    log.error("sequence.failed", sequence=sequence, exc_info=error)
-    return _BUG
 
 
 def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:

@@ -19,10 +19,10 @@ from dspark.decoding.logprobs import prompt_logprobs
 from dspark.types import Draws, Refusal, TokenLogprobs, Verdict
 from verify_service.feature_store import FeatureRows
 from verify_service.holdings import Holdings
-from verify_service.judging import Sampler, failed, shaper_of, told
+from verify_service.judging import Sampler, shaper_of, told
 from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
-from verify_service.sequences import SequenceState, VerifyItem
+from verify_service.sequences import SequenceState, VerifyItem, failed
 
 # Cohorts of so many sequences are watched in one round of so many: they bring draws enough, and the device waits for
 # it. Which rounds those are depends on nothing that was drafted.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dspark.rounds.control import Admission, Started
 from dspark.types import Cursor, Refusal, TokenLogprobs, scores_problem
 from verify_service.interface import Engine, Prefill
-from verify_service.sequences import invalid
+from verify_service.sequences import failed, invalid
 
 IDLE_S = 0.02  # without a round for so long nobody decodes
 LIVELY_S = 0.5  # after the last round somebody may decode again any moment: chunks stay short
@@ -53,16 +53,19 @@ class Prompts:
         scores = admission.prompt_logprobs
         if scores is not None and (wrong := scores_problem(len(ids), scores)) is not None:
             return invalid(f"prompt_logprobs: {wrong}")
-        refusal = self._engine.open(
-            cursor,
-            admission.law,
-            admission.longest,
-            admission.keep_rows or admit.drafter > 0,
-            owner=self._owner,
-            token_ids=ids,
-            salt=admission.cache_salt,
-            scores=scores,
-        )
+        try:
+            refusal = self._engine.open(
+                cursor,
+                admission.law,
+                admission.longest,
+                admission.keep_rows or admit.drafter > 0,
+                owner=self._owner,
+                token_ids=ids,
+                salt=admission.cache_salt,
+                scores=scores,
+            )
+        except Exception as error:
+            return failed(cursor.sequence, error)
         if refusal is not None:
             return refusal
         spared, _ = self._engine.spared(cursor.sequence, cursor.epoch, rows=False)
@@ -101,7 +104,11 @@ class Prompts:
         if prompt is None:
             return  # called back
         spent = time.monotonic() - prompt.began
-        anchor = self._engine.first_token(sequence, epoch=epoch) if problem is None else problem
+        anchor: int | Refusal
+        try:
+            anchor = self._engine.first_token(sequence, epoch=epoch) if problem is None else problem
+        except Exception as error:  # a bug at one prompt: the others do not notice
+            anchor = failed(sequence, error)
         if isinstance(anchor, Refusal):
             self._engine.release(sequence, epoch)
             yield Began(sequence, epoch, anchor)

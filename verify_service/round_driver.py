@@ -1,8 +1,9 @@
 """The rounds of one control stream: `RoundLoop` with an engine, drafters and a coordinator around it.
 
 All of it happens on the thread that owns the device, which is posted a turn whenever something came: from the event
-loop, where the coordinator speaks, or from a stream of a drafter. A turn feeds the loop all that came, carries out what
-it asks for, runs at most one pass, and feeds what that brought. Orders leave before reports: nobody waits for those.
+loop, where the coordinator speaks, from a stream of a drafter, or from a pass. A turn feeds the loop all that came and
+carries out what it asks for; passes are jobs of their own between turns. Orders leave before reports: nobody waits for
+those.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class RoundDriver:
         self._say, self._events = say, asyncio.get_running_loop()
         self._inbox: deque[Came] = deque()
         self._posted = self._over = False
+        self._at_work = False  # whether a pass or a chunk is posted
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")  # when it goes off; written on the device thread and where it does
         self._arriving: dict[tuple[int, int], Admission] = {}  # told, and not taken up by the loop yet
@@ -174,41 +176,61 @@ class RoundDriver:
         if self._over:
             return
         try:
-            failed = self._work()
+            self._feed(self._take())
+            self._go_on()
         except Exception as error:
-            self._over = True
-            self._events.call_soon_threadsafe(self._failed, error)
+            self._fail(error)
             raise
-        if failed is not None:
-            raise failed  # the device's health is judged by it
 
-    def _work(self) -> Exception | None:
-        """Why a pass failed, if one did."""
-        failed: Exception | None = None
-        self._feed(self._take())
-        if self._ready:
-            ended, failed = self._passes.run(self._ready.popleft())
-            self._last_pass = time.monotonic()
-            self._up += self._passes.take_refused()
-            self._feed([ended, *self._take()])
-        else:
-            chunk_at = self._prompts.chunk_at(self._last_pass)
-            if chunk_at is not None and chunk_at <= time.monotonic():
-                self._feed(list(self._told_of(self._prompts.run_chunk(self._last_pass))))
-        self._go_on()
-        return failed
+    def _fail(self, error: Exception) -> None:
+        """Of a bug, behind which nothing can go on."""
+        self._over = True
+        self._events.call_soon_threadsafe(self._failed, error)
 
     def _go_on(self) -> None:
-        """Another turn at once, or when something is due."""
-        if self._ready or self._inbox:
-            self._wake()
+        """The next job, at once or when something is due."""
+        if self._at_work:
+            return
+        if self._ready:
+            self._at_work = True
+            self._worker.device.post(self.judge_cohort, self._events)
             return
         chunk_at = self._prompts.chunk_at(self._last_pass)
+        if chunk_at is not None and chunk_at <= time.monotonic():
+            self._at_work = True
+            self._worker.device.post(self.prefill_next, self._events)
+            return
         due = (self.rounds.next_at(), self._drafters.next_at(), self._feeds.overdue_at(), chunk_at)
         at = min((each for each in due if each is not None), default=None)
         if at is not None and at < self._timer_at:
             self._timer_at = at
             self._events.call_soon_threadsafe(self._set_timer, at)
+
+    def judge_cohort(self) -> None:
+        """The next pass, as a job."""
+        self._at_work = False
+        if self._over:
+            return
+        ended, failed = self._passes.run(self._ready.popleft())
+        self._last_pass = time.monotonic()
+        self._up += self._passes.take_refused()
+        self.tell(lambda: (ended,))
+        if failed is not None:
+            raise failed  # the device's health is judged by it
+
+    def prefill_next(self) -> None:
+        """A chunk of a prompt, as a job."""
+        self._at_work = False
+        if self._over:
+            return
+        began, failed = list[Began](), None
+        try:
+            began = list(self._prompts.run_chunk(self._last_pass))
+        except Exception as error:  # whose prompt it was is told as news
+            failed = error
+        self.tell(lambda: self._told_of(began))
+        if failed is not None:
+            raise failed
 
     def _take(self) -> list[Told | Plan]:
         told: list[Told | Plan] = []

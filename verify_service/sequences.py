@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import structlog
 
 from dspark.decoding.sparse_q import validate_q
 from dspark.types import (
@@ -29,7 +30,10 @@ from dspark.types import (
 if TYPE_CHECKING:
     from dspark.decoding.shaping import Shaper
 
+log = structlog.get_logger("dspark.verify")
+
 MAX_DRAFT = 64  # drafted tokens of one item
+_BUG = Refusal(RefusalReason.INTERNAL, "its law or its rows met a bug; see the verifier's log")
 
 
 class VerifyItem(NamedTuple):
@@ -89,6 +93,12 @@ def invalid(message: str) -> Refusal:
 def unknown(cursor: Cursor) -> Refusal:
     """Nothing is held under this id and epoch."""
     return Refusal(RefusalReason.UNKNOWN_SEQUENCE, f"sequence {cursor.sequence} epoch {cursor.epoch} is not held here")
+
+
+def failed(sequence: int, error: Exception) -> Refusal:
+    """A bug at one sequence of many: its neighbours do not notice."""
+    log.error("sequence.failed", sequence=sequence, exc_info=error)
+    return _BUG
 
 
 def stale(state: SequenceState, message: str) -> Refusal:

@@ -254,6 +254,37 @@ async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(pair: 
         await answered(v, conductor, [asked[0], asked[2]])
 
 
+@pytest.mark.parametrize("method", ["open", "first_token"])
+async def test_a_bug_at_one_prompt_refuses_that_one(pair: str, method: str) -> None:
+    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
+        inner = getattr(v.engine, method)
+
+        def planted(first: Any, *args: Any, **more: Any) -> Any:
+            if 2 in (first, getattr(first, "sequence", 0)):
+                raise RuntimeError("planted")
+            return inner(first, *args, **more)
+
+        setattr(v.engine, method, planted)
+        asked = [conductor.ask([5 + place, 6], SAMPLED, 40) for place in range(3)]
+        await conductor.tokens(asked[1])
+        assert [each.why for each in asked[1].refused] == [RefusalReason.INTERNAL]
+        await answered(v, conductor, [asked[0], asked[2]])
+
+
+async def test_a_chunk_that_fails_is_run_again(pair: str) -> None:
+    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
+        inner, left = v.engine.prefill_next, [1]
+
+        def prefill_next(**more: Any) -> Any:
+            if left and left.pop():
+                raise RuntimeError("planted")
+            return inner(**more)
+
+        v.engine.prefill_next = prefill_next
+        await answered(v, conductor, [conductor.ask([5, 6], SAMPLED, 20)])
+        assert not left
+
+
 async def test_a_verifier_that_leaves_says_so_and_takes_nobody(pair: str) -> None:
     async with verifier(pair) as v, conducting(v, planned(PlanKind.OFF, 0, window=2)) as conductor:
         first = conductor.ask([5, 6], SAMPLED, 300)
