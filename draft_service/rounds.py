@@ -34,7 +34,7 @@ log = structlog.get_logger("dspark.draft")
 
 _COLUMN = 5 * cohorts.MAX_ROWS  # bytes
 BOUNDS = Bounds(
-    {1: ("hello", KIB), 3: ("close", MIB)},
+    {1: ("hello", KIB), 3: ("close", MIB), 6: ("keep", 2 * MIB)},
     inner={
         2: Bounds({4: ("law", 64 * KIB)}),
         4: Bounds(
@@ -142,7 +142,10 @@ class Rounds:
             case "rows":
                 self._take_rows(command.rows)
             case "close":
-                self._close_contexts(command.close)
+                self._close_contexts([(ref.sequence, ref.epoch) for ref in command.close.sequences])
+            case "keep":
+                wanted = {(ref.sequence, ref.epoch) for ref in command.keep.sequences}
+                self._close_contexts([at for at in self._laws if at not in wanted])  # a word of it got lost
             case _:
                 raise PeerError("command: is empty")
 
@@ -197,15 +200,15 @@ class Rounds:
         opened = draft_pb2.ContextOpened(sequence=told.sequence, epoch=told.epoch, refusal=written)
         self._outbox.put(draft_pb2.RoundsEvent(opened=opened))
 
-    def _close_contexts(self, told: draft_pb2.CloseContexts) -> None:
+    def _close_contexts(self, named: Sequence[tuple[int, int]]) -> None:
         assert self._verifier is not None
         gone: list[tuple[int, int]] = []
-        for ref in told.sequences:
-            known = self._laws.pop((ref.sequence, ref.epoch), None)
+        for sequence, epoch in named:
+            known = self._laws.pop((sequence, epoch), None)
             if known is not None:
-                gone.append((known[0], ref.epoch))
-                if not any(sequence == ref.sequence for sequence, _ in self._laws):
-                    self._keys.close(self._verifier, ref.sequence, self._owner)
+                gone.append((known[0], epoch))
+                if not any(other == sequence for other, _ in self._laws):
+                    self._keys.close(self._verifier, sequence, self._owner)
         if gone:
             task = asyncio.create_task(self._release(gone))
             self._releases.add(task)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import structlog
@@ -31,6 +31,7 @@ from verify_service.row_feeds import RowFeeds
 log = structlog.get_logger("dspark.rounds")
 
 PAUSE_S = 1.0  # after a stream broke, before the same drafter is tried again
+KEEP_S = 10.0  # between two lists of the contexts that are wanted
 GREETING_S = 5.0  # a drafter that has not answered by then is lost
 MOST_ORDERS = 256  # whose times are remembered
 MAX_VERSION = 256  # characters
@@ -55,6 +56,8 @@ class _Known:
     begun: float = 0.0  # when its stream was
     version: str = ""  # once it has answered
     broke: float = -PAUSE_S
+    wanted: set[tuple[int, int]] = field(default_factory=set)  # contexts there, by sequence and epoch
+    kept: float = 0.0  # when they were listed last
 
 
 class Drafters:
@@ -105,12 +108,14 @@ class Drafters:
             law=codec.write_law(admission.law),
         )
         stream.send(draft_pb2.RoundsCommand(open=told))
+        known.wanted.add((sequence, epoch))
         return []
 
     def close(self, drafter: int, sequence: int, epoch: int) -> None:
         self._feeds.close(drafter, (sequence, epoch))
         known = self._known.get(drafter)
         if known is not None and known.stream is not None:
+            known.wanted.discard((sequence, epoch))
             ref = types_pb2.SequenceRef(sequence=sequence, epoch=epoch)
             known.stream.send(draft_pb2.RoundsCommand(close=draft_pb2.CloseContexts(sequences=[ref])))
 
@@ -151,16 +156,26 @@ class Drafters:
     # Time.
 
     def next_at(self) -> float | None:
-        """When the first greeting is overdue."""
-        waiting = [known.begun for known in self._known.values() if known.stream is not None and not known.version]
-        return min(waiting) + GREETING_S if waiting else None
+        """When somebody has to be told something, or given up."""
+        due = [
+            known.kept + KEEP_S if known.version else known.begun + GREETING_S
+            for known in self._known.values()
+            if known.stream is not None
+        ]
+        return min(due, default=None)
 
     def overdue(self, now: float) -> list[Told]:
-        """Drafters that do not answer."""
+        """Lists the contexts that are wanted where it is time; drafters that do not answer are lost."""
         lost: list[Told] = []
         for drafter, known in list(self._known.items()):
-            if known.stream is not None and not known.version and now >= known.begun + GREETING_S:
+            if known.stream is None:
+                continue
+            if not known.version and now >= known.begun + GREETING_S:
                 lost += self._lose(drafter, known, "does not answer")
+            elif known.version and now >= known.kept + KEEP_S:
+                known.kept = now
+                refs = [types_pb2.SequenceRef(sequence=at[0], epoch=at[1]) for at in known.wanted]
+                known.stream.send(draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts(sequences=refs)))
         return lost
 
     # Streams.
@@ -190,6 +205,7 @@ class Drafters:
                 DrafterStream(known.sink.endpoint, hello, token=security.token, tls=security.tls, came=came, lost=lost)
             )
             known.stream, known.begun, known.version = mine[0], now, ""
+            known.wanted, known.kept = set(), now
         return known.stream
 
     def _broke(self, drafter: int, stream: DrafterStream, why: str) -> list[Told]:

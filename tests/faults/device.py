@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import heapq
 from collections.abc import Callable, Mapping
@@ -31,6 +32,10 @@ class SimulatedDevice(DeviceWorker):
 
     def close(self) -> None:
         self._closed = True
+
+    def post(self, function: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(Unavailable):  # of a process that is dead
+            super().post(function, loop)
 
     def _work(self) -> None:
         """The thread ends at once."""

@@ -31,12 +31,14 @@ from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
 from dspark.runtime import worker
 from faults.device import SimulatedDevice
+from faults.drafter_stream import MemoryDrafterStream
 from faults.memory_grpc import MemoryChannel, MemoryServer
 from faults.network import Network
 from faults.pair import DRAFTER, ROOT, TARGET
 from faults.plan import Plan
 from faults.simulation import Simulation
 from faults.tape import Tape
+from verify_service import drafters
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
@@ -280,6 +282,9 @@ def in_memory(cell: SimulatedCell) -> Iterator[None]:
     def server(*_: Any, interceptors: Any = (), **__: Any) -> MemoryServer:
         return MemoryServer(network, interceptors)
 
+    def drafter_stream(*args: Any, **more: Any) -> MemoryDrafterStream:
+        return MemoryDrafterStream(network, *args, **more)
+
     def device(*_: Any, **__: Any) -> SimulatedDevice:
         return SimulatedDevice(network, cell.seconds)
 
@@ -287,4 +292,5 @@ def in_memory(cell: SimulatedCell) -> Iterator[None]:
         for name, made in (("insecure_channel", channel), ("secure_channel", channel), ("server", server)):
             stack.enter_context(mock.patch(f"grpc.aio.{name}", made))
         stack.enter_context(mock.patch.object(worker, "DeviceWorker", device))
+        stack.enter_context(mock.patch.object(drafters, "DrafterStream", drafter_stream))
         yield

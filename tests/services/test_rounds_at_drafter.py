@@ -197,6 +197,20 @@ async def test_bulk_rows_find_the_context_of_their_verifier_and_are_acknowledged
         assert block.token_ids
 
 
+async def test_contexts_that_nobody_names_any_more_are_freed(drafter: Any) -> None:
+    async with RoundsCall(drafter) as call, RoundsCall(drafter, verifier=78) as other:
+        await call.hear(), await other.hear()
+        for sequence in (1, 2):
+            await call.open(sequence)
+        await other.open(3)
+        await call.tell(keep=draft_pb2.KeepContexts(sequences=[{"sequence": 2, "epoch": 1}, {"sequence": 9}]))
+        await until(lambda: drafter.engine.held.sequences == 2)
+        blocks = await call.order(1, row(1, 5), row(2, 5))
+        assert [bool(block.token_ids) for block in blocks] == [False, True]
+        (theirs,) = await other.order(1, row(3, 5))
+        assert theirs.token_ids
+
+
 async def test_a_context_without_room_is_refused_and_the_stream_goes_on(drafter: Any) -> None:
     async with RoundsCall(drafter) as call:
         await call.hear()

@@ -170,18 +170,20 @@ class DraftReleased(_message.Message):
     def __init__(self, sequences: _Optional[int] = ...) -> None: ...
 
 class RoundsCommand(_message.Message):
-    __slots__ = ("hello", "open", "close", "order", "rows")
+    __slots__ = ("hello", "open", "close", "order", "rows", "keep")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     hello: RoundsHello
     open: OpenContext
     close: CloseContexts
     order: Order
     rows: OrderRows
-    def __init__(self, hello: _Optional[_Union[RoundsHello, _Mapping]] = ..., open: _Optional[_Union[OpenContext, _Mapping]] = ..., close: _Optional[_Union[CloseContexts, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., rows: _Optional[_Union[OrderRows, _Mapping]] = ...) -> None: ...
+    keep: KeepContexts
+    def __init__(self, hello: _Optional[_Union[RoundsHello, _Mapping]] = ..., open: _Optional[_Union[OpenContext, _Mapping]] = ..., close: _Optional[_Union[CloseContexts, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., rows: _Optional[_Union[OrderRows, _Mapping]] = ..., keep: _Optional[_Union[KeepContexts, _Mapping]] = ...) -> None: ...
 
 class RoundsHello(_message.Message):
     __slots__ = ("drafter_incarnation", "verifier_incarnation", "projection")
@@ -206,6 +208,12 @@ class OpenContext(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., reserve_tokens: _Optional[int] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ...) -> None: ...
 
 class CloseContexts(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[_types_pb2.SequenceRef]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ...) -> None: ...
+
+class KeepContexts(_message.Message):
     __slots__ = ("sequences",)
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     sequences: _containers.RepeatedCompositeFieldContainer[_types_pb2.SequenceRef]
