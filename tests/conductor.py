@@ -106,6 +106,13 @@ class Conductor:
             await asyncio.gather(*(answer.done.wait() for answer in answers))
         return [answer.tokens for answer in answers]
 
+    def leave(self, *answers: Answer) -> None:
+        """Their clients have heard enough."""
+        for answer in answers:
+            answer.done.set()
+            assert answer.cursor is not None
+            self.port.tell([Release(answer.number, answer.cursor.epoch, How.DROP)])
+
     # What it hears.
 
     def heard(self, news: Sequence[Up]) -> None:

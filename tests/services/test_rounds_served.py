@@ -83,6 +83,10 @@ async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, wi
     laws = [GREEDY, Law(temperature=1.0, seed=11, rule=Rule.COUPLED), Law(temperature=0.7, seed=3, rule=Rule.COUPLED)]
     async with conducting(cell.verifier, plan) as conductor:
         conductor.know(1, cell.drafter)
+        if kind != "off":  # short answers would be over before the stream is there
+            first = conductor.ask(prompts(1, vocab)[0], GREEDY, 2000, drafter=1)
+            await until(lambda: any(each.drafter for each in first.rounds))
+            conductor.leave(first)
         asked = [
             (prompt, laws[place % 3], conductor.ask(prompt, laws[place % 3], 30, drafter=1))
             for place, prompt in enumerate(prompts(6, vocab))
