@@ -47,6 +47,9 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     pools.add_argument("--kv-tokens", type=int, default=0, metavar="N", help="token slots of a verifier; 0: no limit")
     pools.add_argument("--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens of one pass (256)")
     pools.add_argument("--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement (0)")
+    pools.add_argument(
+        "--rounds", default="coordinator", choices=["coordinator", "verifier"], help="who runs them (coordinator)"
+    )
     pools.add_argument("--lose-verifiers", type=numbers, default=[], metavar="S,S", help="when one is lost for good")
     pools.add_argument("--lose-drafters", type=numbers, default=[], metavar="S,S", help="when one is lost for good")
     hops = parser.add_argument_group("what lies between, in microseconds; docs/simulator.md says how to measure it")
@@ -105,6 +108,7 @@ def _simulate(args: argparse.Namespace) -> int:
         verifiers=max(args.verifiers),
         drafters=max(args.drafters),
         coordinators=args.coordinators,
+        rounds=args.rounds,
         cores=args.cores,
         prompt_tokens=args.input_len,
         answer_tokens=args.output_len,
