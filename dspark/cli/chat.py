@@ -8,7 +8,7 @@ import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dspark.cli import credentials, health
 from dspark.errors import ConfigError, DsparkError
@@ -52,27 +52,33 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 class Ears:
-    """For Ctrl-C: what listens is interrupted; anything else is not broken in the middle, and the conversation ends
-    behind it."""
+    """For Ctrl-C: what listens is stopped; anything else is not broken in the middle, and the conversation ends behind
+    it."""
 
     def __init__(self) -> None:
-        self.over = self._listening = False
+        self.over = False
+        self._stop: Callable[[], object] | None = None
         with contextlib.suppress(ValueError):  # not the main thread, which has the signals
             signal.signal(signal.SIGINT, self._heard)
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Raises KeyboardInterrupt at Ctrl-C."""
-        self._listening = True
+    def listening(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Calls `stop` at Ctrl-C."""
+        self._stop = stop
         try:
             yield
         finally:
-            self._listening = False
+            self._stop = None
 
     def _heard(self, *_: object) -> None:
-        if self._listening:
-            raise KeyboardInterrupt
-        self.over = True
+        if self._stop is not None:
+            self._stop()
+        else:
+            self.over = True
+
+
+def _interrupt() -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _chat(args: argparse.Namespace) -> int:
@@ -137,7 +143,7 @@ def turns(ears: Ears) -> Iterator[str]:
             import readline  # noqa: F401, it gives `input` its line editing
     while True:
         try:
-            with ears.listening():
+            with ears.listening(_interrupt):
                 line = input(PROMPT if sys.stdin.isatty() else "")
         except EOFError:
             if sys.stdin.isatty():
@@ -162,18 +168,21 @@ def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
 
 def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any], ears: Ears) -> str:
     """Streams one answer and tells its speed; Ctrl-C ends it where it is."""
-    from dspark.client import Finished
+    from dspark.client import Cancelled, Finished
 
     text, tokens, end = "", 0, None
     try:
-        with ears.listening(), client.generate(prompt, **options) as stream:
+        # Closed, not interrupted: an exception in the middle of gRPC could leave what it holds locked.
+        with client.generate(prompt, **options) as stream, ears.listening(stream.close):
+            if ears.over:
+                stream.close()
             for event in stream:
                 text += event.text
                 tokens += len(event.token_ids)
                 print(event.text, end="", flush=True)
                 if isinstance(event, Finished):
                     end = event
-    except KeyboardInterrupt:
+    except Cancelled:
         pass
     finally:
         print(flush=True)
