@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from coordinator.lanes.commits import REASONS
 from coordinator.lanes.reported import Reported
 from coordinator.watching.rounds_told import Slot, Sums, Told, Why, fate_of, origins
 from dspark.rounds.events import RoundReport
@@ -70,7 +71,7 @@ def told(settled: Reported, at: int, offset: int, kept: int, room: int) -> Told:
         offset=offset,
         policy=str(track.request.policy),
         drafter=drafter,
-        empty_because="" if slots else (said.why_empty or "unspecified").replace(" ", "_"),
+        empty_because="" if slots else REASONS.get(said.why_empty, "unspecified") if track.speculates else "policy_off",
         asked=terms.slots if drafter else 0,
         slots=slots,
         prefix=said.verified,

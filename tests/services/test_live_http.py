@@ -71,6 +71,17 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, htt
     assert drafted == sum(each["told"]["accepted"] for each in rounds) == end["accepted"]
 
 
+def test_rounds_that_the_verifier_runs_are_told_in_the_same_words() -> None:
+    with HttpCell(rounds="verifier") as running, httpx.Client(base_url=running.url, timeout=30.0) as http:
+        _, _, *plain, _ = ask(http, policy="off", max_tokens=8)
+        assert {told["told"]["empty_because"] for told in plain} == {"policy_off"}
+        _, _, *rounds, end = ask(http, policy="fixed:3")
+        drafted = [told["told"] for told in rounds if told["told"]["slots"]]
+        assert {told["why"] for told in drafted} <= {"fixed", "whole", "room"}
+        assert sum(told["accepted"] for told in drafted) == end["accepted"] > 0
+        running.freed()
+
+
 def test_a_conversation_goes_through_the_targets_template(cell: HttpCell, http: httpx.Client) -> None:
     turns = said("Add 12 and 30.", "42", "Now add 5.")
     with cell.openai() as client:

@@ -47,8 +47,10 @@ function show(frame) {
   history.add(frame);
   showPools(frame);
   const busiest = frame.lanes.filter((lane) => lane.rates).sort((one, other) => other.running - one.running)[0];
-  if (busiest) curve.show(busiest.rates);
-  else if (!curve.count) curve.nothing("Nothing has been drafted yet.");
+  if (busiest) {
+    $("rates").hidden = false;
+    curve.show(busiest.rates);
+  }
   if (turning === null && document.activeElement !== $("load")) showLoad(frame.load.streams);
 }
 

@@ -1,6 +1,6 @@
 // Two drawings: drafted and verified tokens under the load of the last minute, and what one more token brings.
 
-import { draw, el } from "./dom.js";
+import { draw } from "./dom.js";
 import { number, percent } from "./words.js";
 
 const FRAMES = 240; // of a quarter of a second
@@ -139,11 +139,6 @@ export class Curve {
       this.box.setAttribute("aria-label", `The newest round verifies ${chosen[0]} of ${most} drafted tokens and expects ${number(chosen[1])} tokens per second${than}.`);
     }
     return { chosen: chosen[0], most, gain };
-  }
-
-  nothing(why) {
-    this.box.replaceChildren(el("p", { class: "empty" }, why));
-    this.box.setAttribute("aria-label", why);
   }
 }
 

@@ -71,7 +71,7 @@ function row(told, slot, place, least) {
     "tr",
     { "data-fate": slot.fate },
     el("td", { class: "n" }, String(place + 1)),
-    el("td", { class: "t" }, el("span", { class: "tok", "data-origin": slot.fate === "accepted" ? "drafted" : "plain" }, visible(slot.text))),
+    el("td", { class: "t" }, el("span", { class: "tok", "data-origin": slot.fate === "accepted" ? "drafted" : "plain" }, slot.id === null ? "…" : visible(slot.text))),
     el("td", { class: "c" }, percent(slot.confidence)),
     el("td", {}, cell),
     el("td", { class: "f" }, fate(slot.fate)),

@@ -13,6 +13,8 @@ const EMPTY = {
   resending: "The context is on its way to a drafter; meanwhile the model decodes alone.",
   resting: "This answer rests from drafting: its drafts did not pay lately.",
   features_missing: "The drafter has not got all of the context yet, so there was no draft.",
+  drafted_before: "A draft had been asked for at this very place before, and is not asked for twice.",
+  out_of_pages: "The verifier was short of memory for a draft, so the model decoded alone.",
   too_long: "The context is longer than the drafter was trained for, so the model decoded alone.",
 };
 
