@@ -31,8 +31,8 @@ class Shot:
 
 
 SHOTS = (
-    Shot("live-light", "light", 1360, 900, 1.5),
-    Shot("live-dark", "dark", 1360, 900, 1.5, policy="fixed:3"),
+    Shot("live-light", "light", 1360, 1000, 1.5),
+    Shot("live-dark", "dark", 1360, 1000, 1.5, policy="fixed:3"),
     Shot("live-phone", "light", 390, 844, 2.0, phone=True),
 )
 
