@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.round_overhead", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON row per statement")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
+    parser.add_argument("--rounds", default="coordinator", help="who runs a lane's rounds: coordinator or verifier")
     parser.add_argument(
         "--two-hops", action="store_true", help="rounds between verifier and drafter, beside a lane's and bare streams"
     )
@@ -50,9 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         return max(row.show(as_json=args.json) for row in made)
     windows, seconds = (3, 1.5) if args.quick else (7, 3.0)
     with SyntheticWorkers(FLAT, room=4 * MANY) as workers:
-        one = asyncio.run(_measure(workers, 1, 1, windows, seconds))
-        many = asyncio.run(_measure(workers, MANY, 1, windows, seconds))
-        two = asyncio.run(_measure(workers, MANY, 2, windows, seconds))
+        one = asyncio.run(_measure(workers, 1, 1, windows, seconds, args.rounds))
+        many = asyncio.run(_measure(workers, MANY, 1, windows, seconds, args.rounds))
+        two = asyncio.run(_measure(workers, MANY, 2, windows, seconds, args.rounds))
     base = f"of a round beside T_v {1e3 * VERIFY_S:g} ms and T_d {1e3 * DRAFT_S:g} ms"
     rows = (
         _row("B5 one", "round overhead, 1 sequence", one, one.overhead <= MOST_ONE, f"at most {MOST_ONE:.0%} {base}"),
@@ -83,9 +84,11 @@ def _row(number: str, name: str, measured: Measured, holds: bool, bar: str) -> R
     return Row(number, name, value, bar, holds)
 
 
-async def _measure(workers: SyntheticWorkers, sequences: int, cohorts: int, windows: int, seconds: float) -> Measured:
+async def _measure(
+    workers: SyntheticWorkers, sequences: int, cohorts: int, windows: int, seconds: float, rounds: str
+) -> Measured:
     conduct = Conduct(bypass=False, cohorts=cohorts)
-    async with running_lane(workers, "greedy", sequences, conduct) as (_, metrics):
+    async with running_lane(workers, "greedy", sequences, conduct, rounds=rounds) as (_, metrics):
         clock, steps = asyncio.get_running_loop(), []
         for _ in range(windows):
             before, began = metrics.value("cohorts_total"), clock.time()
