@@ -1,0 +1,159 @@
+"""Plans of lanes whose sequences go by several policies, and what reported passes teach."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rounds_of import COSTS, SIZES
+
+from coordinator.planning import lane_plans
+from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans, differs
+from coordinator.planning.planner import Lane, Others, Planner
+from coordinator.scheduling.cost_curve import CostCurve
+from dspark.rounds.control import PassReport, Timing
+from dspark.rounds.events import Report, RoundReport
+from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.policy import parse_policy
+
+GPU = COSTS["gpu"]
+DRAFT = CostCurve([1, 64], [128], [0.002, 0.003])
+
+
+def plans(curve: CostCurve | None = None, drafters: int = 1, **settings: object) -> LanePlans:
+    made = LanePlans(curve or GPU.curve(), **settings)  # type: ignore[arg-type]
+    made.drafters([DrafterCost(7, DRAFT)] * drafters)
+    return made
+
+
+def report(made: LanePlans, rounds: int = 1, *, accepted: int = 5, confidence: float = 0.9) -> Applied:
+    """A pass of two sequences, with whole blocks."""
+    rows = [
+        RoundReport(number, 0, 1, 100, (1,) * (accepted + 1), accepted, 7, (confidence,) * 7, "", 1)
+        for number in (1, 2)
+    ]
+    said = PassReport(Report(rounds, made.in_force.number, rows), Timing(0.02, 0.025, 0.003, 0.004), 128.0, 16)
+    return Applied(said, rows, [0, 0], [1.0, 1.0])
+
+
+def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> None:
+    made = plans()
+    for number, policy in enumerate(("adaptive", "fixed:3", "threshold:0.4", "off", "async"), 1):
+        made.add(number, parse_policy(policy), 1.0, 0)
+    made.replan()
+    plan = made.compose({})
+    assert plan.terms.kind is PlanKind.PRICE
+    assert plan.terms_of(1) == plan.terms_of(5) == plan.terms
+    assert plan.terms_of(2) == Terms(PlanKind.FIXED, 3)
+    assert plan.terms_of(3) == Terms(PlanKind.THRESHOLD, 7, 0.4)
+    assert plan.terms_of(4).kind is PlanKind.OFF
+    made.remove(2)
+    assert 2 not in made.compose({}).sequences
+
+
+def test_drafters_are_named_in_the_plan_that_changes_them_and_not_again() -> None:
+    made = plans()
+    made.add(1, parse_policy("adaptive"), 1.0, 0)
+    made.add(2, parse_policy("fixed:3"), 1.0, 0)
+    made.replan()
+    named = made.compose({1: 4, 2: 0})
+    assert (named.of(1).drafter, named.of(2).drafter) == (4, 0)
+    assert named.terms_of(2).slots == 3
+    again = made.compose({})
+    assert (again.of(1).drafter, again.of(2).drafter) == (None, None)
+    assert again.number == named.number + 1
+    assert differs(named, again)
+
+
+def test_without_a_cost_curve_adaptive_sequences_verify_what_they_draft() -> None:
+    made = LanePlans(None)
+    made.drafters([DrafterCost(5, None)])
+    made.add(1, parse_policy("adaptive"), 2.0, 0)
+    made.replan()
+    assert made.compose({}).terms_of(1) == Terms(PlanKind.FIXED, 5, 0.0, 2.0)
+
+
+@pytest.mark.parametrize(("bypass", "slots"), [(True, 0), (False, 1)])
+def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(bypass: bool, slots: int) -> None:
+    made = plans(CostCurve(SIZES, [128], [0.001 * size for size in SIZES]), bypass=bypass)
+    for number in (1, 2):
+        made.add(number, parse_policy("adaptive"), 1.0, 0)
+    for _ in range(200):
+        made.replan()
+        made.compose({})
+        made.learn(report(made, accepted=0))
+    made.replan()
+    assert made.mode[0] == 0 if slots == 0 else made.mode[0] >= slots
+
+
+def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
+    def planned(others: Others) -> tuple[float, int]:
+        planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, Running(GPU.hop_s)), 7, explore=0.0)
+        planner.next(Lane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
+        return planner._last.rate, planner.home[0]
+
+    alone, beside = planned(Others()), planned(Others(63, 63 + 200.0, 7, 63 + 150.0))
+    assert beside[0] > 20 * alone[0], "tokens of all"
+    assert planned(Others(63, 63 + 4000.0, 7, 63.0))[0] < beside[0], "and what they take"
+
+
+@pytest.mark.parametrize(("cohorts", "expected"), [(1, {1}), (2, {2}), (0, {1, 2})])
+def test_cohorts_are_as_told_or_whichever_is_faster(cohorts: int, expected: set[int]) -> None:
+    seen = set()
+    for streams in (1, 64):
+        made = plans(cohorts=cohorts)
+        for number in range(streams):
+            made.add(number, parse_policy("fixed:5"), 1.0, 0)
+        made.replan()
+        seen.add(made.compose({}).cohorts)
+    assert seen <= expected | {1}
+    assert expected <= seen or cohorts == 0
+
+
+def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
+    made = plans(cohorts=2)
+    for number in (1, 2):
+        made.add(number, parse_policy("fixed:7"), 1.0, 0)
+    made.compose({})
+    assert made.in_force.cohorts == 2
+    made.learn(report(made))
+    assert made._planner is not None
+    assert made._planner.cost.hop.seen == 0
+    assert made._planner.cost.drafted.seen == 1
+
+
+def test_a_prefill_and_a_pass_of_nobody_known_teach_nothing() -> None:
+    made = plans()
+    made.compose({})
+    for applied in (report(made, 0), Applied(report(made).report, [], [], [])):
+        made.learn(applied)
+    assert made._planner is not None
+    assert made._planner.cost.drafted.seen == made._planner.acceptance.usual().size - 7 == 0
+
+
+def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -> None:
+    made = plans()
+    applied = report(made)
+    rows = [row._replace(verified=count) for row, count in zip(applied.rounds, (2, 3), strict=True)]
+    told = np.arange(10, dtype=np.float32).reshape(5, 2)
+    said = applied.report._replace(report=applied.report.report._replace(rounds=rows), labels=told)
+    grid = lane_plans._labels(said, rows, 7)
+    assert grid is not None
+    assert grid[0, :2].tolist() == [[0, 1], [2, 3]]
+    assert grid[1, :3].tolist() == [[4, 5], [6, 7], [8, 9]]
+    assert np.isnan(grid[0, 2:]).all()
+    assert lane_plans._labels(said, rows[:1], 7) is None, "somebody was left out"
+    assert lane_plans._labels(said._replace(labels=told[:4]), rows, 7) is None
+
+
+def test_blocks_of_several_lengths_are_padded_with_nothing() -> None:
+    assert np.isnan(lane_plans._grid([(0.5,), ()])).tolist() == [[False], [True]]
+    assert lane_plans._grid([(), ()]).shape == (2, 0)
+    assert lane_plans._grid([(0.5, 0.25), (0.75, 1.0)]).tolist() == [[0.5, 0.25], [0.75, 1.0]]
+
+
+def test_plans_that_say_the_same_need_not_be_told() -> None:
+    one = Plan(1, Terms(PlanKind.FIXED, 3), 1, 2, 0.010)
+    assert not differs(one, Plan(2, Terms(PlanKind.FIXED, 3), 1, 2, 0.011))
+    assert differs(one, Plan(2, Terms(PlanKind.FIXED, 3), 1, 2, 0.020))
+    assert differs(one, Plan(2, Terms(PlanKind.FIXED, 2), 1, 2, 0.010))
