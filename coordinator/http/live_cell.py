@@ -103,9 +103,7 @@ class CellFeed:
         verifying = {lane.facts.name: len(lane) for lane in lanes}
         return {
             "type": "cell",
-            "at": round(self._clock.time(), 3),
             "running": self._admission.running,
-            "queued": self._admission.queued,
             "load": {"streams": self._load.streams, "most": self._load.most},
             "lanes": [self._lane(lane, by_lane.get(lane.facts.name, [])) for lane in lanes],
             "ended": [_ended(each) for each in self._admission.endings.last(SHOWN)],
@@ -120,10 +118,7 @@ class CellFeed:
         costed = next((found for each in reversed(rounds) if (found := curve(each)) is not None), None)
         return {
             "name": lane.facts.name,
-            "drafters": [drafter.facts.name for drafter in lane.drafters],
             "running": len(lane) - waiting,
-            "prefilling": waiting,
-            "cohorts": lane.depth,
             "curve": lane.verify_cost is not None,
             **_recent([sums_of(each) for each in rounds]),
             "rates": None
@@ -152,7 +147,6 @@ def _ended(each: Ended) -> dict[str, Any]:
         "id": each.request,
         "index": each.index,
         "outcome": each.outcome,
-        "policy": each.policy,
         "tokens": each.tokens,
         "rounds": each.tally.rounds,
         "tau": round(each.tally.mean_acceptance_length, 2),
