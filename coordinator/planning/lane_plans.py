@@ -83,9 +83,9 @@ class LanePlans:
     def drafters(self, drafters: Sequence[DrafterCost]) -> None:
         """Who drafts for this lane from now on."""
         self._drafters = drafters
-        if self._verify is None or not drafters:
-            return
-        if self._planner is None or self.block > self._planner.block:
+        if not drafters:
+            return  # who drafts all the same, out of reach, does what it did
+        if self._verify is not None and (self._planner is None or self.block > self._planner.block):
             cost = CostCorrector(self._verify, self._draft_s, Running(HOP_S))
             self._planner = Planner(cost, self.block, bypass=self._bypass)
         for member in self._members.values():

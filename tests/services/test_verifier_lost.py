@@ -33,7 +33,8 @@ LAWS: dict[str, dict[str, Any]] = {
 class Pool:
     """Two verifiers, a drafter and a coordinator."""
 
-    def __init__(self, target: Path, drafter: Path) -> None:
+    def __init__(self, target: Path, drafter: Path, rounds: str) -> None:
+        self._rounds = rounds  # who runs them
         self._settings = {"target": str(target), "drafter": str(drafter), "measure_cost": False}
         self._drafter = str(drafter)
         self.verifiers: list[Any] = []
@@ -50,6 +51,7 @@ class Pool:
                 verify=tuple(each.endpoint for each in self.verifiers),
                 draft=(drafter.endpoint,),
                 warm_up_s=0.0,
+                rounds=self._rounds,
                 **settings,
             )
         )
@@ -64,9 +66,9 @@ class Pool:
             await process.stop(0.0)
 
 
-@pytest_asyncio.fixture
-async def pool(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Pool]:
-    pool = Pool(golden_target, golden_drafter)
+@pytest_asyncio.fixture(params=["coordinator", "verifier"])
+async def pool(golden_target: Path, golden_drafter: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pool]:
+    pool = Pool(golden_target, golden_drafter, request.param)
     yield pool
     await pool.close()
 

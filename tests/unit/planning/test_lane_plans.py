@@ -73,6 +73,21 @@ def test_without_a_cost_curve_adaptive_sequences_verify_what_they_draft() -> Non
     assert made.compose({}).terms_of(1) == Terms(PlanKind.FIXED, 5, 0.0, 2.0)
 
 
+@pytest.mark.parametrize("curve", [None, GPU.curve()])
+@pytest.mark.parametrize("policy", ["adaptive", "threshold:0.4"])
+def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve | None) -> None:
+    made = LanePlans(curve)
+    made.add(1, parse_policy(policy), 1.0, 0)
+    made.replan()
+    assert made.compose({}).terms_of(1).slots == 0
+    made.drafters([DrafterCost(5, None)])
+    made.replan()
+    assert made.compose({}).terms_of(1).slots == 5
+    made.drafters([])
+    made.replan()
+    assert made.compose({}).terms_of(1).slots == 5, "it is out of reach here, and may be there for the verifier"
+
+
 @pytest.mark.parametrize(("bypass", "slots"), [(True, 0), (False, 1)])
 def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(bypass: bool, slots: int) -> None:
     made = plans(CostCurve(SIZES, [128], [0.001 * size for size in SIZES]), bypass=bypass)
