@@ -7,7 +7,6 @@ No state, no checks, no engine, nobody to report to.
 from __future__ import annotations
 
 import queue
-import statistics
 import subprocess
 import sys
 import time
@@ -67,8 +66,8 @@ def _blocks(number: int, sequences: int) -> draft_pb2.Blocks:
     )
 
 
-def measure(sequences: int, width: int, verify_s: float, draft_s: float, seconds: float) -> float:
-    """Seconds of a round, the median."""
+def measure(sequences: int, width: int, verify_s: float, draft_s: float, seconds: float) -> list[float]:
+    """Seconds of each round."""
     command = [sys.executable, "-m", "benchmarks.bare_hops", str(draft_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -78,7 +77,7 @@ def measure(sequences: int, width: int, verify_s: float, draft_s: float, seconds
             process.kill()
 
 
-def _measure(endpoint: str, sequences: int, width: int, verify_s: float, seconds: float) -> float:
+def _measure(endpoint: str, sequences: int, width: int, verify_s: float, seconds: float) -> list[float]:
     unsent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     rounds: list[float] = []
     with sync_channel(endpoint) as channel:
@@ -102,7 +101,7 @@ def _measure(endpoint: str, sequences: int, width: int, verify_s: float, seconds
             began = now
         unsent.put(None)
         call.cancel()
-    return statistics.median(rounds)
+    return rounds
 
 
 def _serve(draft_s: float) -> None:

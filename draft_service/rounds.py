@@ -299,8 +299,8 @@ class Rounds:
             forward_ns, wait_ns = drafted.forward_ns, drafted.wait_ns
             blocks = iter(drafted.blocks)
             made = [next(blocks) if isinstance(each, DraftItem) else each for each in asked]
-        fields = cohorts.write_blocks(made, forward_ns, order=number, wait_ns=wait_ns)
-        self._outbox.put(draft_pb2.RoundsEvent(blocks=draft_pb2.Blocks(**fields)))
+        fields: Any = cohorts.write_blocks(made, forward_ns, order=number, wait_ns=wait_ns)
+        self._outbox.put(draft_pb2.RoundsEvent(blocks=fields))
 
     def _watermark(self, cursor: Cursor) -> int:
         return self._engine.watermark(cursor.sequence, cursor.epoch)

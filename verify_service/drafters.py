@@ -33,7 +33,7 @@ log = structlog.get_logger("dspark.rounds")
 PAUSE_S = 1.0  # after a stream broke, before the same drafter is tried again
 KEEP_S = 10.0  # between two lists of the contexts that are wanted
 GREETING_S = 5.0  # a drafter that has not answered by then is lost
-MOST_ORDERS = 256  # whose times are remembered
+MOST_ORDERS = 256  # that are out, or whose times are remembered
 MAX_VERSION = 256  # characters
 
 
@@ -134,8 +134,6 @@ class Drafters:
         for message in orders.write_order(asked.order, asked.rows, kept.counts, kept.token_ids, kept.features):
             known.stream.send(message)
         self.orders[asked.order] = Order(asked.drafter, asked.rows, time.monotonic())
-        while len(self.orders) > MOST_ORDERS:
-            self.orders.pop(next(iter(self.orders)))
         if kept.features is not None:
             self._metrics.feature_rows.labels(direction="sent").inc(len(kept.token_ids))
             self._metrics.bytes.labels(direction="sent", kind="features").inc(len(kept.features.data))
@@ -220,6 +218,7 @@ class Drafters:
             known.stream.close()
         known.stream, known.broke = None, time.monotonic()
         self._feeds.forget(drafter)
+        self.orders = {at: each for at, each in self.orders.items() if each.came or each.drafter != drafter}
         return [DrafterLost(drafter, f"lost: {why}")]
 
     def _came(self, drafter: int, stream: DrafterStream, event: draft_pb2.RoundsEvent) -> Iterable[Told]:
@@ -265,9 +264,7 @@ class Drafters:
         for row in self._bad(order.rows, blocks):
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
             blocks[row] = Block(cursors[row], empty_reason=EmptyReason.INVALID, watermark=blocks[row].watermark)
-        self.orders[message.order] = order._replace(
-            came=time.monotonic(), draft_s=message.forward_ns * 1e-9, version=known.version
-        )
+        self._answered(message.order, order, message.forward_ns * 1e-9, known.version)
         for asked, block in zip(order.rows, blocks, strict=True):
             admission = self._admitted.get(asked.sequence)
             held = self.blocks.get(asked.sequence, (0, None))
@@ -279,6 +276,12 @@ class Drafters:
             [block.watermark for block in blocks],
             [_WHY[block.empty_reason] for block in blocks],
         )
+
+    def _answered(self, number: int, order: Order, draft_s: float, version: str) -> None:
+        """Its times are told with the pass that its blocks are in, which comes soon or never."""
+        self.orders[number] = order._replace(rows=(), came=time.monotonic(), draft_s=draft_s, version=version)
+        if len(self.orders) > MOST_ORDERS:
+            del self.orders[next(at for at, each in self.orders.items() if each.came)]
 
     def _bad(self, rows: Sequence[OrderRow], blocks: Sequence[Block]) -> Iterable[int]:
         """Blocks that cannot have been drafted as they were asked for. No honest one is among them, so that nothing of

@@ -32,4 +32,4 @@ def _sound(blocks: Sequence[Block], entries: int, vocab_size: int) -> bool:
     ids = np.frombuffer(b"".join([block.q.ids for block in blocks]), "<u4").reshape(-1, entries)
     probs = np.frombuffer(b"".join([block.q.probs for block in blocks]), "<f4").reshape(-1, entries)
     drafted = [token for block in blocks for token in block.token_ids]
-    return validate_q(ids.astype(np.int64), probs, drafted, vocab_size) is None
+    return validate_q(ids, probs, drafted, vocab_size) is None

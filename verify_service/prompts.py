@@ -25,6 +25,7 @@ class Began(NamedTuple):
     sequence: int
     epoch: int
     anchor: int | Refusal
+    tokens: int = 0  # of the prompt
     started: Started = Started()
     logprobs: Sequence[TokenLogprobs] = ()
 
@@ -116,4 +117,4 @@ class Prompts:
         asked = prompt.admission
         scored = self._engine.prompt_logprobs(sequence) if asked.prompt_logprobs is not None else None
         told = self._engine.anchor_logprobs(sequence) if asked.law.logprobs is not None else ()
-        yield Began(sequence, epoch, anchor, Started(spent, prompt.spared, scored), told)
+        yield Began(sequence, epoch, anchor, len(asked.token_ids), Started(spent, prompt.spared, scored), told)

@@ -213,6 +213,8 @@ class RoundDriver:
             return
         ended, failed = self._passes.run(self._ready.popleft())
         self._last_pass = time.monotonic()
+        if failed is None:
+            self._passes.note(self._worker.metrics)
         self._up += self._passes.take_refused()
         self.tell(lambda: (ended,))
         if failed is not None:
@@ -223,9 +225,10 @@ class RoundDriver:
         self._at_work = False
         if self._over:
             return
-        began, failed = list[Began](), None
+        began, failed, now = list[Began](), None, time.monotonic()
         try:
             began = list(self._prompts.run_chunk(self._last_pass))
+            self._worker.metrics.forward_seconds.labels(kind="prefill").observe(time.monotonic() - now)
         except Exception as error:  # whose prompt it was is told as news
             failed = error
         self.tell(lambda: self._told_of(began))
@@ -245,6 +248,7 @@ class RoundDriver:
             for action in self.rounds.feed_all(told, time.monotonic()):
                 self._carry[type(action)](action)
             self._arriving.clear()
+            self._began.clear()
             if not self._more:
                 break
             told, self._more = self._more, []
@@ -281,6 +285,8 @@ class RoundDriver:
                 yield self._not_taken(each.sequence, each.epoch, each.anchor)
             else:
                 self._began[each.sequence] = each
+                self._worker.metrics.prefix_cache_hits.inc(each.started.cached_tokens)
+                self._worker.metrics.prefix_cache_queries.inc(each.tokens)
                 yield Prefilled(each.sequence, each.epoch, each.anchor)
 
     def _not_taken(self, sequence: int, epoch: int, why: Refusal) -> Told:

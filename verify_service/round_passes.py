@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dspark.rounds.control import Admission, PassReport, Refused, Timing
 from dspark.rounds.events import Drawn, PassEnded, PassFailed, Report, RoundReport, RunPass, Told
 from dspark.rounds.loop import RoundLoop
+from dspark.runtime.telemetry import Metrics
 from dspark.types import NO_Q, Cursor, Refusal, TokenLogprobs, Verdict
 from verify_service.drafters import Drafters, Order
 from verify_service.interface import Engine, Judged
@@ -87,6 +88,16 @@ class RoundPasses:
                 drawn.append(Drawn((*item.draft_ids[: outcome.accepted], outcome.next_token)))
         self._ran = _Ran(ready, judged, verdicts, time.monotonic())
         return PassEnded(ready.number, drawn), None
+
+    def note(self, metrics: Metrics) -> None:
+        """The pass that ran last, to the metrics."""
+        if self._ran is None:
+            return
+        judged = self._ran.judged
+        metrics.replayed_verdicts.inc(judged.replayed)
+        metrics.coupled_near_ties.inc(judged.near_ties)
+        metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
+        metrics.verify_batch_tokens.observe(judged.tokens)
 
     def take_refused(self) -> list[Refused]:
         """Who could not be judged, and why, once."""

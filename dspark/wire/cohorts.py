@@ -112,8 +112,9 @@ def write_blocks(blocks: Sequence[Block], forward_ns: int = 0, *, order: int = 0
 
     An order names the cursors.
     """
+    stands = {} if order else {"cursors": write_cursors([block.cursor for block in blocks])}
     return dict(
-        cursors=None if order else write_cursors([block.cursor for block in blocks]),
+        stands,
         lengths=[len(block.token_ids) for block in blocks],
         token_ids=chain.from_iterable([block.token_ids for block in blocks]),
         confidence=chain.from_iterable([block.confidence for block in blocks]),
