@@ -2,8 +2,8 @@
 
 Beside it, in the same run: the same two workers with every round through a lane of the coordinator, and two processes
 that exchange the same messages and do nothing else (`bare_hops`). Whole blocks, temperature 1, a window of two rounds;
-the three take turns. Who stands for the coordinator commits and acknowledges. Two hops are compared with bare streams by
-the median round, which a crowded machine spoils least, and with a lane's by rounds a second.
+the three take turns. Who stands for the coordinator commits and acknowledges. Two hops are compared with bare streams
+by the median round, which a crowded machine spoils least, and with a lane's by rounds a second.
 """
 
 from __future__ import annotations
@@ -69,25 +69,39 @@ def rows(verify_s: float, draft_s: float, repeats: int, seconds: float) -> Itera
         with tempfile.TemporaryDirectory() as folder:
             pair = _pair(Path(folder), width, verify_s, draft_s)
             with SyntheticWorkers(pair, room=2 * sequences) as workers:
-                took: dict[str, list[float]] = {"two_hops": [], "four_hops": [], "bare": []}
+                bare, two, means = list[float](), list[float](), dict[str, list[float]](two=[], four=[])
                 for _ in range(repeats):
-                    took["bare"].append(bare_hops.measure(sequences, width, verify_s, draft_s, seconds))
-                    took["two_hops"].append(asyncio.run(_two_hops(workers, sequences, draft_s, seconds)))
-                    took["four_hops"].append(asyncio.run(_four_hops(workers, sequences, seconds)))
-        note(f"{sequences} x {width}: { {name: [round(1e3 * each, 2) for each in its] for name, its in took.items()} }")
-        yield _row(sequences, width, verify_s, draft_s, took)
+                    bare += bare_hops.measure(sequences, width, verify_s, draft_s, seconds)
+                    rounds_s, mean = asyncio.run(_two_hops(workers, sequences, draft_s, seconds))
+                    two += rounds_s
+                    means["two"].append(mean)
+                    means["four"].append(asyncio.run(_four_hops(workers, sequences, seconds)))
+        shown = {name: [round(1e3 * each, 2) for each in its] for name, its in means.items()}
+        note(f"{sequences} x {width}: {shown} ms")
+        passes = verify_s + draft_s
+        yield _row(
+            sequences,
+            width,
+            verify_s,
+            draft_s,
+            {name: statistics.median(its) - passes for name, its in (("bare", bare), ("two", two))},
+            {name: statistics.median(its) - passes for name, its in means.items()},
+        )
 
 
-def _row(sequences: int, width: int, verify_s: float, draft_s: float, took: dict[str, list[float]]) -> Row:
-    passes = verify_s + draft_s
-    round_s = {name: statistics.median(its) for name, its in took.items()}
-    beside = {name: each - passes for name, each in round_s.items()}
-    times_bare = beside["two_hops"] / beside["bare"]
-    value: dict[str, Any] = {f"{name}_ms": round(1e3 * each, 2) for name, each in beside.items()}
-    value |= {f"{name}_overhead": round(beside[name] / round_s[name], 4) for name in round_s}
-    value |= {
+def _row(
+    sequences: int, width: int, verify_s: float, draft_s: float, medians: dict[str, float], means: dict[str, float]
+) -> Row:
+    """Of seconds that rounds take beside their passes."""
+    times_bare = medians["two"] / medians["bare"]
+    value: dict[str, Any] = {
+        "two_hops_ms": round(1e3 * medians["two"], 2),
+        "bare_ms": round(1e3 * medians["bare"], 2),
         "times_bare": round(times_bare, 2),
-        "four_hops_times_two": round(beside["four_hops"] / beside["two_hops"], 2),
+        "overhead": round(medians["two"] / (medians["two"] + verify_s + draft_s), 4),
+        "two_hops_mean_ms": round(1e3 * means["two"], 2),
+        "four_hops_mean_ms": round(1e3 * means["four"], 2),
+        "four_times_two": round(means["four"] / means["two"], 2),
     }
     return Row(
         f"hops {sequences}x{width}",

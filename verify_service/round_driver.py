@@ -47,6 +47,7 @@ from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
 
+LAST = (Report, Released)  # carried out when nobody waits for anything any more
 Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loop is told of something that came
 
 
@@ -245,7 +246,15 @@ class RoundDriver:
 
     def _feed(self, told: Sequence[Told | Plan]) -> None:
         while True:
+            reports = []
             for action in self.rounds.feed_all(told, time.monotonic()):
+                if type(action) in LAST:
+                    reports.append(action)
+                else:
+                    self._carry[type(action)](action)
+            if reports:
+                time.sleep(0)  # lets go of the interpreter, so that orders leave
+            for action in reports:
                 self._carry[type(action)](action)
             self._arriving.clear()
             self._began.clear()
