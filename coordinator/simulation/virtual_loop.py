@@ -49,12 +49,22 @@ class _InTurn(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Begins at 0 seconds."""
+    """Begins at 0 seconds. Timers that are due at the same moment come in any order, if always in the same."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
-        self._timers = itertools.count()
         super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+class OrderedLoop(VirtualLoop):
+    """One on which what was sent first arrives first, too, where both take as long."""
+
+    def __init__(self) -> None:
+        self._timers = itertools.count()
+        super().__init__()
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -65,13 +75,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def time(self) -> float:
-        return self._jumping.now
-
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """What `main` returns, run to its end in simulated time; cancels what it leaves behind."""
-    loop = VirtualLoop()
+    loop = OrderedLoop()
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)

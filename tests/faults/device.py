@@ -55,11 +55,11 @@ class SimulatedDevice(DeviceWorker):
             seconds = takes(*args) if callable(takes) else takes
             result: Any = None
             error: Exception | None = None
+            self._working = True  # what this job posts waits until it is over
             try:
                 result = _timed(function(*args), int(seconds * 1e9))
             except Exception as caught:  # handed to whoever asked
                 error = caught
-            self._working = True
             self.busy_s += seconds
             loop.call_later(seconds, self._node.when_awake, lambda done=(future, result, error): self._over(*done))
 

@@ -16,7 +16,10 @@ from typing import Any
 
 import grpc
 
+from coordinator.lanes.sequence import Event
+from coordinator.lanes.verifier_lane import VerifierLane
 from dspark.client.request import Sampling, write_request
+from dspark.rounds.events import How, Release
 from dspark.wire.v1 import generate_pb2_grpc
 from faults import pair
 from faults.plan import Action, Plan, once
@@ -77,8 +80,20 @@ async def _preempt(cell: SimulatedCell, draw: random.Random) -> list[str]:
     for _ in range(5):
         await cell.after(draw.uniform(0.01, 0.05))
         for lane in cell.processes["coordinator/0"].membership.lanes:
-            lane._make_room()  # what an OUT_OF_PAGES does, at any step
+            if isinstance(lane, VerifierLane):
+                take_out_youngest(lane)
+            else:
+                lane._make_room()  # what an OUT_OF_PAGES does, at any step
     return judged(cell, await asyncio.gather(*asked)) + await freed(cell)
+
+
+def take_out_youngest(lane: VerifierLane) -> None:
+    """As where pages run out: it is settled, and begins again."""
+    placed = max((each for each in lane._members if each.admitted), key=lambda each: each.number, default=None)
+    if placed is not None and placed.leaving is None:
+        placed.leaving, placed.settled_by = Event.PREEMPTED, lane._clock.time() + 10.0
+        lane._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
+        lane._soon()
 
 
 async def _drafters_gone(cell: SimulatedCell, draw: random.Random) -> list[str]:
