@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer (64)")
     parser.add_argument("--rows", type=int, default=8, help="prompts of a domain that are measured; 0: all (8)")
+    parser.add_argument("--before", type=int, default=0, help="blocks that the weights it started from had seen (0)")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="to calibrate on")
     parser.add_argument("--datasets", type=Path, nargs="+", help="to measure on (a file of every domain)")
     parser.add_argument("--keep", type=Path, help="folder in which the target's answers stay, for the next drafter")
@@ -81,7 +82,7 @@ def ship(args: argparse.Namespace) -> None:
         shutil.copyfile(log.path, folder / "training.csv")
         record.draw(log, CURVES, folder / "training.png")
         shutil.copyfile(measured / "acceptance.png", folder / "acceptance.png")
-        told = {"training": facts, "calibration": fits, "evaluation": report, "log": log.read()}
+        told = {"training": facts, "calibration": fits, "evaluation": report, "log": log.read(), "before": args.before}
         (folder / "README.md").write_text(card(told, rows=args.rows, tokens=args.tokens), encoding="utf-8")
         (folder / "metrics.json").write_text(json.dumps(metrics.plain(_without_paths(report))) + "\n", encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)

@@ -50,7 +50,7 @@ def card(told: Mapping[str, Any], *, rows: int, tokens: int) -> str:
 
 
 def _early(told: Mapping[str, Any]) -> list[str]:
-    most = _blocks(told["training"])
+    most = told["before"] + _blocks(told["training"])
     if most >= EARLY:
         return []
     return [
@@ -114,7 +114,7 @@ def _training(told: Mapping[str, Any]) -> list[str]:
         f"schedule {made['schedule']}, {made['precision']}, seed {made['seed']}; {facts['seconds'] / 3600:.1f} hours.",
     ]
     if made["start"]:
-        lines.append("It started from the weights of an earlier version.")
+        lines.append(f"It started from the weights of an earlier version, which had seen {told['before']:,} blocks.")
     if held:
         points = ", ".join(f"{tau:.2f} after {step:.0f}" for step, tau in held[-3:])
         lines.append(f"Expected accepted length on {made['held_out']} held-out conversations: {points} steps.")

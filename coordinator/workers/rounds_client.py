@@ -110,7 +110,7 @@ class RoundsClient:
         for each in news:
             if isinstance(each, PassReport):
                 for round in each.report.rounds:
-                    if max(round.tokens) >= self._vocab_size:
+                    if max(round.tokens, default=0) >= self._vocab_size:
                         raise PeerError(f"report.token_ids: one is not below the vocabulary size {self._vocab_size}")
                     self._scored.pop((round.sequence, round.epoch), None)
             elif isinstance(each, Released):
