@@ -48,7 +48,7 @@ class Said:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    epoch: int = 0  # the highest that something may have been drawn under
+    epoch: int = 0  # the highest that committed; of verifiers that run their rounds, the highest that was given out
     end: End | None = None
 
 

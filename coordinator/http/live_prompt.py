@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coordinator.beside import beside
 from coordinator.http.door import Door
-from coordinator.http.messages import forget_oldest
-from coordinator.reception.frontdesk import encoded
-
-Message = dict[str, str]
+from coordinator.http.messages import Turn, newest_that_fit
+from coordinator.reception.frontdesk import LONG_TEXT, encoded_now
 
 
-async def prompt_of(door: Door, messages: Sequence[Message], max_tokens: int) -> tuple[str | tuple[int, ...], int]:
+async def prompt_of(door: Door, messages: Sequence[Turn], max_tokens: int) -> tuple[str | tuple[int, ...], int]:
     """(prompt, how many of the oldest messages were left out so that `max_tokens` fit behind it).
 
     Without a chat template the newest message is the prompt, as plain text.
@@ -19,10 +18,11 @@ async def prompt_of(door: Door, messages: Sequence[Message], max_tokens: int) ->
     template, tokenizer = door.template, door.desk.tokenizer
     if template is None or tokenizer is None:
         return messages[-1]["content"], 0
-    room = door.desk.limits().longest - max_tokens
-    said = list(messages)
-    while True:
+
+    def encode(said: list[Turn]) -> tuple[int, ...]:
         text = template.render(said, {}, add_generation_prompt=True)
-        prompt = await encoded(tokenizer, text, "messages", add_special=False)  # the template writes them itself
-        if len(prompt) <= room or not forget_oldest(said):
-            return prompt, len(messages) - len(said)
+        return encoded_now(tokenizer, text, "messages", add_special=False)  # the template writes them itself
+
+    room = door.desk.limits().longest - max_tokens
+    long = sum(len(message["content"]) for message in messages) > LONG_TEXT
+    return await beside(long, newest_that_fit, messages, room, encode)

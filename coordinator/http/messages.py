@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dspark.errors import InvalidRequest, Unsupported
 
 MAX_MESSAGES = 4096
+
+Turn = dict[str, str]
+Prompt = tuple[int, ...]
 
 
 def read_messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -19,13 +23,25 @@ def read_messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_read(message, f"messages[{index}]") for index, message in enumerate(given)]
 
 
-def forget_oldest(said: list[dict[str, str]]) -> bool:
-    """Takes the oldest question and its answer out of a conversation; False where a single turn is left."""
+def newest_that_fit(said: Sequence[Turn], room: int, encode: Callable[[list[Turn]], Prompt]) -> tuple[Prompt, int]:
+    """(the prompt of a conversation within `room` tokens, how many of its oldest messages are left out of it).
+
+    Questions go with their answers, as few as it takes. A single turn that is too long stays: whoever is asked says so.
+    """
     first = 1 if said[0]["role"] == "system" else 0
-    if len(said) - first < 3:
-        return False
-    del said[first : first + 2]
-    return True
+    prompt = encode(list(said))
+    if len(prompt) <= room:
+        return prompt, 0
+    few, enough = 0, max((len(said) - first - 1) // 2, 0)  # turns that are too few to leave out, and all that can be
+    while enough - few > 1:  # a prompt grows with its turns
+        middle = (few + enough) // 2
+        fits = len(encode(_without(said, first, middle))) <= room
+        few, enough = (few, middle) if fits else (middle, enough)
+    return encode(_without(said, first, enough)), 2 * enough
+
+
+def _without(said: Sequence[Turn], first: int, turns: int) -> list[Turn]:
+    return [*said[:first], *said[first + 2 * turns :]]
 
 
 def _read(message: dict[str, Any], field: str) -> dict[str, Any]:

@@ -37,10 +37,15 @@ def prompt_bytes(cell: Cell) -> int:
 
 async def encoded(tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True) -> tuple[int, ...]:
     """Text as token ids; errors name `field`."""
+    return await beside(len(text) > LONG_TEXT, encoded_now, tokenizer, text, field, add_special=add_special)
+
+
+def encoded_now(tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True) -> tuple[int, ...]:
+    """The same on the thread that calls."""
     if len(text) > MAX_TEXT:
         raise InvalidRequest(field, f"{len(text)} characters, at most {MAX_TEXT} are allowed")
     try:
-        return await beside(len(text) > LONG_TEXT, tokenizer.encode, text, add_special=add_special)
+        return tokenizer.encode(text, add_special=add_special)
     except Exception as error:  # the library raises bare Exception
         raise InvalidRequest(field, "cannot be tokenized") from error
 

@@ -158,11 +158,11 @@ def turns(ears: Ears) -> Iterator[str]:
 
 def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
     """The prompt, within `room` tokens: as long as it is longer, `said` loses its oldest question and answer."""
-    from coordinator.http.messages import forget_oldest
+    from coordinator.http.messages import newest_that_fit
 
-    prompt = render(said)
-    while len(prompt) > room and forget_oldest(said):  # a single turn that is too long: the server says so
-        prompt = render(said)
+    prompt, left_out = newest_that_fit(said, room, render)
+    first = 1 if said[0]["role"] == "system" else 0
+    del said[first : first + left_out]
     return prompt
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dspark import shipped
 from dspark.cli.telling import tell
-from dspark.errors import Unavailable
+from dspark.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from dspark.client.cell import Cell
@@ -147,7 +147,7 @@ def _up(args: argparse.Namespace) -> int:
 def _stay(cell: Cell) -> None:
     """Until a signal, and takes the cell down then; or until somebody else has taken it down.
 
-    Unavailable when it has ended by itself; what is left of it is cleared.
+    Unavailable when it has ended by itself, or cannot be reached; what is left of it on this machine is cleared.
     """
     from deploy.down import take_down
     from dspark.client.cell import NoCell, find_cell, is_alive
@@ -163,12 +163,14 @@ def _stay(cell: Cell) -> None:
                 if now - there > RAY_GONE_S:
                     raise Unavailable(f"the cell has ended: its Ray cluster (process {cell.ray_pid}) is gone")
                 if now - answered > SILENT_S:
-                    raise Unavailable(f"the cell has ended: nobody has answered at {cell.endpoint} for {SILENT_S:g} s")
+                    left = "" if cell.ray_pid else "; it was left as it is, `dspark down` takes it down"
+                    raise Unavailable(f"nobody has answered at {cell.endpoint} for {SILENT_S:g} s{left}")
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             take_down(say)
         except Unavailable:
-            take_down(say, 0.0)
+            if cell.ray_pid:  # a Ray cluster of its own, on this machine; in another one it may be only out of reach
+                take_down(say, 0.0)
             raise
 
 
@@ -179,11 +181,11 @@ def _answers(cell: Cell) -> bool:
     from dspark.runtime.channel import sync_channel
     from dspark.runtime.health import health_of
 
-    with sync_channel(cell.endpoint, tls=cell.tls()) as channel:
-        try:
+    try:
+        with sync_channel(cell.endpoint, tls=cell.tls()) as channel:
             health_of(channel, "")
-        except grpc.RpcError:
-            return False
+    except (grpc.RpcError, ConfigError, OSError):  # files of certificates may be changing
+        return False
     return True
 
 
