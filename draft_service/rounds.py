@@ -195,20 +195,27 @@ class Rounds:
 
     def _refuse(self, told: draft_pb2.OpenContext, refusal: Refusal) -> None:
         self._worker.refused(refusal.reason)
-        self._laws.pop((told.sequence, told.epoch), None)
+        self._forget(told.sequence, told.epoch)
         written = codec.write_refusal(refusal)
         opened = draft_pb2.ContextOpened(sequence=told.sequence, epoch=told.epoch, refusal=written)
         self._outbox.put(draft_pb2.RoundsEvent(opened=opened))
 
+    def _forget(self, sequence: int, epoch: int) -> int | None:
+        """The number that it had here, which is given up with its last epoch."""
+        known = self._laws.pop((sequence, epoch), None)
+        if known is None:
+            return None
+        if not any(other == sequence for other, _ in self._laws):
+            assert self._verifier is not None
+            self._keys.close(self._verifier, sequence, self._owner)
+        return known[0]
+
     def _close_contexts(self, named: Sequence[tuple[int, int]]) -> None:
-        assert self._verifier is not None
         gone: list[tuple[int, int]] = []
         for sequence, epoch in named:
-            known = self._laws.pop((sequence, epoch), None)
-            if known is not None:
-                gone.append((known[0], epoch))
-                if not any(other == sequence for other, _ in self._laws):
-                    self._keys.close(self._verifier, sequence, self._owner)
+            number = self._forget(sequence, epoch)
+            if number is not None:
+                gone.append((number, epoch))
         if gone:
             task = asyncio.create_task(self._release(gone))
             self._releases.add(task)

@@ -31,7 +31,7 @@ from coordinator.lanes.round_learning import RoundLearning
 from coordinator.lanes.sequence import Event
 from coordinator.lanes.settling import Owner
 from coordinator.lanes.track import Track
-from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans, differs
+from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans
 from coordinator.scheduling.cost_curve import CostCurve
 from dspark.errors import PeerError
 from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
@@ -168,7 +168,8 @@ class VerifierLane:
     def drain(self, finish_within_s: float) -> None:
         """The verifier will leave: nobody new, and who has not ended shortly before goes to another one."""
         self.draining = True
-        self._clock.call_later(max(finish_within_s - MOVING_S, MOVING_SHARE * finish_within_s), self.move_all)
+        within_s = max(finish_within_s - MOVING_S, MOVING_SHARE * finish_within_s)
+        self._clock.call_later(within_s, self._surely, self.move_all)
 
     def move_all(self) -> None:
         """Its sequences begin again elsewhere, oldest first in line, each once the verifier has settled it."""
@@ -200,16 +201,12 @@ class VerifierLane:
     # What the verifier says.
 
     def heard(self, news: Sequence[Up]) -> None:
-        if self._closed:
-            return
+        self._surely(self._take_in, news)
+
+    def _take_in(self, news: Sequence[Up]) -> None:
         self._heard = self._clock.time()
-        try:
-            for each in news:
-                self._hear[type(each)](each)
-        except Exception as error:  # a bug: its sequences get a fresh lane rather than none
-            log.error("lane.failed", verifier=self.facts.name, exc_info=error)
-            self._port.close("its lane failed")
-            return
+        for each in news:
+            self._hear[type(each)](each)
         self._write()  # before this turn of the loop is over, so before anybody is shown what was committed in it
         self._tell_orders()
         self._soon()
@@ -219,9 +216,8 @@ class VerifierLane:
         self.close()
 
     def _passed(self, said: PassReport) -> None:
-        report, now = said.report, self._heard
+        report, now, committed = said.report, self._heard, 0
         applied, tracks = Applied(said, [], [], []), list[Track]()
-        committed = 0
         for place, each in enumerate(report.rounds):
             placed = self._find(each.sequence, each.epoch, "verdict")
             if placed is None:
@@ -316,15 +312,26 @@ class VerifierLane:
 
     # Turns: everything that need not be done at once.
 
+    def _surely(self, step: Callable[..., None], *args: object) -> None:
+        """Of a bug: its sequences get a fresh lane rather than none, and what was committed before it lasts."""
+        if self._closed:
+            return
+        try:
+            step(*args)
+        except Exception as error:
+            log.error("lane.failed", verifier=self.facts.name, exc_info=error)
+            try:
+                self._write()
+            finally:
+                self._port.close("its lane failed")
+
     def _soon(self) -> None:
         if not self._due and not self._closed:
             self._due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._surely, self._turn)
 
     def _turn(self) -> None:
         self._due = False
-        if self._closed:
-            return
         learned = self._learning.catch_up()
         admissions = self._admit()
         self._assignment.settle()
@@ -332,7 +339,9 @@ class VerifierLane:
             self._plans.replan()
         self._orders.extend(self._drafters.news())
         if learned or self._changed or self._assignment.named:
-            self._plan()
+            named, self._assignment.named = self._assignment.named, {}
+            if (plan := self._plans.compose(named)) is not None:
+                self._orders.append(plan)
         self._changed = False
         self._orders.extend(admissions)
         self._tell_orders()
@@ -356,14 +365,6 @@ class VerifierLane:
         self._changed = self._changed or not self._plans.covers(member)
         return placed.admission()
 
-    def _plan(self) -> None:
-        """Tells a plan unless it says what the one in force says."""
-        before = self._plans.in_force
-        plan = self._plans.compose(self._assignment.named)
-        self._assignment.named = {}
-        if not before.number or differs(before, plan):
-            self._orders.append(plan)
-
     def _tell_orders(self) -> None:
         orders, self._orders = self._orders, []
         if orders and not self._closed:
@@ -374,12 +375,11 @@ class VerifierLane:
     def _watch(self) -> None:
         if self._watching is None and len(self) and not self._closed:
             least = min(self._waits.prefill_s, self._waits.verify_s)
-            self._watching = self._clock.call_later(least / LOOKS, self._look)
+            self._watching = self._clock.call_later(least / LOOKS, self._surely, self._look)
 
     def _look(self) -> None:
         """A verifier that owes something and says nothing is lost; one that never settles a sequence loses that."""
-        self._watching = None
-        now = self._clock.time()
+        self._watching, now = None, self._clock.time()
         since = min((placed.since for placed in self._members if placed.admitted), default=now)
         silent_s = now - max(self._heard, since)
         rounds = any(placed.prefilled for placed in self._members)

@@ -66,7 +66,6 @@ class LanePlans:
         self._drafters: Sequence[DrafterCost] = ()
         self._planner: Planner | None = None
         self._adaptive = Plan()  # the planner's last
-        self._number = 0
         self._alone: dict[int, bool] = {}  # by plan: whether one cohort was in force
         self._verified = 0.0  # slots of a drafted block, of late
         self._context = 1.0
@@ -186,9 +185,11 @@ class LanePlans:
             )
         )
 
-    def compose(self, drafters: Mapping[int, int]) -> Plan:
-        """The plan for everybody. drafters: who is to draft, of sequences for which that changes (0: nobody)."""
-        self._number += 1
+    def compose(self, drafters: Mapping[int, int]) -> Plan | None:
+        """The plan for everybody, in force from now on; None if it says what the one in force says.
+
+        drafters: who is to draft, of sequences for which that changes (0: nobody).
+        """
         plan = self._adaptive
         sequences = dict(plan.sequences)
         for member in self._members.values():
@@ -197,17 +198,20 @@ class LanePlans:
         for number, drafter in drafters.items():
             sequences[number] = sequences.get(number, SequencePlan())._replace(drafter=drafter)
         own_draft_s, cohorts = self._by_themselves()
-        self.in_force = Plan(
-            self._number,
+        composed = Plan(
+            self.in_force.number + 1,
             plan.terms,
             cohorts or plan.cohorts,
             self.window,
             max(plan.draft_s, own_draft_s),
             sequences,
         )
-        self._alone[self._number] = self.in_force.cohorts == 1
-        self._alone.pop(self._number - REMEMBERED, None)
-        return self.in_force
+        if self.in_force.number and not differs(self.in_force, composed):
+            return None
+        self.in_force = composed
+        self._alone[composed.number] = composed.cohorts == 1
+        self._alone.pop(composed.number - REMEMBERED, None)
+        return composed
 
     def covers(self, member: Member) -> bool:
         """Whether the plan in force says what holds for a newcomer without naming it."""

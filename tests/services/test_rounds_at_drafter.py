@@ -16,6 +16,7 @@ from worker_stream import until
 
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
+from draft_service.keys import ContextKeys
 from dspark.rounds.events import OrderRow
 from dspark.runtime.channel import open_channel
 from dspark.synthetic.law import SyntheticLaw
@@ -32,7 +33,20 @@ VERIFIER = 77
 
 
 @pytest.fixture
-async def drafter(tmp_path: Path) -> AsyncIterator[Any]:
+def keys(monkeypatch: pytest.MonkeyPatch) -> list[ContextKeys]:
+    """Those of drafters that are started."""
+    made: list[ContextKeys] = []
+
+    def make() -> ContextKeys:
+        made.append(ContextKeys())
+        return made[-1]
+
+    monkeypatch.setattr(draft_process, "ContextKeys", make)
+    return made
+
+
+@pytest.fixture
+async def drafter(keys: list[ContextKeys], tmp_path: Path) -> AsyncIterator[Any]:
     path = tmp_path / "pair.yaml"
     document = {
         "verify": {"tokens": [1], "ms": [0.1]},
@@ -211,13 +225,17 @@ async def test_contexts_that_nobody_names_any_more_are_freed(drafter: Any) -> No
         assert theirs.token_ids
 
 
-async def test_a_context_without_room_is_refused_and_the_stream_goes_on(drafter: Any) -> None:
+async def test_a_context_without_room_is_refused_and_the_stream_goes_on(keys: list[ContextKeys], drafter: Any) -> None:
     async with RoundsCall(drafter) as call:
         await call.hear()
         reasons = [(await call.open(sequence)).refusal.reason for sequence in range(9)]
         assert reasons == [0] * 8 + [RefusalReason.NO_PAGES]
+        assert (await call.open(0, epoch=0)).refusal.reason
         blocks = await call.order(1, row(0, 5), row(8, 5))
         assert [bool(block.token_ids) for block in blocks] == [True, False]
+        (kept,) = keys
+        assert kept.find(VERIFIER, 8) == 8, "no number is kept for it"
+        assert kept.find(VERIFIER, 0) != 0, "its other epoch is there"
 
 
 @pytest.mark.parametrize(

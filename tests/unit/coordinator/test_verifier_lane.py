@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakes import answer_of, read
@@ -215,6 +215,46 @@ def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_befor
         assert pieces > 5
         order = [each for each in happened if each != "shown"]
         assert all(before == "written" for before, now in itertools.pairwise(order) if now == "acknowledged")
+
+    story(tell)
+
+
+def test_r7_what_was_committed_before_a_bug_is_written_and_its_sequences_go_on_elsewhere() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track, lane, port = cell.ask(max_tokens=60), cell.lane, cell.port
+        written: list[int] = []
+        lane._write = lambda: written.append(len(track.answer.log))  # type: ignore[method-assign]
+        await cell.until(lambda: len(track.answer.log) > 10, each_s=0.0005)
+        port.tampers = lambda news: [*news, cast("Up", object())]
+        before = len(track.answer.log)
+        await cell.until(lambda: bool(port.closed_because))
+        assert port.closed_because == "its lane failed"
+        assert len(track.answer.log) > before
+        assert written[-1] == len(track.answer.log)
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 60)
+
+    story(tell)
+
+
+@pytest.mark.parametrize("turn", ["settle", "look_at"])
+def test_a_bug_in_a_turn_or_a_look_costs_a_lane_and_none_of_its_sequences(turn: str) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track, port, assignment = cell.ask(max_tokens=90), cell.port, cell.lane._assignment
+        await cell.until(lambda: len(track.answer.log) > 10, each_s=0.0005)
+
+        def planted(*_: object) -> None:
+            raise RuntimeError("planted")
+
+        setattr(assignment, turn, planted)
+        if turn == "look_at":
+            port.tampers = lambda news: ()
+        await cell.until(lambda: bool(port.closed_because))
+        assert port.closed_because == "its lane failed"
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 90)
 
     story(tell)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from rounds_of import COSTS, SIZES
 
 from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCorrector, Running
-from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans, differs
+from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
 from coordinator.planning.planner import Lane, Others, Planner
 from coordinator.scheduling.cost_curve import CostCurve
 from dspark.rounds.control import PassReport, Timing
@@ -26,6 +28,12 @@ def plans(curve: CostCurve | None = None, drafters: int = 1, **settings: object)
     return made
 
 
+def told(made: LanePlans, drafters: Mapping[int, int] | None = None) -> Plan:
+    """What is in force behind the next plan, if there is one."""
+    made.compose(drafters or {})
+    return made.in_force
+
+
 def report(made: LanePlans, rounds: int = 1, *, accepted: int = 5, confidence: float = 0.9) -> Applied:
     """A pass of two sequences, with whole blocks."""
     rows = [
@@ -41,14 +49,14 @@ def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> No
     for number, policy in enumerate(("adaptive", "fixed:3", "threshold:0.4", "off", "async"), 1):
         made.add(number, parse_policy(policy), 1.0, 0)
     made.replan()
-    plan = made.compose({})
+    plan = told(made)
     assert plan.terms.kind is PlanKind.PRICE
     assert plan.terms_of(1) == plan.terms_of(5) == plan.terms
     assert plan.terms_of(2) == Terms(PlanKind.FIXED, 3)
     assert plan.terms_of(3) == Terms(PlanKind.THRESHOLD, 7, 0.4)
     assert plan.terms_of(4).kind is PlanKind.OFF
     made.remove(2)
-    assert 2 not in made.compose({}).sequences
+    assert 2 not in told(made).sequences
 
 
 def test_drafters_are_named_in_the_plan_that_changes_them_and_not_again() -> None:
@@ -56,10 +64,10 @@ def test_drafters_are_named_in_the_plan_that_changes_them_and_not_again() -> Non
     made.add(1, parse_policy("adaptive"), 1.0, 0)
     made.add(2, parse_policy("fixed:3"), 1.0, 0)
     made.replan()
-    named = made.compose({1: 4, 2: 0})
+    named = told(made, {1: 4, 2: 0})
     assert (named.of(1).drafter, named.of(2).drafter) == (4, 0)
     assert named.terms_of(2).slots == 3
-    again = made.compose({})
+    again = told(made)
     assert (again.of(1).drafter, again.of(2).drafter) == (None, None)
     assert again.number == named.number + 1
     assert differs(named, again)
@@ -70,7 +78,7 @@ def test_without_a_cost_curve_adaptive_sequences_verify_what_they_draft() -> Non
     made.drafters([DrafterCost(5, None)])
     made.add(1, parse_policy("adaptive"), 2.0, 0)
     made.replan()
-    assert made.compose({}).terms_of(1) == Terms(PlanKind.FIXED, 5, 0.0, 2.0)
+    assert told(made).terms_of(1) == Terms(PlanKind.FIXED, 5, 0.0, 2.0)
 
 
 @pytest.mark.parametrize("curve", [None, GPU.curve()])
@@ -79,13 +87,13 @@ def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve 
     made = LanePlans(curve)
     made.add(1, parse_policy(policy), 1.0, 0)
     made.replan()
-    assert made.compose({}).terms_of(1).slots == 0
+    assert told(made).terms_of(1).slots == 0
     made.drafters([DrafterCost(5, None)])
     made.replan()
-    assert made.compose({}).terms_of(1).slots == 5
+    assert told(made).terms_of(1).slots == 5
     made.drafters([])
     made.replan()
-    assert made.compose({}).terms_of(1).slots == 5, "it is out of reach here, and may be there for the verifier"
+    assert told(made).terms_of(1).slots == 5, "it is out of reach here, and may be there for the verifier"
 
 
 @pytest.mark.parametrize(("bypass", "slots"), [(True, 0), (False, 1)])
@@ -95,7 +103,7 @@ def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(bypass: b
         made.add(number, parse_policy("adaptive"), 1.0, 0)
     for _ in range(200):
         made.replan()
-        made.compose({})
+        told(made)
         made.learn(report(made, accepted=0))
     made.replan()
     assert made.mode[0] == 0 if slots == 0 else made.mode[0] >= slots
@@ -120,7 +128,7 @@ def test_cohorts_are_as_told_or_whichever_is_faster(cohorts: int, expected: set[
         for number in range(streams):
             made.add(number, parse_policy("fixed:5"), 1.0, 0)
         made.replan()
-        seen.add(made.compose({}).cohorts)
+        seen.add(told(made).cohorts)
     assert seen <= expected | {1}
     assert expected <= seen or cohorts == 0
 
@@ -129,7 +137,7 @@ def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
     made = plans(cohorts=2)
     for number in (1, 2):
         made.add(number, parse_policy("fixed:7"), 1.0, 0)
-    made.compose({})
+    told(made)
     assert made.in_force.cohorts == 2
     made.learn(report(made))
     assert made._planner is not None
@@ -139,7 +147,7 @@ def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
 
 def test_a_prefill_and_a_pass_of_nobody_known_teach_nothing() -> None:
     made = plans()
-    made.compose({})
+    told(made)
     for applied in (report(made, 0), Applied(report(made).report, [], [], [])):
         made.learn(applied)
     assert made._planner is not None
@@ -172,3 +180,21 @@ def test_plans_that_say_the_same_need_not_be_told() -> None:
     assert not differs(one, Plan(2, Terms(PlanKind.FIXED, 3), 1, 2, 0.011))
     assert differs(one, Plan(2, Terms(PlanKind.FIXED, 3), 1, 2, 0.020))
     assert differs(one, Plan(2, Terms(PlanKind.FIXED, 2), 1, 2, 0.010))
+
+
+def test_a_plan_that_is_not_told_is_neither_numbered_nor_what_the_next_one_is_compared_with() -> None:
+    made = plans()
+    for number in (1, 2):
+        made.add(number, parse_policy("fixed:5"), 1.0, 0)
+    first = made.compose({})
+    assert first is not None
+    assert made._planner is not None
+    hop, slow = made._planner.cost.hop, None
+    for step in range(1, 200):  # each a little slower than the last
+        hop.value = HOP_S * 1.05**step
+        if (slow := made.compose({})) is not None:
+            break
+        assert made.in_force is first
+    assert slow is not None
+    assert (slow.number, step > 2) == (first.number + 1, True)
+    assert differs(first, slow)
