@@ -198,10 +198,15 @@ class Drafters:
             def lost(why: str) -> None:
                 self._tell(lambda: self._broke(drafter, mine[0], why))
 
-            security = self._security
-            mine.append(
-                DrafterStream(known.sink.endpoint, hello, token=security.token, tls=security.tls, came=came, lost=lost)
-            )
+            security, endpoint = self._security, known.sink.endpoint
+            try:
+                mine.append(
+                    DrafterStream(endpoint, hello, token=security.token, tls=security.tls, came=came, lost=lost)
+                )
+            except Exception as error:  # a file of certificates that cannot be read, no thread: it is tried again
+                log.warning("drafter.unreachable", drafter=drafter, endpoint=endpoint, exc_info=error)
+                known.broke = now
+                return None
             known.stream, known.begun, known.version = mine[0], now, ""
             known.wanted, known.kept = set(), now
         return known.stream

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dspark.rounds.control import Admission, Started
 from dspark.types import Cursor, Refusal, TokenLogprobs, scores_problem
-from verify_service.interface import Engine, Prefill
+from verify_service.interface import Engine, Prefill, Progress
 from verify_service.sequences import failed, invalid
 
 IDLE_S = 0.02  # without a round for so long nobody decodes
@@ -85,10 +85,13 @@ class Prompts:
         """When the next chunk gets a pass of its own, unless a round takes it along before; None: there is none."""
         return last_round + IDLE_S if self._waiting else None
 
-    def run_chunk(self, last_round: float) -> Iterator[Began]:
-        """A pass of its own. last_round: when one ended, in monotonic seconds."""
+    def run_chunk(self, last_round: float) -> Progress | None:
+        """A pass of its own. last_round: when one ended, in monotonic seconds. Raises what the engine raises."""
         short = time.monotonic() - last_round < LIVELY_S
-        progress = self._engine.prefill_next(short=short, owner=self._owner)
+        return self._engine.prefill_next(short=short, owner=self._owner)
+
+    def after_chunk(self, progress: Progress | None) -> Iterator[Began]:
+        """Prompts that have ended with it, or before it."""
         if progress is not None and (progress.done or progress.problem is not None):
             yield from self._ended(progress.prefill, progress.problem)
         yield from self.collect()

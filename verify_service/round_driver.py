@@ -167,26 +167,35 @@ class RoundDriver:
 
     def _finish(self) -> int:
         self._over = True
-        self._drafters.end()
-        self.rounds.feed(SessionLost(), time.monotonic())
-        self._inbox.clear()
-        return self._engine.release_owner(self._owner)
+        try:
+            self._drafters.end()
+            self.rounds.feed(SessionLost(), time.monotonic())
+        finally:
+            self._inbox.clear()
+            freed = self._engine.release_owner(self._owner)
+        return freed
 
     def _turn(self) -> None:
         self._posted = False
+        self._surely(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._feed(self._take())
+        self._go_on()
+
+    def _surely(self, step: Callable[[], Exception | None]) -> None:
+        """Raises what the step returns, by which the device's health is judged, and what it raises: a bug, behind which
+        nothing can go on."""
         if self._over:
             return
         try:
-            self._feed(self._take())
-            self._go_on()
+            failed = step()
         except Exception as error:
-            self._fail(error)
+            self._over = True
+            self._events.call_soon_threadsafe(self._failed, error)
             raise
-
-    def _fail(self, error: Exception) -> None:
-        """Of a bug, behind which nothing can go on."""
-        self._over = True
-        self._events.call_soon_threadsafe(self._failed, error)
+        if failed is not None:
+            raise failed
 
     def _go_on(self) -> None:
         """The next job, at once or when something is due."""
@@ -210,31 +219,32 @@ class RoundDriver:
     def judge_cohort(self) -> None:
         """The next pass, as a job."""
         self._at_work = False
-        if self._over:
-            return
+        self._surely(self._judge)
+
+    def _judge(self) -> Exception | None:
         ended, failed = self._passes.run(self._ready.popleft())
         self._last_pass = time.monotonic()
         if failed is None:
             self._passes.note(self._worker.metrics)
         self._up += self._passes.take_refused()
         self.tell(lambda: (ended,))
-        if failed is not None:
-            raise failed  # the device's health is judged by it
+        return failed
 
     def prefill_next(self) -> None:
         """A chunk of a prompt, as a job."""
         self._at_work = False
-        if self._over:
-            return
-        began, failed, now = list[Began](), None, time.monotonic()
+        self._surely(self._run_chunk)
+
+    def _run_chunk(self) -> Exception | None:
+        progress, failed, now = None, None, time.monotonic()
         try:
-            began = list(self._prompts.run_chunk(self._last_pass))
+            progress = self._prompts.run_chunk(self._last_pass)
             self._worker.metrics.forward_seconds.labels(kind="prefill").observe(time.monotonic() - now)
         except Exception as error:  # whose prompt it was is told as news
             failed = error
+        began = list(self._prompts.after_chunk(progress))
         self.tell(lambda: self._told_of(began))
-        if failed is not None:
-            raise failed
+        return failed
 
     def _take(self) -> list[Told | Plan]:
         told: list[Told | Plan] = []

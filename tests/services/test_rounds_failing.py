@@ -28,9 +28,11 @@ from dspark.synthetic.law import SyntheticLaw
 from dspark.types import Law, RefusalReason, Rule
 from dspark.wire.control_down import write_down
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
-from verify_service import drafters
+from verify_service import drafter_stream, drafters
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
+from verify_service.prompts import Prompts
+from verify_service.round_passes import RoundPasses
 
 pytestmark = pytest.mark.services
 
@@ -248,6 +250,28 @@ async def test_a_drafter_that_is_gone_is_let_go_and_one_that_leaves_opens_nobody
         await so_far(v, conductor, asked, lambda: any(event.what == "lost: gone" for event in conductor.health))
 
 
+@pytest.mark.parametrize("broken", ["sync_channel", "auth_metadata"])
+async def test_a_stream_that_cannot_be_begun_is_a_lost_drafter_and_begun_later(
+    pair: str, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
+        inner, left = getattr(drafter_stream, broken), [1]
+
+        def planted(*args: Any, **more: Any) -> Any:
+            if left and left.pop():
+                raise OSError("planted")
+            return inner(*args, **more)
+
+        monkeypatch.setattr(drafter_stream, broken, planted)
+        conductor.know(1, d)
+        first = conductor.ask([5, 6], SAMPLED, 60, drafter=1)
+        await answered(v, conductor, [first])
+        assert (left, conductor.why_lost) == ([], None)
+        await asyncio.sleep(drafters.PAUSE_S)
+        second = conductor.ask([5, 6], SAMPLED, LONG, drafter=1)
+        await so_far(v, conductor, [second], lambda: verified(second))
+
+
 # The verifier.
 
 
@@ -299,6 +323,27 @@ async def test_a_chunk_that_fails_is_run_again(pair: str) -> None:
         v.engine.prefill_next = prefill_next
         await answered(v, conductor, [conductor.ask([5, 6], SAMPLED, 20)])
         assert not left
+
+
+@pytest.mark.parametrize("bug", ["a pass was judged", "a prompt was run", "a stream of a drafter ends"])
+async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
+    pair: str, bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("planted")
+
+    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
+        if bug == "a pass was judged":
+            monkeypatch.setattr(RoundPasses, "note", planted)
+        elif bug == "a prompt was run":
+            monkeypatch.setattr(Prompts, "_ended", planted)
+        answer = conductor.ask([5, 6], SAMPLED, LONG)
+        if bug == "a stream of a drafter ends":
+            monkeypatch.setattr(drafters.Drafters, "end", planted)
+            await until(lambda: answer.tokens)
+            conductor.port.close("the test is over")
+        await until(lambda: conductor.why_lost is not None)
+        await until(lambda: v.engine.held.sequences == 0)
 
 
 async def test_a_verifier_that_leaves_says_so_and_takes_nobody(pair: str) -> None:
