@@ -30,7 +30,7 @@ class _Feed:
     next: int  # rows below this one were sent
     stop: int
     held: int  # rows below this one have come, as far as is known
-    since: float  # when it last got on
+    since: float  # when it, or another one of the same drafter, last got on
 
 
 class RowFeeds:
@@ -117,12 +117,15 @@ class RowFeeds:
     def _came(self, sink: Sink, marks: Sequence[tuple[Key, int]], refused: Sequence[Key]) -> Sequence[Told]:
         ready: list[Told] = []
         feeds = {key: feed for (_, key), feed in self._feeds.items() if feed.sink == sink}
-        now = time.monotonic()
+        if any(key in feeds for key, _ in marks):  # what is on its way is shared, so who waits for room got on, too
+            now = time.monotonic()
+            for feed in feeds.values():
+                feed.since = now
         for key, rows in marks:
             feed = feeds.get(key)
             if feed is None:
                 continue
-            feed.held, feed.since = max(feed.held, min(rows, feed.next)), now
+            feed.held = max(feed.held, min(rows, feed.next))
             if feed.held >= feed.stop:
                 del self._feeds[feed.drafter, key]
                 ready.append(DrafterReady(feed.drafter, *key, feed.held))

@@ -70,7 +70,9 @@ class Placed:
 
     def fate(self, said: Released) -> Event | None:
         """What becomes of it, now that the verifier let it go; None: it is refused for good."""
-        in_order = said.rounds == self.round and said.committed_len == len(self.track.answer.log)
+        in_order = said.rounds == self.round
+        if self.prefilled:  # else it may have been refused before anybody looked at its prompt
+            in_order = in_order and said.committed_len == len(self.track.answer.log)
         if in_order and said.why is None and self.leaving is not None:
             return self.leaving
         if in_order and said.why is Why.OUT_OF_PAGES:

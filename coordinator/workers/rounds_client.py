@@ -15,7 +15,7 @@ import structlog
 
 from dspark.errors import PeerError
 from dspark.rounds.control import Admission, Down, Listener, PassReport
-from dspark.rounds.events import Released
+from dspark.rounds.events import How, Release, Released
 from dspark.runtime.channel import auth_metadata
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.control_down import write_down
@@ -63,6 +63,8 @@ class RoundsClient:
             if isinstance(each, Admission) and each.prompt_logprobs is not None:
                 at = (each.admit.sequence, each.admit.epoch)
                 self._scored[at] = (len(each.token_ids), each.prompt_logprobs)
+            elif isinstance(each, Release) and each.how is How.DROP:
+                self._scored.pop((each.sequence, each.epoch), None)
         self._unsent += orders
         self._more.set()
         if len(self._unsent) > MAX_UNSENT:

@@ -682,6 +682,27 @@ def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_anothe
     story(tell, pages=70)
 
 
+def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            cell.port.tampers = lambda news: news
+            (each,) = news
+            assert isinstance(each, PassReport)
+            (row,) = each.report.rounds
+            cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
+            said = Refused(row.sequence, row.epoch, RefusalReason.NO_PAGES, "the verifier is draining")
+            return [said, Released(row.sequence, row.epoch, 0, 0, Why.NO_PAGES)]
+
+        cell.port.tampers = tamper
+        track = cell.ask()
+        await cell.finish(track)
+        assert (track.sequence.turned_away, track.handovers) == (1, 0)
+        assert await read(track) == answer_of((5, 6), 8)
+
+    story(tell)
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
 @pytest.mark.parametrize(
     ("why", "error", "words"),
     [
@@ -690,7 +711,7 @@ def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_anothe
         (RefusalReason.UNKNOWN_SEQUENCE, Unavailable, "begun 3 times, and refused again: not these"),
     ],
 )
-def test_who_is_refused_hears_why(why: RefusalReason, error: type[DsparkError], words: str) -> None:
+def test_who_is_refused_hears_why(why: RefusalReason, error: type[DsparkError], words: str, looked_at: bool) -> None:
     async def tell(cell: RoundsCell) -> None:
         def tamper(news: Sequence[Up]) -> list[Up]:
             said: list[Up] = []
@@ -699,7 +720,7 @@ def test_who_is_refused_hears_why(why: RefusalReason, error: type[DsparkError], 
                     (row,) = each.report.rounds
                     cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
                     said.append(Refused(row.sequence, row.epoch, why, "not these"))
-                    said.append(Released(row.sequence, row.epoch, 0, row.committed_before, Why.NO_PAGES))
+                    said.append(Released(row.sequence, row.epoch, 0, looked_at * row.committed_before, Why.NO_PAGES))
             return said
 
         cell.port.tampers = tamper

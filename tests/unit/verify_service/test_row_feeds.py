@@ -1,0 +1,88 @@
+"""Rows on their way to a drafter: who waits for room, and when nobody waits any longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
+from dspark.runtime.telemetry import Metrics
+from dspark.synthetic.spec import read_spec
+from dspark.types import Cursor, Law
+from dspark.wire.v1 import features_pb2
+from verify_service import row_feeds
+from verify_service.config import VerifyConfig
+from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
+from verify_service.interface import Prefill
+from verify_service.row_feeds import PATIENCE_S, RowFeeds
+from verify_service.synthetic import SyntheticVerifyEngine
+
+SPEC = {
+    "verify": {"tokens": [1], "ms": [0.01]},
+    "draft": {"sequences": [1], "ms": [0.01]},
+    "domains": {"only": {"accept": [0.9]}},
+    "feature_width": 1024,
+    "vocabulary": 500,
+    "context_length": 1 << 14,
+}
+SINK, DRAFTER, ROWS = Sink("127.0.0.1:1", 7), 1, 16 * BULK_ROWS
+
+
+class Feeds:
+    """Of two prompts, the first of which takes all the room there is, at a time that the test sets."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.now = 100.0
+        self.told: list[Told] = []
+        engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig(prefill_chunk=ROWS, kv_tokens=4 * ROWS))
+        push = FeaturePush(incarnation=1, projection="p", token=None, queue_rows=1, metrics=Metrics())
+        self.feeds = RowFeeds(engine, push, loop, lambda came: self.told.extend(came()))
+        for sequence in (1, 2):
+            ids = [5] * ROWS
+            assert engine.open(Cursor(sequence, 0, 0, ROWS), Law(), ROWS + 1, True, token_ids=ids) is None
+            engine.line_up(Prefill(sequence, 0, ids, False, 0))
+            while (progress := engine.prefill_next()) is not None:
+                assert progress.problem is None
+            engine.first_token(sequence)
+            self.feeds.opened(DRAFTER, (sequence, 0))
+
+    def send(self, sequence: int) -> None:
+        self.feeds.send(SendRows(DRAFTER, sequence, 0, 0, ROWS - 1), SINK)
+
+    def came(self, sequence: int, rows: int) -> None:
+        mark = features_pb2.Watermark(sequence=sequence, epoch=0, rows=rows)
+        self.feeds.rows_came(SINK, features_pb2.FeatureAck(watermarks=[mark]))
+
+
+@pytest.fixture
+def feeds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeds]:
+    loop = asyncio.new_event_loop()  # never run: a test says itself what becomes of pieces
+    monkeypatch.setattr(row_feeds, "time", SimpleNamespace(monotonic=lambda: made.now))
+    try:
+        made = Feeds(loop)
+        yield made
+    finally:
+        loop.close()
+
+
+def test_a_drafter_that_takes_rows_is_kept_although_some_wait_behind_others(feeds: Feeds) -> None:
+    feeds.send(1), feeds.send(2)
+    for rows in range(BULK_ROWS, ROWS, BULK_ROWS):
+        feeds.now += 0.9 * PATIENCE_S
+        feeds.came(1, rows)
+        assert feeds.feeds.overdue(feeds.now) == []
+    feeds.came(1, ROWS - 1)
+    assert feeds.told == [DrafterReady(DRAFTER, 1, 0, ROWS - 1)]
+    assert feeds.feeds.overdue_at() == feeds.now + PATIENCE_S
+
+
+def test_a_drafter_that_takes_nothing_is_given_up_although_more_is_sent_to_it(feeds: Feeds) -> None:
+    feeds.send(1)
+    feeds.now += 0.9 * PATIENCE_S
+    feeds.send(2)
+    assert feeds.feeds.overdue(feeds.now) == []
+    feeds.now += 0.1 * PATIENCE_S
+    assert feeds.feeds.overdue(feeds.now) == [DrafterLost(DRAFTER, "lost: it takes no rows")]
