@@ -119,8 +119,8 @@ class RowFeeds:
         feeds = {key: feed for (_, key), feed in self._feeds.items() if feed.sink == sink}
         if any(key in feeds for key, _ in marks):  # what is on its way is shared, so who waits for room got on, too
             now = time.monotonic()
-            for feed in feeds.values():
-                feed.since = now
+            for each in feeds.values():
+                each.since = now
         for key, rows in marks:
             feed = feeds.get(key)
             if feed is None:
