@@ -2,7 +2,7 @@
 
 Rows of an order and the order itself are one device job, so nothing waits for a watermark. A message that does not fit
 breaks the protocol: the stream ends with the field's name, and the verifier, who loses drafts and nothing else, begins
-anew. When the stream ends, all that was opened through it is freed.
+anew. The stream is the lease of its contexts: when it ends, or nothing comes for too long, they are freed.
 
 Invariant R5: when an answer leaves depends on what was ordered, never on what was drawn.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from typing import Any
@@ -53,6 +54,7 @@ BOUNDS = Bounds(
         5: Bounds({2: ("rows.features", MAX_MESSAGE)}),
     },
 )
+LEAST_LEASE_S = 30.0  # a verifier with nothing else to say lists its contexts every ten seconds
 MAX_OPEN_ORDERS = 64  # of one stream; a verifier has one or two
 
 
@@ -93,6 +95,7 @@ class Rounds:
         self._worker, self._engine, self._metrics = worker, worker.engine, worker.metrics
         self._cohorts, self._keys = cohorts, keys
         self._owner = new_owner()
+        self._heard_at = time.monotonic()
         self._verifier: int | None = None
         self._laws: dict[tuple[int, int], tuple[int, Law]] = {}  # by sequence and epoch: its number here, its law
         self._arriving: _Arriving | None = None
@@ -103,28 +106,40 @@ class Rounds:
     async def run(self, requests: AsyncIterator[Read[draft_pb2.RoundsCommand]]) -> AsyncGenerator[Any, None]:
         """Events until the verifier ends the stream, or breaks the protocol."""
         reader = asyncio.create_task(self._read(requests))
+        watch = asyncio.create_task(self._watch(max(self._engine.config.lease_s, LEAST_LEASE_S)))
+        ends = (reader, watch)
+        for each in ends:
+            each.add_done_callback(lambda _: self._outbox.end())
         try:
             with self._worker.draining.telling(self._say_draining):
                 async with contextlib.aclosing(self._outbox.events()) as events:
                     async for event in events:
                         yield event
-            await reader
+            for each in (await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))[0]:
+                each.result()  # why it ended
         finally:
-            reader.cancel()
+            for each in ends:
+                each.cancel()
             await self._free()
 
+    async def _watch(self, lease_s: float) -> None:
+        """A verifier that hangs with its connection up may not hold its contexts for ever."""
+        while (left := self._heard_at + lease_s - time.monotonic()) > 0:  # noqa: ASYNC110 - every message puts the end off
+            await asyncio.sleep(left)
+        log.warning("rounds.lease_over", lease_s=lease_s)
+        self._metrics.dropped.labels(kind="sequence", reason="lease").inc(len(self._laws))
+        raise Unavailable(f"lease: nothing came for {lease_s:g} s")
+
     async def _read(self, requests: AsyncIterator[Read[draft_pb2.RoundsCommand]]) -> None:
-        try:
-            async for command, too_large in requests:
-                if too_large is not None:
-                    raise too_large
-                try:
-                    self._take(command)
-                except PeerError as error:
-                    field, _, problem = str(error).partition(": ")
-                    raise InvalidRequest(field, problem) from None
-        finally:
-            self._outbox.end()
+        async for command, too_large in requests:
+            self._heard_at = time.monotonic()
+            if too_large is not None:
+                raise too_large
+            try:
+                self._take(command)
+            except PeerError as error:
+                field, _, problem = str(error).partition(": ")
+                raise InvalidRequest(field, problem) from None
 
     def _take(self, command: draft_pb2.RoundsCommand) -> None:
         kind = command.WhichOneof("command")

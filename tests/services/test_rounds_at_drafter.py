@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 from worker_stream import until
 
 from draft_service import process as draft_process
+from draft_service import rounds
 from draft_service.config import DraftConfig
 from draft_service.keys import ContextKeys
 from dspark.rounds.events import OrderRow
@@ -209,6 +211,31 @@ async def test_bulk_rows_find_the_context_of_their_verifier_and_are_acknowledged
         assert [refused.sequence for ack in acks for refused in ack.refused] == [4], "the other verifier's"
         (block,) = await call.order(2, row(4, 62, have=61))
         assert block.token_ids
+
+
+async def test_a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_does_not(
+    drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "LEAST_LEASE_S", 1.0)
+    drafter.engine.config = replace(drafter.engine.config, lease_s=0.1)
+    async with RoundsCall(drafter) as silent, RoundsCall(drafter, verifier=78) as other:
+        await silent.hear(), await other.hear()
+        await silent.open(1)
+        await other.open(2)
+
+        async def keep() -> None:
+            while True:
+                await other.tell(keep=draft_pb2.KeepContexts(sequences=[{"sequence": 2, "epoch": 1}]))
+                await asyncio.sleep(0.1)
+
+        keeping = asyncio.create_task(keep())
+        code, why = await silent.refused()
+        assert (code, why.split(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "lease")
+        await until(lambda: drafter.engine.held.sequences == 1)
+        assert drafter.worker.metrics.value("dropped_total", kind="sequence", reason="lease") == 1
+        (block,) = await other.order(1, row(2, 5))
+        assert block.token_ids
+        keeping.cancel()
 
 
 async def test_contexts_that_nobody_names_any_more_are_freed(drafter: Any) -> None:
