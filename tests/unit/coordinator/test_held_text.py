@@ -1,7 +1,7 @@
 """A client that holds the first tokens of an answer is shown the rest: text, ids and log-probabilities alike."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_reading import END, PROMPT, TOKENIZER
 
@@ -52,6 +52,7 @@ def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[Piece]:
     again=st.lists(st.integers(1, 9), max_size=4),
     ends=st.booleans(),
 )
+@example(text="a.bb", stop=".", sizes=[5], again=[], ends=False)  # tokens behind the stop string, in one piece with it
 def test_what_was_shown_before_and_after_is_the_whole(
     text: str, stop: str, sizes: list[int], again: list[int], ends: bool
 ) -> None:
@@ -59,6 +60,7 @@ def test_what_was_shown_before_and_after_is_the_whole(
     stops = (stop,) if stop else ()
     whole = reader(stops, 0)
     first = read(whole, pieces_of(ids, sizes, ends))
+    assert len(told(first)[0]) == len(told(first)[2]), "one log-probability for each token that is told"
     for messages in range(len(first) + 1):  # after each of them the stream may break
         before = told(first[:messages])
         held = len(before[0])

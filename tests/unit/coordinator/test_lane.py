@@ -821,6 +821,21 @@ async def test_a_prefill_that_others_overtook_is_ordered_again(make_cell: MakeCe
     assert lost.handovers == 1
 
 
+async def test_a_first_token_of_an_earlier_epoch_is_not_taken(make_cell: MakeCell) -> None:
+    cell = make_cell()
+    cell.verifier.tampers_first = lambda first: first if first.cursor.epoch else replace(first, anchor=1)
+    cell.verifier.holding.add("prefill")
+    track = cell.ask((5, 6), max_tokens=4)
+    await calm()
+    cell.lane._make_room()  # it begins again, on the same verifier
+    await calm()
+    assert (track.sequence.epoch, cell.verifier.prefills) == (1, 2)
+    cell.verifier.let_go("prefill")
+    await cell.finish(track)
+    assert await read(track) == answer_of((5, 6), 4)
+    assert cell.metrics.value("dropped_total", kind="prefilled", reason="stale") == 1
+
+
 async def test_who_is_refused_again_and_again_hears_why(make_cell: MakeCell) -> None:
     cell = make_cell(bounds=Bounds(max_handovers=2))
     nan = Declined(Cursor(0, 0, 0, 0), RefusalReason.INTERNAL, "the target's logits are not numbers")
