@@ -45,7 +45,7 @@ def _in_order(entries: Sequence[Entry]) -> list[Entry]:
 def _lines(entry: Entry, saved: Sequence[dict[str, Any]]) -> Iterator[str]:
     rows = [row for row in saved if row.get("program") == entry.words]
     if not rows:
-        yield f"| {entry.row} | `{entry.words}` | | not run since it runs on the pair | | |\n"
+        yield f"| {entry.row} | `{entry.words}` | | no run of this form is saved | | |\n"
     for row in rows:
         value = row["value"]
         engine = value.get("engine", "") if isinstance(value, dict) else ""
