@@ -33,7 +33,11 @@ class DraftConfig(ListenConfig):
     q_entries: int = field(default=64, metadata={"doc": "Entries kept of each draft distribution."})
     max_sequences: int = field(default=1024, metadata={"doc": "Sequences with context at one time."})
     lease_s: float = field(
-        default=120.0, metadata={"doc": "A sequence that its coordinator has not mentioned for so long is freed."}
+        default=120.0,
+        metadata={
+            "doc": "A sequence that its coordinator has not mentioned for so long is freed, and so are those of a "
+            "verifier that runs its rounds and says nothing (after 30 s at least)."
+        },
     )
     max_batch_sequences: int = field(default=256, metadata={"doc": "Blocks of one pass; more are drafted in turns."})
     max_wait_us: int = field(default=50_000, metadata={"doc": "Longest a cohort may ask to wait for feature rows."})
