@@ -7,14 +7,13 @@ with the result.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from benchmarks.pair import Pair
-from benchmarks.peers.contestant import Reply
 from deploy.processes import ProcessCell
-from dspark.client import Client, Completion
+from dspark.client import Client, Completion, Options
 from dspark.loadgen import prometheus
 
 ROLES = ("coordinator", "verify", "draft")
@@ -26,9 +25,8 @@ Settings = Mapping[str, Mapping[str, str | bool]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--set` and `--policy`."""
+    """`--set`."""
     parser.add_argument("--set", action="append", default=[], metavar="ROLE.KEY=VALUE", help="option of a service")
-    parser.add_argument("--policy", default="greedy", help="policy under measurement (greedy)")
 
 
 def settings(args: argparse.Namespace) -> Settings:
@@ -58,22 +56,29 @@ def cell(pair: Pair, given: Settings, *, verifiers: int = 1, drafters: int = 1) 
 
 
 class Ours:
-    """One policy of a cell, asked one prompt at a time."""
+    """A cell under one policy; its own when none is named."""
 
-    def __init__(self, client: Client, policy: str) -> None:
-        self.name = f"dspark {policy}"
-        self.policy = policy
-        self._client = client
-        self.last: Completion | None = None
+    most = 0
 
-    def ask(self, prompt: list[int], tokens: int) -> Reply:
-        began = time.perf_counter()
-        answer = self._client.complete(
-            prompt, max_tokens=tokens, temperature=0.0, policy=self.policy, ignore_eos=True, timeout=TIMEOUT_S
-        )
-        seconds = time.perf_counter() - began
-        self.last = answer
-        return Reply(tuple(answer.token_ids), seconds, answer.end.speculation.rounds)
+    def __init__(self, client: Client, policy: str = "") -> None:
+        self.name = f"dspark {policy}".strip()
+        self.rounds = self.committed = 0  # of all answers so far
+        self._client, self._policy = client, policy
+
+    def answers(self, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            made = list(threads.map(lambda prompt: self._answer(prompt, tokens), prompts))
+        for each in made:
+            told = each.end.speculation
+            self.rounds += told.rounds
+            self.committed += round(told.mean_acceptance_length * told.rounds)
+        return [list(each.token_ids) for each in made]
+
+    def _answer(self, prompt: list[int], tokens: int) -> Completion:
+        options: Options = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+        if self._policy:
+            options["policy"] = self._policy
+        return self._client.complete(prompt, timeout=TIMEOUT_S, **options)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Short forms of rows B2 to B6, one JSON object each on stdout: `make bench-quick`.
 
-    python -m benchmarks.quick [--vllm-python FILE] [--only B2,B5]
+    python -m benchmarks.quick [--only B2,B5]
 
 Each row is a program of its own and runs alone, so that a row that fails or takes too long costs only itself: what it
 had printed by then counts, and each statement that it owes is a row that says so. Figures of a short run are noisy:
@@ -20,7 +20,6 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.pair import ROOT, leave_in_order
-from benchmarks.peers import vllm_choice
 from benchmarks.row import Row, note
 
 STOP_GRACE_S = 30.0
@@ -35,12 +34,10 @@ class QuickProgram:
     module: str
     statements: int
     share_s: float
-    peers: bool = False  # whether it knows the peers
 
 
 ENTRIES = (
-    QuickProgram("B2", "benchmarks.single_stream", 2, 240, peers=True),
-    QuickProgram("B3", "benchmarks.sixteen_streams", 1, 70, peers=True),
+    QuickProgram("B2", "benchmarks.peers", 2, 240),
     QuickProgram("B4", "benchmarks.policies", 2, 120),
     QuickProgram("B5", "benchmarks.round_overhead", 3, 30),
     QuickProgram("B6", "benchmarks.lane_rate", 1, 22),
@@ -50,7 +47,6 @@ ENTRIES = (
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quick", description=__doc__)
-    vllm_choice.add_arguments(parser)
     parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. B4,B5")
     args = parser.parse_args(argv)
     wanted = [word.strip() for word in args.only.split(",") if word.strip()]
@@ -61,16 +57,14 @@ def main(argv: list[str] | None = None) -> int:
     chosen = [entry for entry in ENTRIES if not wanted or entry.row in wanted]
     for place, entry in enumerate(chosen):
         kept = sum(later.share_s for later in chosen[place + 1 :])
-        code |= _run(entry, args, max(entry.share_s, BUDGET_S - kept - (time.monotonic() - began)))
+        code |= _run(entry, max(entry.share_s, BUDGET_S - kept - (time.monotonic() - began)))
     note(f"{time.monotonic() - began:.0f} s in all")
     return code
 
 
-def _run(entry: QuickProgram, args: argparse.Namespace, limit_s: float) -> int:
+def _run(entry: QuickProgram, limit_s: float) -> int:
     """Passes the program's rows through; says so in a row where it gave none."""
     command = [sys.executable, "-m", entry.module, "--quick", "--json"]
-    if entry.peers and args.vllm_python:
-        command.append(f"--vllm-python={args.vllm_python}")
     note(f"row {entry.row}: {' '.join(command[1:])}")
     began = time.monotonic()
     # In a session of its own: what it started can be ended with it.

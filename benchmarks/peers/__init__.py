@@ -1,1 +1,1 @@
-"""What a user would run instead, behind one small interface: a prompt in, ids and seconds out."""
+"""What a user would run instead, on the same target and cores: `python -m benchmarks.peers`."""

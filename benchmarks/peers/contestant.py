@@ -1,32 +1,21 @@
-"""The interface of B2 and its outcome."""
+"""What is compared: something that answers prompts, already started."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 NOT_INSTALLED = "peer not installed"
 
 
-@dataclass(frozen=True)
-class Reply:
-    """One greedy answer. seconds: from asking to having it whole, the client's part included.
-
-    rounds: passes of the target after the prefill, 0 where nobody counts them.
-    """
-
-    ids: tuple[int, ...]
-    seconds: float
-    rounds: int = 0
-
-
 class Contestant(Protocol):
-    """Something that answers one prompt at a time, already started and warm."""
+    """name: as the table has it. most: prompts it can answer at one time; 0: any number."""
 
     name: str
+    most: int
 
-    def ask(self, prompt: list[int], tokens: int) -> Reply:
-        """Exactly `tokens` greedy ids after `prompt`, stop tokens ignored."""
+    def answers(self, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        """Exactly `tokens` greedy ids behind each prompt, all asked at once, stop tokens ignored."""
 
 
 class Absent(Exception):

@@ -1,6 +1,7 @@
 """vLLM's CPU build as an OpenAI-style server, from an environment of its own.
 
-How to install it: benchmarks/README.md. What the command line says of it: vllm_choice.py.
+How to install it: benchmarks/README.md. Intel's OpenMP is preloaded where the environment has it, as vLLM's own log
+advises.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Reply
+from benchmarks.peers.contestant import NOT_INSTALLED, Absent
 from deploy.head import free_ports
 from dspark.loadgen.openai_endpoint import OpenAiEndpoint, OpenAiOptions
 from dspark.loadgen.prompts import Question
@@ -27,20 +28,16 @@ from dspark.loadgen.prompts import Question
 START_TIMEOUT_S = 900.0  # the first start with a model compiles, for many layers as long as this
 ANSWER_TIMEOUT_S = 300.0
 MODEL = "peer"
-OPENMP = ("system", "intel")  # what torch brings, or Intel's preloaded, as vLLM's log advises
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
 
-def draft_model(folder: Path) -> dict[str, Any]:
-    """Speculation with a small language model."""
-    return {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 4}
-
-
 class VllmServer:
-    """One server; a context manager. `speculation`: vLLM's speculative configuration, None for plain decoding.
+    """One server; a context manager. `ngram`: with vLLM's own speculation out of the prompt and the answer so far.
 
     start_s: longest wait for it to serve.
     """
+
+    most = 0
 
     def __init__(
         self,
@@ -48,20 +45,17 @@ class VllmServer:
         target: Path,
         cores: Sequence[int],
         *,
-        speculation: dict[str, Any] | None = None,
-        openmp: str = OPENMP[0],
+        dtype: str = "float32",
+        ngram: bool = False,
         start_s: float = START_TIMEOUT_S,
     ) -> None:
         if python is None or not Path(python).is_file():
             raise Absent(NOT_INSTALLED if python is None else f"{NOT_INSTALLED}: {python} is no file")
-        if openmp == "intel" and not intel_openmp(Path(python)).is_file():
-            raise Absent(f"intel-openmp is not in the environment of {python}")
-        self.name = f"vllm {speculation['method']}" if speculation else "vllm"
+        self.name = f"vllm {dtype}{' ngram' if ngram else ''}"
         self._python = Path(python)
         self._target = target
         self._cores = cores
-        self._speculation = speculation
-        self.openmp = openmp
+        self._dtype, self._ngram = dtype, ngram
         self._start_s = start_s
         self._leash: subprocess.Popen[bytes] | None = None
         self._runner = asyncio.Runner()
@@ -72,11 +66,11 @@ class VllmServer:
         self.url = f"http://127.0.0.1:{port}/v1"
         # Its console script wants a distribution named `vllm`; the module does not.
         serve = [str(self._python), "-m", "vllm.entrypoints.openai.api_server", f"--model={self._target}"]
-        serve += [f"--served-model-name={MODEL}", "--dtype=float32", "--host=127.0.0.1", f"--port={port}"]
+        serve += [f"--served-model-name={MODEL}", f"--dtype={self._dtype}", "--host=127.0.0.1", f"--port={port}"]
         serve += ["--max-model-len=1024", "--max-num-seqs=64", "--no-enable-log-requests"]
         serve += ["--disable-uvicorn-access-log"]
-        if self._speculation:
-            serve.append(f"--speculative-config={json.dumps(self._speculation)}")
+        if self._ngram:
+            serve.append(f"--speculative-config={json.dumps(NGRAM)}")
         self._log = tempfile.TemporaryFile()
         command = [sys.executable, "-m", "benchmarks.peers.leash", str(os.getpid()), *serve]
         self._leash = subprocess.Popen(command, stdout=self._log, stderr=self._log, env=self._environment())
@@ -95,8 +89,9 @@ class VllmServer:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        if self.openmp == "intel":
-            environment["LD_PRELOAD"] = str(intel_openmp(self._python))
+        intel = self._python.parent.parent / "lib" / "libiomp5.so"  # where the package intel-openmp puts it
+        if intel.is_file():
+            environment["LD_PRELOAD"] = str(intel)
         return environment
 
     def _await_ready(self) -> None:
@@ -118,20 +113,17 @@ class VllmServer:
         errors = [line for line in lines if "Error" in line]
         return (errors or lines or ["it said nothing"])[-1][-300:]
 
-    def endpoint(self, tokens: int) -> OpenAiEndpoint:
-        """For a load; belongs to the caller's event loop."""
-        return OpenAiEndpoint(OpenAiOptions(self.url, MODEL, max_tokens=tokens), self.name)
+    def answers(self, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        return self._runner.run(self._answers(prompts, tokens))
 
-    def ask(self, prompt: list[int], tokens: int) -> Reply:
-        return self._runner.run(self._ask(prompt, tokens))
-
-    async def _ask(self, prompt: list[int], tokens: int) -> Reply:
-        began = time.perf_counter()
-        ids: list[int] = []
+    async def _answers(self, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            async for piece in self.endpoint(tokens).stream(Question(tuple(prompt)), 0):
-                ids += piece.token_ids
-        return Reply(tuple(ids), time.perf_counter() - began)
+            return await asyncio.gather(*(self._answer(prompt, tokens) for prompt in prompts))
+
+    async def _answer(self, prompt: list[int], tokens: int) -> list[int]:
+        endpoint = OpenAiEndpoint(OpenAiOptions(self.url, MODEL, max_tokens=tokens), self.name)
+        pieces = endpoint.stream(Question(tuple(prompt)), 0)
+        return [token async for piece in pieces for token in piece.token_ids]
 
     def close(self) -> None:
         if self._leash is not None:
@@ -145,11 +137,6 @@ class VllmServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def intel_openmp(python: Path) -> Path:
-    """Where the package intel-openmp puts its library in the environment of `python`."""
-    return python.parent.parent / "lib" / "libiomp5.so"
 
 
 def _spans(cores: Sequence[int]) -> str:

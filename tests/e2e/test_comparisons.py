@@ -1,4 +1,4 @@
-"""Rows B2 and B3 run whole on a tiny pair: real peers where they are installed, a row that says so where not."""
+"""The comparison with other programs runs whole on a tiny pair: real peers where they are installed, and why not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import single_stream, sixteen_streams
+from benchmarks.peers.__main__ import main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,55 +23,25 @@ def _this_process_stays_as_it_was() -> Iterator[None]:
     signal.signal(signal.SIGTERM, handler)
 
 
-def words(golden_target: Path, golden_drafter: Path) -> list[str]:
-    pair = ["--target", str(golden_target), "--drafter", str(golden_drafter), "--json"]
-    return [*pair, "--set", "verify.measure_cost=false", "--policy", "fixed:7", "--vllm-python", "/nowhere/python"]
-
-
-def test_one_stream_gives_the_ids_of_transformers_on_pair_and_twin(
-    golden_target: Path,
-    golden_drafter: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    shape = [
-        "--repetitions",
-        "1",
-        "--prompts",
-        "1",
-        "--tokens",
-        "16",
-        "--times",
-        "2",
-        "--assistant",
-        str(golden_target),
-    ]
-    single_stream.main([*words(golden_target, golden_drafter), *shape])
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["row"] for row in rows] == ["B2 shipped", "B2 twin"]
-    assert "twin" in rows[1]["name"]
-    for row in rows:
-        value = row["value"]
-        assert row["holds"] is not True  # a peer is missing
-        assert value["absent"]["vllm"].startswith("peer not installed")
-        assert set(value["same_ids"].values()) == {"4 of 4"}
-        for domain in value["domains"].values():
-            # An assistant that is the target itself has every draft accepted, ours has some or none.
-            assert domain["tau"]["transformers assisted"] > 2
-            assert domain["tau"]["dspark fixed:7"] >= 1
-            assert domain["ceiling_over_off"] > 0
-
-
-def test_many_streams_are_compared_with_plain_decoding(
+def test_everybody_gives_the_ids_of_transformers(
     golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = ["--streams", "6", "--repetitions", "1", "--seconds", "3", "--tokens", "8"]
-    sixteen_streams.main([*words(golden_target, golden_drafter), *shape])
-    row = json.loads(capsys.readouterr().out)
-    assert (row["row"], row["value"]["streams"]) == ("B3", 6)
-    assert row["value"]["absent"]["vllm"].startswith("peer not installed")
-    assert row["value"]["errors"] == {}
-    for run in row["value"]["median_run"].values():
-        assert run["tok_s"] > 0
+    pair = ["--target", str(golden_target), "--drafter", str(golden_drafter), "--assistant", str(golden_target)]
+    shape = ["--repetitions", "2", "--prompts", "1", "--tokens", "16", "--streams", "1,3", "--json"]
+    assert main([*pair, *shape, "--set", "verify.measure_cost=false", "--vllm-python", "/nowhere/python"]) == 0
+    one, three = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert one["holds"] is three["holds"] is True
+    assert set(one["value"]["over"]) == {
+        "dspark off",
+        "transformers generate",
+        "transformers prompt lookup",
+        "transformers assisted",
+    }
+    assert set(three["value"]["over"]) == {"dspark off", "transformers generate"}  # who knows batches
+    for row in (one, three):
+        value = row["value"]
+        assert set(value["same_ids"].values()) == {1.0}
+        assert min(value["tok_s"].values()) > 0
+        assert value["tokens_a_round"]["dspark off"] == 1.0
+        assert all(why.startswith("peer not installed") for name, why in value["absent"].items())
+        assert {"vllm fp32", "vllm bf16", "llama.cpp"} <= set(value["absent"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -11,11 +10,9 @@ import pytest
 from benchmarks import quick
 from benchmarks.row import Row
 
-ARGS = argparse.Namespace(vllm_python=None)
-
 
 def _run(program: str, statements: int, capfd: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, object]]]:
-    code = quick._run(quick.QuickProgram("3.0", program, statements, 20), ARGS, 20.0)
+    code = quick._run(quick.QuickProgram("3.0", program, statements, 20), 20.0)
     return code, [json.loads(line) for line in capfd.readouterr().out.splitlines()]
 
 

@@ -1,0 +1,183 @@
+"""One stream and eight at temperature 0: tokens a second beside what a user would run instead, on the same target.
+
+    python -m benchmarks.peers [--streams 1,8] [--vllm-python FILE] [--llama-python FILE --gguf FILE] [--quick]
+
+All contestants are up at the same time on the same two cores and take turns; a ratio is the median over the repetitions
+of the ratio inside a repetition. Answers have one length, stop tokens are ignored, the client is part of every time.
+With several streams that many prompts are asked at once, and the time ends with the last answer; who decodes one
+sequence at a time answers them one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import cores, ours
+from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
+from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Contestant
+from benchmarks.peers.llama_peer import LlamaCpp, write_f16
+from benchmarks.peers.transformers_peer import TransformersWorker
+from benchmarks.peers.vllm_server import VllmServer
+from benchmarks.row import Row, note
+from benchmarks.turns import ratios, rotated
+
+WARM_TOKENS = 8
+OURS, REFERENCE = "dspark", "transformers generate"
+VLLM, LLAMA = "DSPARK_VLLM_PYTHON", "DSPARK_LLAMA_PYTHON"
+VLLM_MODES: Mapping[str, Mapping[str, Any]] = {"fp32": {}, "bf16": {"dtype": "bfloat16"}, "fp32 ngram": {"ngram": True}}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    add_arguments(parser)
+    ours.add_arguments(parser)
+    parser.add_argument("--streams", default="1,8", help="prompts asked at once (1,8)")
+    parser.add_argument("--vllm-python", type=Path, default=os.environ.get(VLLM) or None, help=f"(${VLLM})")
+    parser.add_argument("--llama-python", type=Path, default=os.environ.get(LLAMA) or None, help=f"(${LLAMA})")
+    parser.add_argument("--gguf", type=Path, help="the target's weights as llama.cpp reads them")
+    parser.add_argument("--assistant", type=Path, help="a language model that drafts, for assisted generation")
+    parser.add_argument("--repetitions", type=int, help="5")
+    parser.add_argument("--prompts", type=int, help="2 of each domain")
+    parser.add_argument("--tokens", type=int, help="96 an answer")
+    parser.add_argument("--quick", action="store_true", help="2 repetitions of 1 prompt, 24 tokens")
+    args = parser.parse_args(argv)
+    pair, code = chosen(args), 0
+    shape = (2, 1, 24) if args.quick else (5, 2, 96)
+    given = (args.repetitions, args.prompts, args.tokens)
+    repetitions, prompts, tokens = (wish or usual for wish, usual in zip(given, shape, strict=True))
+    questions = {domain: [pair.token_ids(p) for p in pair.prompts(domain, prompts)] for domain in DOMAINS}
+    with ExitStack() as stack:
+        contestants, absent = _started(stack, args, pair, questions[DOMAINS[0]][0])
+        for streams in map(int, args.streams.split(",")):
+            measured = Measured([c for c in contestants if streams == 1 or not c.most], questions, streams, tokens)
+            for repetition in range(repetitions):
+                measured.turn(repetition)
+                note(f"  {streams} streams, repetition {repetition + 1} of {repetitions}")
+            value = measured.value() | {"repetitions": repetitions, "absent": absent}
+            name = f"{streams} streams beside other programs" if streams > 1 else "one stream beside other programs"
+            same = value["same_ids"].get(REFERENCE)
+            row = Row(f"B2 {streams}", name, value, f"ids of {REFERENCE}", None if same is None else same == 1.0)
+            code |= row.show(as_json=args.json)
+    return code
+
+
+def _started(
+    stack: ExitStack, args: argparse.Namespace, pair: Pair, prompt: list[int]
+) -> tuple[list[Contestant], dict[str, str]]:
+    """Everybody who can be had, warm; and why the others cannot."""
+    used = cores.pin()
+    client = stack.enter_context(stack.enter_context(ours.cell(pair, ours.settings(args))).client())
+    found: list[Contestant] = [ours.Ours(client), ours.Ours(client, "off")]
+    absent: dict[str, str] = {}
+    peer = stack.enter_context(TransformersWorker(pair.target, args.assistant, used))
+    peer.tune(prompt)
+    found += peer.modes()
+    if args.assistant is None:
+        absent["transformers assisted"] = "no --assistant was named"
+
+    def start(name: str, make: Callable[[], AbstractContextManager[Contestant]]) -> None:
+        try:
+            found.append(stack.enter_context(make()))
+            note(f"{found[-1].name} is up")
+        except Absent as reason:
+            absent[name] = str(reason)
+
+    for name, options in VLLM_MODES.items():
+        start(f"vllm {name}", partial(VllmServer, args.vllm_python, pair.target, used, **options))
+    if args.gguf is None:
+        absent["llama.cpp"] = f"{NOT_INSTALLED}: no --gguf was named"
+    else:
+        plain = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dspark-peers-"))) / "f16.gguf"
+        write_f16(args.gguf, plain)
+        start("llama.cpp F16", partial(LlamaCpp, args.llama_python, plain, "F16", used))
+        start("llama.cpp as packed", partial(LlamaCpp, args.llama_python, args.gguf, "as packed", used))
+    for contestant in found:
+        contestant.answers([prompt], WARM_TOKENS)
+    return found, absent
+
+
+class Measured:
+    """Every contestant answers every question once a turn; who begins changes from turn to turn."""
+
+    def __init__(
+        self,
+        contestants: Sequence[Contestant],
+        questions: Mapping[str, Sequence[list[int]]],
+        streams: int,
+        tokens: int,
+    ) -> None:
+        self._contestants, self._streams, self._tokens = contestants, streams, tokens
+        together = [prompt for row in zip(*questions.values(), strict=True) for prompt in row]
+        alone = {domain: list(prompts) for domain, prompts in questions.items()}
+        self._parts = alone if streams == 1 else {"all": together}
+        self._seconds: dict[tuple[str, str], list[float]] = {}  # (part, name) -> one a turn
+        self._ids: dict[str, dict[tuple[str, int], list[int]]] = {}  # of the first turn
+
+    def turn(self, number: int) -> None:
+        for part, prompts in self._parts.items():
+            for contestant in rotated(self._contestants, number):
+                taken = 0.0
+                for at in range(0, len(prompts), self._streams):
+                    asked = prompts[at : at + self._streams]
+                    began = time.perf_counter()
+                    answers = contestant.answers(asked, self._tokens)
+                    taken += time.perf_counter() - began
+                    if any(len(ids) != self._tokens for ids in answers):
+                        raise SystemExit(f"{contestant.name}: {list(map(len, answers))} tokens, not {self._tokens}")
+                    of = self._ids.setdefault(contestant.name, {})
+                    for place, ids in enumerate(answers):
+                        of.setdefault((part, at + place), ids)
+                self._seconds.setdefault((part, contestant.name), []).append(taken)
+
+    def value(self) -> dict[str, Any]:
+        """tok_s: medians, by total time. over: ours over each, the median of the turns' ratios. same_ids: share of
+        first-turn answers that are ours, token by token."""
+        names = [contestant.name for contestant in self._contestants]
+        rates = {name: self._rates(name, self._parts) for name in names}
+        over = {name: _median(ratios(rates[OURS], rates[name])) for name in names if name != OURS}
+        value: dict[str, Any] = {
+            "streams": self._streams,
+            "tokens": self._tokens,
+            "tok_s": {name: _median(given) for name, given in rates.items()},
+            "over": over,
+            "same_ids": {name: self._same(name) for name in over},
+            "tokens_a_round": {
+                each.name: round(each.committed / each.rounds, 3)
+                for each in self._contestants
+                if isinstance(each, ours.Ours) and each.rounds
+            },
+        }
+        if len(self._parts) > 1:
+            value["over_by_domain"] = {
+                part: {name: _median(ratios(self._rates(OURS, [part]), self._rates(name, [part]))) for name in over}
+                for part in self._parts
+            }
+        return value
+
+    def _rates(self, name: str, parts: Sequence[str] | Mapping[str, Any]) -> list[float]:
+        """Tokens a second over all of these parts, one figure a turn."""
+        tokens = self._tokens * sum(len(self._parts[part]) for part in parts)
+        turns = zip(*(self._seconds[part, name] for part in parts), strict=True)
+        return [tokens / sum(taken) for taken in turns]
+
+    def _same(self, name: str) -> float:
+        mine = self._ids[OURS]
+        return round(sum(self._ids[name][at] == ids for at, ids in mine.items()) / len(mine), 3)
+
+
+def _median(values: Sequence[float]) -> float:
+    return round(statistics.median(values), 3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
