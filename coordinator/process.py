@@ -45,7 +45,7 @@ from dspark.wire.v1 import control_pb2_grpc, frontend_pb2_grpc, generate_pb2_grp
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from coordinator.http.door import Door
+    from coordinator.http.api import Api
 
 log = structlog.get_logger("dspark.coordinator")
 
@@ -161,7 +161,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
             clock,
             metrics,
             most=config.max_running + config.max_queued + SPARE_STREAMS,
-            more=lambda door: _live(config, door, membership, admission),
+            more=lambda api: _live(config, api, membership, admission),
         )
         await server.set_serving(True)
         health = _Health(server, admission)
@@ -196,13 +196,13 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     )
 
 
-def _live(config: CoordinatorConfig, door: Door, membership: Membership, admission: Admission) -> tuple[APIRouter, ...]:
+def _live(config: CoordinatorConfig, api: Api, membership: Membership, admission: Admission) -> tuple[APIRouter, ...]:
     """The live page, where it is wanted. Called once the HTTP libraries are known to be there."""
     if not config.live_page:
         return ()
-    from coordinator.http.live import live_routes
+    from coordinator.live.routes import live_routes
 
-    return (live_routes(door, membership, admission, config.live_streams),)
+    return (live_routes(api, membership, admission, config.live_streams),)
 
 
 class _Health:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.http.config import HttpConfig
+from coordinator.config import HttpConfig
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from coordinator.answers.answer import Piece
-from coordinator.http.door import Door
+from coordinator.http.api import Api
 from coordinator.http.schema import Body
 from coordinator.reception.answering import Answering
 from coordinator.reception.reading import Shown
@@ -107,7 +107,7 @@ class Asking:
 
     @staticmethod
     async def begin(
-        door: Door, prompts: Sequence[Prompt], options: Sampling, name: str, *, trace: str = "", record: bool = False
+        api: Api, prompts: Sequence[Prompt], options: Sampling, name: str, *, trace: str = "", record: bool = False
     ) -> Asking:
         """Takes all prompts in, or none. trace: the caller's W3C trace context."""
         if len(prompts) > MAX_PROMPTS:
@@ -118,7 +118,7 @@ class Asking:
                 message = write_request(prompt, options)
                 message.request_id = name if len(prompts) == 1 else f"{name}-{index}"
                 message.traceparent = trace
-                begun = await Answering.begin(door.desk, message, door.longest_s, door.clock, door.metrics)
+                begun = await Answering.begin(api.desk, message, api.longest_s, api.clock, api.metrics)
                 asking.answerings.append(begun)
                 asking.pieces.append([])
         except BaseException:

@@ -9,17 +9,12 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from coordinator.beside import beside
-from coordinator.http.answer import answered
+from coordinator.http.api import Api
 from coordinator.http.asking import Scored, sampling
-from coordinator.http.body import read_body
-from coordinator.http.describe import described_by
-from coordinator.http.door import Door
-from coordinator.http.messages import read_messages
-from coordinator.http.reply import Object
-from coordinator.http.schema import ChatBody
-from coordinator.http.scores import prompt_logprobs
-from coordinator.http.template import ChatTemplate
-from coordinator.http.tokens import TokenTexts, chat_logprobs
+from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
+from coordinator.http.reply import Object, answered
+from coordinator.http.schema import ChatBody, described_by, read_body
+from coordinator.http.template import ChatTemplate, read_messages
 from coordinator.reception.frontdesk import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.reading import Shown
 from dspark.errors import InvalidRequest, Unsupported
@@ -35,20 +30,20 @@ _HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # the space tells whether the template tr
 _KEYWORDS = ("enable_thinking", "reasoning_effort")  # arguments of templates that have a field of their own
 
 
-def routes(door: Door) -> APIRouter:
+def routes(api: Api) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
-    texts = TokenTexts(door.desk.tokenizer)
+    texts = TokenTexts(api.desk.tokenizer)
 
-    @router.post("/v1/chat/completions", dependencies=[Depends(door.guard)], openapi_extra=described_by(ChatBody))
+    @router.post("/v1/chat/completions", dependencies=[Depends(api.guard)], openapi_extra=described_by(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
-        body = await read_body(request, ChatBody, prompt_bytes(door.desk.cell))
-        prompt = await read_prompt(door, body)
+        body = await read_body(request, ChatBody, prompt_bytes(api.desk.cell))
+        prompt = await read_prompt(api, body)
         names = dict(_NAMES)
         if body.max_completion_tokens is not None:
             names["sampling_params.max_tokens"] = "max_completion_tokens"
-        options = sampling(body, max_tokens=_max_tokens(door, body, prompt), logprobs=_logprobs(body))
-        return await answered(door, request, body, [prompt], options, ChatShape(texts), kind="chatcmpl", names=names)
+        options = sampling(body, max_tokens=_max_tokens(api, body, prompt), logprobs=_logprobs(body))
+        return await answered(api, request, body, [prompt], options, ChatShape(texts), kind="chatcmpl", names=names)
 
     return router
 
@@ -79,12 +74,12 @@ class ChatShape:
         }
 
 
-async def read_prompt(door: Door, body: ChatBody) -> tuple[int, ...]:
+async def read_prompt(api: Api, body: ChatBody) -> tuple[int, ...]:
     """The conversation as token ids."""
-    template, tokenizer = door.template, door.desk.tokenizer
+    template, tokenizer = api.template, api.desk.tokenizer
     if template is None or tokenizer is None:
         raise Unsupported("messages", "the target has no chat template; /v1/completions takes plain prompts")
-    door.desk.cell.check_capacity(current_caller().tenant)  # before anything is done for a request that has no room
+    api.desk.cell.check_capacity(current_caller().tenant)  # before anything is done for a request that has no room
     messages = template.fitted(read_messages(body.messages))
     arguments = dict(body.chat_template_kwargs or {})
     for name in _KEYWORDS:
@@ -121,12 +116,12 @@ def _cut_behind(text: str, said: str) -> str:
     return kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()  # a template that trims would have trimmed it
 
 
-def _max_tokens(door: Door, body: ChatBody, prompt: tuple[int, ...]) -> int:
+def _max_tokens(api: Api, body: ChatBody, prompt: tuple[int, ...]) -> int:
     """Without a limit: the deployment's default, as far as the context leaves so much."""
     for given in (body.max_completion_tokens, body.max_tokens):
         if given is not None:
             return given
-    return max(min(door.default_max_tokens, door.desk.limits().longest - len(prompt)), 1)
+    return max(min(api.default_max_tokens, api.desk.limits().longest - len(prompt)), 1)
 
 
 def _logprobs(body: ChatBody) -> int | None:

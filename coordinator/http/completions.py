@@ -7,15 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from coordinator.http.answer import answered
+from coordinator.http.api import Api
 from coordinator.http.asking import Prompt, Scored, sampling
-from coordinator.http.body import read_body
-from coordinator.http.describe import described_by
-from coordinator.http.door import Door
-from coordinator.http.reply import Object
-from coordinator.http.schema import CompletionBody
-from coordinator.http.scores import EchoLogprobs, prompt_logprobs
-from coordinator.http.tokens import TokenTexts, completion_logprobs
+from coordinator.http.logprobs import EchoLogprobs, TokenTexts, completion_logprobs, prompt_logprobs
+from coordinator.http.reply import Object, answered
+from coordinator.http.schema import CompletionBody, described_by, read_body
 from coordinator.reception.frontdesk import decoded, prompt_bytes
 from coordinator.reception.reading import Shown
 from dspark.errors import InvalidRequest
@@ -23,21 +19,21 @@ from dspark.errors import InvalidRequest
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this kind of request
 
 
-def routes(door: Door) -> APIRouter:
+def routes(api: Api) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
-    texts = TokenTexts(door.desk.tokenizer)
+    texts = TokenTexts(api.desk.tokenizer)
 
-    @router.post("/v1/completions", dependencies=[Depends(door.guard)], openapi_extra=described_by(CompletionBody))
+    @router.post("/v1/completions", dependencies=[Depends(api.guard)], openapi_extra=described_by(CompletionBody))
     async def completions(request: Request) -> Response:
         """Goes on with each prompt."""
-        body = await read_body(request, CompletionBody, prompt_bytes(door.desk.cell))
+        body = await read_body(request, CompletionBody, prompt_bytes(api.desk.cell))
         prompts = read_prompts(body.prompt)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         scores, names = _scores(body, max_tokens)
         options = sampling(body, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
-        echoes = [await _echoed(door, prompt) for prompt in prompts] if body.echo else None
+        echoes = [await _echoed(api, prompt) for prompt in prompts] if body.echo else None
         shape = CompletionShape(texts, echoes, body.logprobs, body.prompt_logprobs)
-        return await answered(door, request, body, prompts, options, shape, kind="cmpl", names=names)
+        return await answered(api, request, body, prompts, options, shape, kind="cmpl", names=names)
 
     return router
 
@@ -116,10 +112,10 @@ def read_prompts(given: Any) -> list[Prompt]:
     return list(given)
 
 
-async def _echoed(door: Door, prompt: Prompt) -> str:
+async def _echoed(api: Api, prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
-    tokenizer = door.desk.tokenizer
+    tokenizer = api.desk.tokenizer
     if tokenizer is None:
         raise InvalidRequest("echo", "the target has no tokenizer, so there is no text to show")
-    return await decoded(tokenizer, prompt, "text", door.desk.limits().context_length)
+    return await decoded(tokenizer, prompt, "text", api.desk.limits().context_length)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from coordinator.config import CoordinatorConfig
     from coordinator.frontend.config import FrontendConfig
-    from coordinator.http.door import Door
+    from coordinator.http.api import Api
 
 LIBRARIES = ("fastapi", "uvicorn", "httptools", "jinja2")
 
@@ -39,7 +39,7 @@ async def open_front(
     metrics: Metrics,
     *,
     most: int,
-    more: Callable[[Door], Iterable[APIRouter]] = lambda _: (),
+    more: Callable[[Api], Iterable[APIRouter]] = lambda _: (),
 ) -> HttpFront | None:
     """Opens `config.http`, if any. most: requests at one time. more: routes beside OpenAI's."""
     if config.http is None:
@@ -49,11 +49,11 @@ async def open_front(
         raise ConfigError(
             f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install '.[http]' in the checkout"
         )
+    from coordinator.http.api import make_api
     from coordinator.http.app import build_app
-    from coordinator.http.opening import make_door
     from coordinator.http.server import HttpServer
 
-    door = make_door(config, desk, clock, metrics)
-    server = HttpServer(build_app(door, more(door)), config.http, most=most, security=door.security, metrics=metrics)
+    api = make_api(config, desk, clock, metrics)
+    server = HttpServer(build_app(api, more(api)), config.http, most=most, security=api.security, metrics=metrics)
     await server.start()
     return server

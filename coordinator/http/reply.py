@@ -1,24 +1,100 @@
-"""What both kinds of answers share: the frame around choices, usage, and the order in which a stream says things.
+"""The one way from a checked body to a response, and what all answers share: the frame around choices, usage, and the
+order in which a stream says things.
 
 A stream is: an opening of each choice where the shape has one, parts, a finish reason with the last part of a choice,
 then usage where asked for, then [DONE]. Several answers of one round leave in one write.
+
+`metrics`, where asked for, have vLLM's names: `num_draft_tokens` counts drafted tokens that were sent to verification,
+all that were drafted stand in `num_proposed_draft_tokens`. Identities: the acceptance histogram sums to
+`num_spec_steps` and weighted by its index to `num_accepted_draft_tokens`; `mean_acceptance_length` counts the target's
+own token.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from fastapi import Request
+from starlette.responses import Response
+
+from coordinator.answers.answer import Piece
 from coordinator.answers.commit_log import End
+from coordinator.answers.tally import Tally
 from coordinator.beside import beside
-from coordinator.http.asking import Asking, Scored
+from coordinator.http.api import Api
+from coordinator.http.asking import Asking, Prompt, Scored, new_id
 from coordinator.http.schema import Body
-from coordinator.http.spec_metrics import Detail, metrics_of
-from coordinator.http.sse import DONE, event
+from coordinator.http.stream import DONE, EventStream, event, paced_events, paced_whole, while_connected
 from coordinator.reception.reading import Reading, Shown
+from dspark.client.request import Sampling
+from dspark.errors import InvalidRequest
+
+Detail = Literal["none", "summary", "detailed"]
+
+
+def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, Any]:
+    """Of all answers together. block_size: slots of a full block."""
+    readings = [(index, each) for index, one in enumerate(asking.answerings) for each in one.reader.readings]
+    tally = Tally.together([reading.tally for _, reading in readings])
+    steps = [step for index, reading in readings for step in _steps(asking.pieces[index], reading)]
+    by_length: dict[int, list[int]] = {}
+    for drafted, accepted in steps:
+        counts = by_length.setdefault(drafted, [0] * (drafted + 1))
+        counts[accepted] += 1
+    verified = tally.verified
+    speculative: dict[str, Any] = {
+        "mean_acceptance_length": tally.mean_acceptance_length,
+        "draft_acceptance_rate": tally.accepted / verified if verified else 0.0,
+        "acceptance_histogram": _padded(tally.acceptance_histogram, block_size + 1),
+        "acceptance_histogram_by_draft_length": {str(length): by_length[length] for length in sorted(by_length)},
+        "num_spec_steps": tally.rounds,
+        "num_accepted_draft_tokens": tally.accepted,
+        "num_draft_tokens": verified,
+        "num_proposed_draft_tokens": tally.drafted,
+        "num_spec_tokens": block_size,
+    }
+    if detailed:
+        speculative["per_step_accepted"] = [accepted for _, accepted in steps]
+        speculative["per_step_drafted"] = [drafted for drafted, _ in steps]
+    generation_s = tally.total_s() - tally.first_token_s()
+    said = sum(reading.answered for _, reading in readings)
+    return {
+        "speculative_decoding": speculative,
+        "time_to_first_token_ms": 1e3 * tally.first_token_s(),
+        "generation_time_ms": 1e3 * generation_s,
+        "queue_time_ms": 1e3 * tally.queue_s(),
+        "mean_itl_ms": 1e3 * _per_token_s(reading for _, reading in readings),
+        "tokens_per_second": said / tally.total_s() if tally.total_s() else 0.0,
+    }
+
+
+def _steps(pieces: Iterable[Piece], reading: Reading) -> list[tuple[int, int]]:
+    """(drafted tokens verified, of these shown) per round of one answer, in order."""
+    left, steps = reading.answered, list[tuple[int, int]]()
+    for piece in pieces:
+        if piece.index != reading.index or left <= 0:
+            continue
+        kept = min(len(piece.tokens), left)
+        left -= kept
+        if piece.round is not None:
+            steps.append((piece.round.verified, min(piece.round.accepted, kept)))
+    return steps
+
+
+def _per_token_s(readings: Iterable[Reading]) -> float:
+    """Mean time per token after the first of each answer."""
+    told = [(reading.tally.per_token_s(reading.answered), reading.answered - 1) for reading in readings]
+    tokens = sum(count for _, count in told if count > 0)
+    return sum(each * count for each, count in told if count > 0) / tokens if tokens else 0.0
+
+
+def _padded(histogram: list[int], length: int) -> list[int]:
+    return histogram + [0] * (length - len(histogram))
+
 
 Object = dict[str, Any]
 MANY = 2048  # tokens that are written beside the event loop
@@ -189,3 +265,61 @@ def _metrics(asking: Asking, frame: Frame) -> Object:
     if frame.detail == "none":
         return {}
     return {"metrics": metrics_of(asking, frame.block_size, detailed=frame.detail == "detailed")}
+
+
+ID_HEADER = "x-request-id"
+METRICS_HEADER = "x-spec-decode-metrics"
+
+
+async def answered(
+    api: Api,
+    request: Request,
+    body: Body,
+    prompts: Sequence[Prompt],
+    options: Sampling,
+    shape: Shape,
+    *,
+    kind: str,
+    names: Mapping[str, str] | None = None,
+) -> Response:
+    """kind: first word of the id. names: what fields of the gRPC interface are called in this body."""
+    terms = api.desk.cell.terms()
+    model = api.check_model(body.model, terms)
+    given = request.headers.get(ID_HEADER)
+    name, detail = new_id(kind, given), _detail(request, body)
+    frame = Frame.of(body, name, model, terms.block_size, detail, api.fingerprint(terms))
+    try:
+        trace = request.headers.get("traceparent", "")
+        asking = await Asking.begin(api, prompts, options, name, trace=trace, record=detail != "none")
+    except InvalidRequest as error:
+        if names is None or error.field not in names:
+            raise
+        raise type(error)(names[error.field], str(error).removeprefix(f"{error.field}: ")) from error
+    headers = {ID_HEADER: given or name}
+    longest = max(answering.request.max_tokens for answering in asking.answerings)
+    if body.stream:
+        events = streamed_reply(asking, shape, frame)
+        if api.pace is not None:
+            events = paced_events(events, api.pace, longest)
+        return EventStream(events, asking.gone, headers, unread_s=api.unread_s, on_cut=api.metrics.slow_readers_cut.inc)
+    try:
+        answer = while_connected(request, whole_reply(asking, shape, frame), asking.gone)
+        if api.pace is not None:
+            answer = paced_whole(answer, api.pace, longest)
+        return Response(await answer, media_type="application/json", headers=headers)
+    finally:
+        asking.leave()
+
+
+def _detail(request: Request, body: Body) -> Detail:
+    """Asked for in the body, or by a header where a tool writes the body."""
+    if body.per_request_spec_decode_metrics is not None:
+        return body.per_request_spec_decode_metrics
+    match request.headers.get(METRICS_HEADER, "none"):
+        case "none":
+            return "none"
+        case "summary":
+            return "summary"
+        case "detailed":
+            return "detailed"
+    raise InvalidRequest(METRICS_HEADER, "must be none, summary or detailed")

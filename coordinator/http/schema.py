@@ -6,11 +6,15 @@ understood and not built is refused by name, and so is what nobody knows; labels
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+import asyncio
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from dspark.errors import InvalidRequest, Unsupported
+from dspark.errors import Cancelled, InvalidRequest, Unsupported
 
 T = TypeVar("T", bound="Body")
 
@@ -47,7 +51,7 @@ _IDLE: dict[str, tuple[Any, ...]] = {
 _LABELS = {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
 
 
-_PARTS = {"stream_options", "speculation"}  # fields with fields of their own
+_PARTS = {"messages", "stream_options", "speculation"}  # fields with fields of their own
 
 
 class _Part(BaseModel):
@@ -135,6 +139,17 @@ def validated(kind: type[M], content: bytes) -> M:
         raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
 
 
+class StrictBody(BaseModel):
+    """A body that takes its own fields alone."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @classmethod
+    def read(cls, content: bytes) -> Self:
+        """From JSON; InvalidRequest names the field."""
+        return validated(cls, content)
+
+
 class AtFirst(FailFast):
     """A long list of another kind is refused at its first item, not complained of at each of a million."""
 
@@ -176,3 +191,61 @@ def _path(loc: tuple[int | str, ...]) -> str:
         elif index == 0 or loc[0] in _PARTS:
             words += f".{part}" if words else part
     return words
+
+
+class Readable(Protocol):
+    """A kind of body."""
+
+    @classmethod
+    def read(cls, content: bytes) -> Self:
+        """From JSON; InvalidRequest names the field."""
+
+
+R = TypeVar("R", bound=Readable)
+
+READ_S = 30.0
+
+
+async def read_body(request: Request, kind: type[R], most: int) -> R:
+    """The body as `kind`, of `most` bytes; errors name what is wrong."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A browser sends JSON to another origin only after asking, so pages from elsewhere cannot post here.
+    if media != "application/json":
+        raise HTTPException(415, f"content-type: {media[:100] or 'none'} is not application/json")
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared) > most:
+        raise _too_large(most)
+    content = bytearray()
+    try:
+        async with asyncio.timeout(READ_S):
+            async for part in request.stream():
+                content += part
+                if len(content) > most:
+                    raise _too_large(most)
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not come within {READ_S:g} s") from None
+    except ClientDisconnect:
+        raise Cancelled("the client went away") from None
+    return kind.read(bytes(content))
+
+
+def _too_large(most: int) -> HTTPException:
+    return HTTPException(413, f"the body is larger than {most} bytes")
+
+
+def described_by(kind: type[BaseModel]) -> dict[str, Any]:
+    """What FastAPI adds to a route that takes a body of this kind."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    # Parts stand where they are used, so that routes need no shared components.
+    parts = schema.pop("$defs", {})
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema, parts)}}}}
+
+
+def _inlined(node: Any, parts: dict[str, Any]) -> Any:
+    if isinstance(node, dict):
+        if "$ref" in node:
+            return _inlined(parts[str(node["$ref"]).rsplit("/", 1)[-1]], parts)
+        return {key: _inlined(value, parts) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_inlined(value, parts) for value in node]
+    return node

@@ -1,25 +1,99 @@
-"""uvicorn inside a process that has an event loop and signals of its own."""
+"""uvicorn inside a process that has an event loop, signals and certificates of its own, and few descriptors."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import os
+import resource
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import structlog
 import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.http.connection import Connection, Quiet
-from coordinator.http.descriptors import ACCEPTS, Exhausted, room
 from coordinator.http.errors import described
-from coordinator.http.renewing import Renewing
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.security import Security, split_endpoint
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.tls import Tls
+
+log = structlog.get_logger("dspark.http")
+
+ACCEPTS = 16  # connections taken in one turn of the event loop
+SPARE = 64  # descriptors left to the rest of the process
+SAY_EVERY_S = 1.0
+_EXHAUSTED = "socket.accept() out of system resource"  # as the event loop puts it
+
+
+def room(most: int) -> int:
+    """Connections that descriptors are there for, `most` at most."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return most
+    try:
+        free = soft - len(os.listdir("/proc/self/fd"))
+    except OSError:
+        free = soft // 2
+    return max(min(most, max(free - SPARE, free // 2)), 1)
+
+
+class Exhausted:
+    """Counts connections that could not be taken, and says so once a second. Other complaints go where they went."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, refused: Callable[[], None]) -> None:
+        self._loop, self._refused = loop, refused
+        self._before = loop.get_exception_handler()
+        self._failed = 0
+        self._timer: asyncio.TimerHandle | None = None
+        loop.set_exception_handler(self._heard)
+
+    def stop(self) -> None:
+        """Lets the loop complain as before."""
+        if self._loop.get_exception_handler() == self._heard:
+            self._loop.set_exception_handler(self._before)
+
+    def _heard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if context.get("message") != _EXHAUSTED:
+            if self._before is not None:
+                self._before(loop, context)
+            else:
+                loop.default_exception_handler(context)
+            return
+        self._refused()
+        self._failed += 1
+        if self._timer is None:
+            self._say(context.get("exception"))
+
+    def _say(self, error: object) -> None:
+        self._timer = None
+        if self._failed:
+            log.warning("http.no_descriptors", attempts=self._failed, error=str(error))
+            self._failed = 0
+            self._timer = self._loop.call_later(SAY_EVERY_S, self._say, error)
+
+
+class Renewing:
+    """For `ssl.SSLContext.sni_callback`, which is asked at every handshake, whether or not a name was given."""
+
+    def __init__(self, tls: Tls, *, ask_peers: bool) -> None:
+        self._tls, self._ask_peers = tls, ask_peers
+        self._stamps = tls.stamps()
+        self._newest: ssl.SSLContext | None = None
+
+    def __call__(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        with contextlib.suppress(OSError, ConfigError, ssl.SSLError):  # files that do not fit each other: old ones stay
+            if (stamps := self._tls.stamps()) != self._stamps:
+                self._newest, self._stamps = self._tls.server_context(ask_peers=self._ask_peers), stamps
+        if self._newest is not None:
+            connection.context = self._newest
+
 
 BACKLOG = 2048
 START_S = 10.0

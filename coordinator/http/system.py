@@ -1,27 +1,33 @@
-"""Routes beside the answers: models, health, metrics, version."""
+"""Routes beside the answers: models, health, metrics, version; /tokenize and /detokenize as vLLM has them."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from coordinator.http.door import Door
+from coordinator.beside import beside
+from coordinator.http.api import Api
+from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel
-from dspark.errors import DsparkError
+from coordinator.http.schema import AtFirst, ChatBody, StrictBody, described_by, read_body
+from coordinator.reception.frontdesk import LONG_IDS, decoded, encoded, prompt_bytes
+from coordinator.reception.tokenizer import Tokenizer
+from dspark.errors import DsparkError, InvalidRequest, Unsupported
 
 
-def routes(door: Door) -> APIRouter:
+def routes(api: Api) -> APIRouter:
     router = APIRouter()
     began = int(time.time())
 
     def card() -> dict[str, Any]:
-        terms = door.desk.cell.terms()
+        terms = api.desk.cell.terms()
         return {
-            "id": door.model(terms),
+            "id": api.model(terms),
             "object": "model",
             "created": began,
             "owned_by": "dspark",
@@ -33,12 +39,12 @@ def routes(door: Door) -> APIRouter:
             "rule": terms.limits.rule.name.lower(),
         }
 
-    @router.get("/v1/models", dependencies=[Depends(door.guard)], tags=["OpenAI"])
+    @router.get("/v1/models", dependencies=[Depends(api.guard)], tags=["OpenAI"])
     async def models() -> dict[str, Any]:
         """What is served: one target."""
         return {"object": "list", "data": [card()]}
 
-    @router.get("/v1/models/{name:path}", dependencies=[Depends(door.guard)], tags=["OpenAI"])
+    @router.get("/v1/models/{name:path}", dependencies=[Depends(api.guard)], tags=["OpenAI"])
     async def model(name: str) -> dict[str, Any]:
         """The served target, by its name."""
         found = card()
@@ -51,18 +57,85 @@ def routes(door: Door) -> APIRouter:
         """200 while there is somebody to serve with whose first requests have run, 503 without and before the end. A
         full queue is healthy."""
         try:
-            ready = door.desk.cell.terms().ready
+            ready = api.desk.cell.terms().ready
         except DsparkError:
             return Response(status_code=503)
-        return Response(status_code=200 if ready and not door.desk.cell.draining else 503)
+        return Response(status_code=200 if ready and not api.desk.cell.draining else 503)
 
-    @router.get("/metrics", dependencies=[Depends(door.operator_guard)], tags=["operation"])
+    @router.get("/metrics", dependencies=[Depends(api.operator_guard)], tags=["operation"])
     async def metrics() -> Response:
         """Of this process, for Prometheus."""
-        return Response(generate_latest(door.metrics.exposed), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(api.metrics.exposed), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/version", tags=["operation"])
     async def version() -> dict[str, str]:
-        return {"version": door.version}
+        return {"version": api.version}
 
     return router
+
+
+class TokenizeBody(StrictBody):
+    """A prompt, or messages with what a chat takes for its template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(StrictBody):
+    model: str | None = None
+    tokens: Annotated[list[int], AtFirst()]
+
+
+def tokenizing_routes(api: Api) -> APIRouter:
+    router = APIRouter(tags=["vLLM"])
+
+    def tokenizer_for(model: str | None) -> Tokenizer:
+        api.check_model(model, api.desk.cell.terms())
+        if api.desk.tokenizer is None:
+            raise Unsupported("prompt", "the target has no tokenizer")
+        return api.desk.tokenizer
+
+    async def ids_of(body: TokenizeBody, tokenizer: Tokenizer) -> tuple[int, ...]:
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("prompt", "give either a prompt or messages")
+        if body.prompt is not None:
+            return await encoded(tokenizer, body.prompt, "prompt", add_special=body.add_special_tokens is not False)
+        if body.add_special_tokens:
+            raise Unsupported("add_special_tokens", "beside messages, whose template writes them itself")
+        chat = ChatBody(
+            messages=body.messages or [],
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        return await read_prompt(api, chat)
+
+    @router.post("/tokenize", dependencies=[Depends(api.guard)], openapi_extra=described_by(TokenizeBody))
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        body = await read_body(request, TokenizeBody, prompt_bytes(api.desk.cell))
+        tokenizer = tokenizer_for(body.model)
+        ids = await ids_of(body, tokenizer)
+        told = {"count": len(ids), "max_model_len": api.desk.limits().longest, "tokens": ids}
+        return await beside(len(ids) > LONG_IDS, _with_names, told, tokenizer if body.return_token_strs else None)
+
+    @router.post("/detokenize", dependencies=[Depends(api.guard)], openapi_extra=described_by(DetokenizeBody))
+    async def detokenize(request: Request) -> dict[str, str]:
+        """The text of token ids."""
+        body = await read_body(request, DetokenizeBody, prompt_bytes(api.desk.cell))
+        tokenizer = tokenizer_for(body.model)
+        return {"prompt": await decoded(tokenizer, body.tokens, "tokens", api.desk.limits().context_length)}
+
+    return router
+
+
+def _with_names(told: dict[str, Any], tokenizer: Tokenizer | None) -> Response:
+    """`told` and what the vocabulary calls its tokens, where a tokenizer is given."""
+    names = None if tokenizer is None else [tokenizer.name_of(token) for token in told["tokens"]]
+    return JSONResponse({**told, "token_strs": names})

@@ -13,7 +13,7 @@ import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from coordinator.http.config import HttpConfig
+from coordinator.config import HttpConfig
 from coordinator.reception import replies
 from coordinator.reception.answering import Answering
 from coordinator.reception.reading import Shown

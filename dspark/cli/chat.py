@@ -158,7 +158,7 @@ def turns(ears: Ears) -> Iterator[str]:
 
 def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
     """The prompt, within `room` tokens: as long as it is longer, `said` loses its oldest question and answer."""
-    from coordinator.http.messages import newest_that_fit
+    from coordinator.http.template import newest_that_fit
 
     prompt, left_out = newest_that_fit(said, room, render)
     first = 1 if said[0]["role"] == "system" else 0

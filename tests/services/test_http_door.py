@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from coordinator.config import CoordinatorConfig
-from coordinator.http import sse
-from coordinator.http.opening import make_door
+from coordinator.http import stream
+from coordinator.http.api import make_api
 from coordinator.reception import frontdesk
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import Client
@@ -322,7 +322,7 @@ def test_pages_of_named_origins_may_ask(pair: Path, tmp_path: Path) -> None:
 def test_an_origin_that_is_none_is_refused_at_the_start(origin: str) -> None:
     config = CoordinatorConfig(http="127.0.0.1:0", cors_origin=(origin,))
     with pytest.raises(ConfigError, match="cors_origin: "):
-        make_door(config, None, None, None)  # type: ignore[arg-type]
+        make_api(config, None, None, None)  # type: ignore[arg-type]
 
 
 def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCell) -> None:
@@ -442,7 +442,7 @@ def test_what_takes_too_long_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_silent_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
+    monkeypatch.setattr(stream, "KEEPALIVE_S", 0.05)
     with HttpCell(synthetic_pair(tmp_path, step_ms=400.0)) as cell:
         body = completion(stream=True, ignore_eos=True)
         with httpx.stream("POST", f"{cell.url}/v1/completions", json=body, timeout=60) as answer:

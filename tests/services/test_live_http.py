@@ -147,8 +147,8 @@ def test_nobody_watches_nothing_is_kept_and_no_load_stays(cell: HttpCell, http: 
     ("path", "body", "status", "named"),
     [
         ("/live/generate", {"messages": []}, 400, "messages"),
-        ("/live/generate", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
-        ("/live/generate", {"messages": [{"role": "user"}]}, 400, "messages.0.content"),
+        ("/live/generate", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
+        ("/live/generate", {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
         ("/live/generate", {"messages": said("x"), "max_tokens": 5000}, 400, "max_tokens"),
         ("/live/generate", {"messages": said("x"), "policy": "fixed:0"}, 400, "fixed:k"),
         ("/live/generate", {"messages": said("x"), "temperature": -1}, 400, "temperature"),

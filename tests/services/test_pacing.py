@@ -13,7 +13,7 @@ import yaml
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
-from coordinator.http.paced import framed
+from coordinator.http.stream import framed
 from coordinator.process import CoordinatorProcess
 from coordinator.reception.pacing import padded, read_pace
 from draft_service import process as draft_process

@@ -20,7 +20,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.frontend import process as frontend_process
 from coordinator.frontend.config import FrontendConfig
 from coordinator.http import completions, reply
-from coordinator.http.scores import EchoLogprobs
+from coordinator.http.logprobs import EchoLogprobs
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import AsyncClient, Chunk, Client, Completion, Finished, InvalidRequest, PromptLogprobs
 from dspark.model.checkpoint import load_target

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from coordinator.http.sse import EventStream, event
+from coordinator.http.stream import EventStream, event
 
 
 async def events() -> AsyncGenerator[bytes]:

@@ -20,10 +20,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from coordinator.http import connection as connection_module
-from coordinator.http import descriptors, peer
 from coordinator.http import server as server_module
 from coordinator.http.server import HttpServer
-from coordinator.http.sse import EventStream, event, left
+from coordinator.http.stream import EventStream, event, left
 from dspark.runtime.security import Security, split_endpoint
 from dspark.runtime.telemetry import Metrics
 
@@ -149,12 +148,12 @@ async def test_a_request_that_runs_is_no_quiet_connection(
 async def test_a_client_that_closes_its_half_gets_its_answer(
     address: tuple[str, int], application: Application, monkeypatch: pytest.MonkeyPatch, slow: bool
 ) -> None:
-    monkeypatch.setattr(peer, "FIRST_S", 0.01 if slow else 60.0)
+    monkeypatch.setattr(connection_module, "FIRST_S", 0.01 if slow else 60.0)
     reader, writer = await _ask(address, b"/held")
     await _until(lambda: application.running == 1)
     writer.write_eof()
     if slow:  # an interim response, as every client skips them
-        assert await reader.readuntil(b"\r\n\r\n") == peer.INTERIM
+        assert await reader.readuntil(b"\r\n\r\n") == connection_module.INTERIM
     application.held.set()
     status, _, body = await _head(reader)
     assert (status, body) == (200, b"fine")
@@ -230,7 +229,7 @@ def test_connections_are_bounded_by_descriptors_too(monkeypatch: pytest.MonkeyPa
     used = len(os.listdir("/proc/self/fd"))
     for limit, most, wanted in ((used + 1000, 100, 100), (used + 1000, 5000, 936), (used + 40, 5000, 20), (8, 5, 1)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        assert abs(descriptors.room(most) - wanted) <= 2
+        assert abs(server_module.room(most) - wanted) <= 2
 
 
 async def test_what_cannot_be_taken_is_counted_and_told_once_a_second(
@@ -238,11 +237,11 @@ async def test_what_cannot_be_taken_is_counted_and_told_once_a_second(
 ) -> None:
     """As the event loop complains: many times for one connection, as long as it waits."""
     loop, said = asyncio.get_running_loop(), list[object]()
-    monkeypatch.setattr(descriptors, "SAY_EVERY_S", 60.0)
-    monkeypatch.setattr(descriptors.log, "warning", lambda event, **fields: said.append(fields["attempts"]))
+    monkeypatch.setattr(server_module, "SAY_EVERY_S", 60.0)
+    monkeypatch.setattr(server_module.log, "warning", lambda event, **fields: said.append(fields["attempts"]))
     others: list[object] = []
     loop.set_exception_handler(lambda _, context: others.append(context["message"]))
-    exhausted = descriptors.Exhausted(loop, counted.dropped.labels(kind="connection", reason="no_descriptors").inc)
+    exhausted = server_module.Exhausted(loop, counted.dropped.labels(kind="connection", reason="no_descriptors").inc)
     for _ in range(500):
         error = OSError(24, "Too many open files")
         loop.call_exception_handler({"message": "socket.accept() out of system resource", "exception": error})

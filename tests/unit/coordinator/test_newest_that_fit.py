@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.http.messages import Turn, newest_that_fit
+from coordinator.http.template import Turn, newest_that_fit
 
 SYSTEM = {"role": "system", "content": "s"}
 

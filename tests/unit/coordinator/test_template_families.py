@@ -17,8 +17,7 @@ import pytest
 import transformers
 
 from coordinator.http.chat import _HERE, _cut_behind
-from coordinator.http.messages import read_messages
-from coordinator.http.template import ChatTemplate
+from coordinator.http.template import ChatTemplate, read_messages
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import InvalidRequest, Unsupported
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.http.completions import CompletionShape
-from coordinator.http.tokens import TokenTexts, completion_logprobs
+from coordinator.http.logprobs import TokenTexts, completion_logprobs
 from coordinator.reception.reading import Shown
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import TokenLogprobs

@@ -6,20 +6,19 @@ load is for operators. Where no keys are set nobody is asked for one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from coordinator.http import live_answer
-from coordinator.http.body import read_body
-from coordinator.http.door import Door
-from coordinator.http.live_body import MAX_TOKENS, AnswerWish, LoadWish
-from coordinator.http.live_cell import CellFeed
-from coordinator.http.live_load import Load
-from coordinator.http.live_page import INDEX, Page
-from coordinator.http.sse import EventStream
+from coordinator.http.api import Api
+from coordinator.http.schema import StrictBody, read_body
+from coordinator.http.stream import EventStream
+from coordinator.live.answer import MAX_TOKENS, AnswerWish, Policy, Rule, answer_events
+from coordinator.live.feed import CellFeed, Load
+from coordinator.live.page import INDEX, Page
 from coordinator.queue.admission import Admission
 from coordinator.reception.frontdesk import prompt_bytes
 from coordinator.workers.membership import Membership
@@ -28,14 +27,22 @@ from dspark.rounds.policy import parse_policy
 LOAD_BYTES = 4096
 
 
-def live_routes(door: Door, membership: Membership, admission: Admission, streams: int) -> APIRouter:
+class LoadWish(StrictBody):
+    """Background streams, and how they are sped up."""
+
+    streams: Annotated[int, Field(ge=0, le=1024)]
+    policy: Policy = ""
+    rule: Rule = ""
+
+
+def live_routes(api: Api, membership: Membership, admission: Admission, streams: int) -> APIRouter:
     """`streams`: background streams at one time, at most."""
     page, router = Page(), APIRouter(include_in_schema=False)
-    load = Load(door, page.read_json("examples.json"), streams)
-    feed = CellFeed(membership, admission, load, door.clock)
-    client = [Depends(from_this_page), Depends(door.guard)]
-    watcher = [Depends(from_this_page), Depends(door.operator_guard)]
-    operator = [*watcher, Depends(door.guard)]  # who may both read metrics and generate
+    load = Load(api, page.read_json("examples.json"), streams)
+    feed = CellFeed(membership, admission, load, api.clock)
+    client = [Depends(from_this_page), Depends(api.guard)]
+    watcher = [Depends(from_this_page), Depends(api.operator_guard)]
+    operator = [*watcher, Depends(api.guard)]  # who may both read metrics and generate
 
     @router.get("/")
     async def index(request: Request) -> Response:
@@ -48,11 +55,11 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
     @router.get("/live/cell", dependencies=client)
     async def cell() -> dict[str, Any]:
         """What does not change from frame to frame."""
-        terms = door.desk.cell.terms()
+        terms = api.desk.cell.terms()
         return {
-            "model": door.model(terms),
+            "model": api.model(terms),
             "drafter": terms.drafter.rstrip("/").rsplit("/", 1)[-1],
-            "chat": door.template is not None and door.desk.tokenizer is not None,
+            "chat": api.template is not None and api.desk.tokenizer is not None,
             "policy": str(terms.limits.policy),
             "rule": terms.limits.rule.name.lower(),
             "most_streams": load.most,
@@ -65,8 +72,8 @@ def live_routes(door: Door, membership: Membership, admission: Admission, stream
 
     @router.post("/live/generate", dependencies=client)
     async def generate(request: Request) -> EventStream:
-        wish = await read_body(request, AnswerWish, prompt_bytes(door.desk.cell))
-        return live_answer.stream(door, membership.explain, wish)
+        wish = await read_body(request, AnswerWish, prompt_bytes(api.desk.cell))
+        return answer_events(api, membership.explain, wish)
 
     @router.post("/live/load", dependencies=operator)
     async def set_load(request: Request) -> dict[str, int]:

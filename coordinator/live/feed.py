@@ -1,26 +1,94 @@
-"""The cell as the live page sees it: four frames a second, made once for all who watch, and not at all for nobody."""
+"""The cell as the live page sees it, and the background streams that load it.
+
+Four frames a second, made once for all who watch, and not at all for nobody. Background streams are a bounded number of
+answers nobody reads: ordinary requests of whoever moved the slider, which end when nobody watches any more.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import structlog
 
 from coordinator.clock import Clock
-from coordinator.http.live_load import Load
-from coordinator.http.sse import EventStream, event
+from coordinator.http.api import Api
+from coordinator.http.stream import EventStream, event
 from coordinator.lanes.explain import AnyRound
 from coordinator.lanes.verifier_lane import AnyLane
+from coordinator.live.answer import prompt_of
 from coordinator.queue.admission import Admission
+from coordinator.reception.answering import Answering
 from coordinator.watching.endings import Ended
 from coordinator.watching.explaining import curve, sums_of
 from coordinator.watching.rounds_told import Sums
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Role, Worker
-from dspark.errors import Overloaded
+from dspark.client.request import Sampling, write_request
+from dspark.errors import DsparkError, Overloaded
+
+log = structlog.get_logger("dspark.live")
+
+TOKENS = 160  # of one background answer
+PAUSE_S = 1.0  # after an answer that failed
+
+
+class Load:
+    """Streams that run until they are turned down. `most`: streams at one time."""
+
+    def __init__(self, api: Api, questions: Sequence[str], most: int) -> None:
+        self.most = most
+        self.policy = self.rule = ""
+        self._door = api
+        self._questions = itertools.cycle(questions)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def streams(self) -> int:
+        return len(self._tasks)
+
+    def set(self, streams: int, policy: str, rule: str) -> None:
+        """So many from now on, with this policy and rule as their present answers end."""
+        self.policy, self.rule = policy, rule
+        wanted = min(max(streams, 0), self.most)
+        while len(self._tasks) > wanted:
+            self._tasks.pop().cancel()
+        while len(self._tasks) < wanted:
+            self._tasks.append(asyncio.create_task(self._run(len(self._tasks))))
+
+    def close(self) -> None:
+        self.set(0, "", "")
+
+    async def _run(self, number: int) -> None:
+        while True:
+            try:
+                await self._answer(next(self._questions), temperature=0.0 if number % 2 else 0.7)
+            except DsparkError as error:
+                await asyncio.sleep(error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # a bug: this stream tries again, and the page goes on
+                log.error("live.load_failed", exc_info=error)
+                await asyncio.sleep(PAUSE_S)
+
+    async def _answer(self, question: str, *, temperature: float) -> None:
+        api = self._door
+        prompt, _ = await prompt_of(api, [{"role": "user", "content": question}], TOKENS)
+        options = Sampling(
+            max_tokens=TOKENS, temperature=temperature, policy=self.policy, rule=self.rule, ignore_eos=True
+        )
+        answering = await Answering.begin(
+            api.desk, write_request(prompt, options), api.longest_s, api.clock, api.metrics
+        )
+        try:
+            while not answering.done:
+                await answering.parts()
+        finally:
+            answering.leave()
+
 
 log = structlog.get_logger("dspark.live")
 

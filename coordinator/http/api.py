@@ -1,11 +1,12 @@
-"""What every route needs: the desk, and who may come in."""
+"""What every route needs: the desk, what the target's conversations look like, and who may come in."""
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -13,20 +14,25 @@ from starlette.exceptions import HTTPException
 import dspark
 from coordinator.cells.cell import Terms
 from coordinator.clock import Clock
+from coordinator.config import CoordinatorConfig
+from coordinator.frontend.config import FrontendConfig
+from coordinator.http.connection import names_of
 from coordinator.http.errors import UnknownModel
-from coordinator.http.template import ChatTemplate
+from coordinator.http.template import ChatTemplate, find_template
 from coordinator.reception.frontdesk import FrontDesk
-from coordinator.reception.pacing import Pace
+from coordinator.reception.pacing import Pace, read_pace
 from coordinator.requests.validation import DEFAULT_MAX_TOKENS
+from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime.identity import model_name
-from dspark.runtime.security import Security
+from dspark.runtime.roles import METRICS, Role, Roles
+from dspark.runtime.security import Security, is_loopback, set_caller, split_endpoint
 from dspark.runtime.telemetry import Metrics
 
 Guard = Callable[[Request], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Door:
+class Api:
     """One HTTP front.
 
     guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
@@ -82,3 +88,57 @@ def check_host(request: Request) -> None:
     except ValueError:
         pass
     raise HTTPException(403, f"host {host[:100]!r}: without a client token only local names are answered")
+
+
+_ORIGIN = re.compile(r"https?://[^/\s?#@]+")
+CLIENTS: Roles = frozenset({Role.CLIENT, Role.OPERATOR})
+
+
+def make_api(config: CoordinatorConfig | FrontendConfig, desk: FrontDesk, clock: Clock, metrics: Metrics) -> Api:
+    """The api of `config.http`, whose address decides who is asked for what."""
+    assert config.http is not None
+    security = Security.of(replace(config, bind=config.http))
+    security.check_bind(config.http)
+    return Api(
+        desk,
+        clock,
+        metrics,
+        guard=guard_of(security, CLIENTS),
+        operator_guard=guard_of(security, METRICS),
+        longest_s=config.request_deadline_s,
+        unread_s=config.max_unread_s,
+        default_max_tokens=config.default_max_tokens,
+        template=find_template(config.target, config.target_revision),
+        name=config.served_model or "",
+        local=is_loopback(split_endpoint(config.http)[0]) and Role.CLIENT in security.access.open_to,
+        pace=read_pace(config),
+        security=security,
+        origins=_origins(config.cors_origin, asked=Role.CLIENT not in security.access.open_to),
+    )
+
+
+def _origins(given: tuple[str, ...], *, asked: bool) -> tuple[str, ...]:
+    """asked: whether callers are asked who they are."""
+    for origin in given:
+        if origin == "*" and not asked:
+            raise ConfigError("cors_origin: * lets any web page in where nobody is asked for a key; name origins")
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f"cors_origin: {origin[:100]!r} is not a scheme, a host and perhaps a port")
+    return given
+
+
+def guard_of(security: Security, roles: Roles) -> Guard:
+    """A dependency that lets `roles` in and remembers who it was."""
+
+    async def guard(request: Request) -> None:
+        shown, names = request.headers.get("authorization"), names_of(request.scope)
+        try:
+            caller = security.http_caller(shown, names, roles)
+        except Denied as error:
+            if shown is None or isinstance(error, Forbidden) or not security.access.open_to & roles:
+                raise
+            # Clients of this interface cannot leave the key out; where anybody may come in, any key will do.
+            caller = security.http_caller(None, names, roles)
+        set_caller(caller)
+
+    return guard

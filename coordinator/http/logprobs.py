@@ -1,4 +1,8 @@
-"""Single tokens as text and as bytes, for log-probabilities. A token need not be a whole character."""
+"""Log-probabilities as bodies of answers have them: single tokens as text and bytes, answers' and prompts'.
+
+A token need not be a whole character. Those of a prompt stand among those of a completion that shows it, as OpenAI
+writes them, or by themselves, as vLLM does.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from coordinator.http.asking import Scored
 from coordinator.reception.reading import Shown
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import TokenLogprobs
@@ -96,3 +101,57 @@ def _byte_alphabet() -> dict[str, int]:
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+class EchoLogprobs:
+    """Of the prompt that a completion begins with; `top` likeliest tokens at each position."""
+
+    def __init__(self, texts: TokenTexts, scored: Scored, top: int) -> None:
+        self._texts = texts
+        self._tokens = [texts.text_of(token) for token in scored.ids]
+        self._values: list[float | None] = [None, *scored.told.logprobs.tolist()]
+        rows = zip(scored.told.top_ids[:, :top].tolist(), scored.told.top_logprobs[:, :top].tolist(), strict=True)
+        self._tops = [None, *(self._named(ids, values) for ids, values in rows)]
+        self.characters = sum(map(len, self._tokens))  # as offsets count them
+
+    def written(self, behind: dict[str, Any] | None = None) -> dict[str, Any]:
+        """With those of the answer behind them, whose offsets begin with `characters`."""
+        offsets, at = [], 0
+        for token in self._tokens:
+            offsets.append(at)
+            at += len(token)
+        mine: dict[str, list[Any]] = {
+            "text_offset": offsets,
+            "token_logprobs": self._values,
+            "tokens": self._tokens,
+            "top_logprobs": self._tops,
+        }
+        return mine if behind is None else {name: values + behind[name] for name, values in mine.items()}
+
+    def _named(self, ids: list[int], values: list[float]) -> dict[str, float] | None:
+        return dict(zip(map(self._texts.text_of, ids), values, strict=True)) or None
+
+
+def prompt_logprobs(texts: TokenTexts, scored: Scored | None, top: int | None = None) -> dict[str, Any]:
+    """The field `prompt_logprobs` of a choice; nothing where it was not asked for. The token itself is always told."""
+    if scored is None:
+        return {}
+    told, at = scored.told, [None]
+
+    def one(token: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": texts.text_of(token)}
+
+    rows = zip(
+        list(scored.ids)[1:],
+        told.logprobs.tolist(),
+        told.ranks.tolist(),
+        told.top_ids[:, :top].tolist(),
+        told.top_logprobs[:, :top].tolist(),
+        strict=True,
+    )
+    made = [
+        {str(token): one(token, logprob, rank)}
+        | {str(each): one(each, value, place) for place, (each, value) in enumerate(zip(ids, values, strict=True), 1)}
+        for token, logprob, rank, ids, values in rows
+    ]
+    return {"prompt_logprobs": [*at, *made]}

@@ -1,0 +1,228 @@
+"""An answer for the live page: every token with its origin, every round with its explanation, as JSON."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from coordinator.answers.answer import Piece
+from coordinator.beside import beside
+from coordinator.http.api import Api
+from coordinator.http.schema import StrictBody
+from coordinator.http.stream import EventStream, event
+from coordinator.http.template import Turn, newest_that_fit
+from coordinator.lanes.explain import Explain, Part
+from coordinator.reception import replies
+from coordinator.reception.answering import Answering
+from coordinator.reception.frontdesk import LONG_TEXT, encoded_now
+from coordinator.reception.tokenizer import TextStream, Tokenizer
+from coordinator.requests.tenancy import inside
+from coordinator.watching.explaining import told
+from coordinator.watching.rounds_told import Origin, Sums, origins
+from dspark.client.request import Sampling, write_request
+from dspark.errors import Cancelled
+
+MAX_CONTENT = 20_000  # characters of a message
+MAX_MESSAGES = 1024
+MAX_TOKENS = 1024
+
+Rule = Literal["", "token", "block", "coupled"]
+Policy = Annotated[str, Field(max_length=40)]
+
+
+class Message(StrictBody):
+    """A turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, Field(max_length=MAX_CONTENT)]
+
+
+class AnswerWish(StrictBody):
+    """An answer to a conversation, its rounds explained. Nothing is kept of it: the page sends all of it each time."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 256
+    temperature: float = 0.0
+    policy: Policy = ""
+    rule: Rule = ""
+    seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+    drafter: str = ""
+
+
+async def prompt_of(api: Api, messages: Sequence[Turn], max_tokens: int) -> tuple[str | tuple[int, ...], int]:
+    """(prompt, how many of the oldest messages were left out so that `max_tokens` fit behind it).
+
+    Without a chat template the newest message is the prompt, as plain text.
+    """
+    template, tokenizer = api.template, api.desk.tokenizer
+    if template is None or tokenizer is None:
+        return messages[-1]["content"], 0
+
+    def encode(said: list[Turn]) -> tuple[int, ...]:
+        text = template.render(said, {}, add_generation_prompt=True)
+        return encoded_now(tokenizer, text, "messages", add_special=False)  # the template writes them itself
+
+    room = api.desk.limits().longest - max_tokens
+    long = sum(len(message["content"]) for message in messages) > LONG_TEXT
+    return await beside(long, newest_that_fit, messages, room, encode)
+
+
+DIGITS = 4  # of shares and tokens; microseconds of spans
+
+
+class Speaker:
+    """One answer, piece by piece."""
+
+    def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._stream: TextStream | None = tokenizer.stream(prompt, skip_special=True) if tokenizer else None
+        self._offset = 0
+        self._parts: dict[int, Part] = {}
+
+    def say(self, piece: Piece, parts: Sequence[Part]) -> dict[str, Any]:
+        """The event of a piece. `parts`: what was explained since the last one."""
+        self._parts.update((part.offset, part) for part in parts)
+        round = piece.round
+        came = (
+            (Origin.PLAIN,) * len(piece.tokens)
+            if round is None
+            else origins(round.accepted, round.verified, len(piece.tokens))
+        )
+        part = self._parts.pop(self._offset, None)
+        said = {
+            "type": "round" if round is not None else "first",
+            "offset": self._offset,
+            "tokens": [
+                {"id": token, "text": text, "origin": origin.value}
+                for token, text, origin in zip(piece.tokens, self._texts(piece), came, strict=True)
+            ],
+            "told": self._told(part) if part is not None and round is not None else None,
+        }
+        self._offset += len(piece.tokens)
+        return said
+
+    def _texts(self, piece: Piece) -> list[str]:
+        """A character that takes several tokens stands with the last of them."""
+        if self._stream is None:
+            return [f" {token}" for token in piece.tokens]
+        texts = [self._stream.push(token) for token in piece.tokens]
+        if piece.end is not None and texts:
+            texts[-1] += self._stream.flush()
+        return texts
+
+    def _alone(self, token: int) -> str:
+        return f" {token}" if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
+
+    def _told(self, part: Part) -> dict[str, Any]:
+        found = told(part)
+        return {
+            "empty_because": found.empty_because,
+            "prefix": found.prefix,
+            "accepted": found.accepted,
+            "why": found.why.value,
+            "price": None if found.price is None else round(found.price, DIGITS),
+            "slots": [
+                {
+                    "id": slot.token,
+                    "text": self._alone(slot.token) if slot.token is not None else "",
+                    "confidence": round(slot.confidence, DIGITS),
+                    "survival": round(slot.survival, DIGITS),
+                    "gain": round(slot.gain, DIGITS),
+                    "fate": slot.fate.value,
+                }
+                for slot in found.slots
+            ],
+            "batch": batch(found.cohort),
+        }
+
+
+def batch(sums: Sums) -> dict[str, Any]:
+    """The round of all answers that shared it; spans in milliseconds."""
+    return {
+        "answers": sums.sequences,
+        "verified": sums.verified,
+        "tokens": sums.tokens,
+        "budget": sums.budget,
+        "late": list(sums.late),
+        "ms": {
+            "round": _ms(sums.round_s),
+            "draft": _ms(sums.draft_s),
+            "draft_pass": _ms(sums.draft_pass_s),
+            "verify": _ms(sums.verify_s),
+            "verify_pass": _ms(sums.verify_pass_s),
+        },
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
+
+
+def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
+    """Events of one answer: `begin`, `first`, `round` again and again, `end`."""
+    running: list[Answering] = []
+
+    async def events() -> AsyncGenerator[bytes]:
+        options = Sampling(
+            max_tokens=wish.max_tokens,
+            temperature=wish.temperature,
+            policy=wish.policy,
+            rule=wish.rule,
+            seed=wish.seed,
+            drafter=wish.drafter,
+            request_id=f"live-{secrets.token_hex(8)}",
+        )
+        prompt, left_out = await prompt_of(api, [each.model_dump() for each in wish.messages], wish.max_tokens)
+        message = write_request(prompt, options)
+        answering = await Answering.begin(api.desk, message, api.longest_s, api.clock, api.metrics)
+        running.append(answering)
+        request = answering.request
+        try:
+            with explain.request(inside(request.tenant, request.id)) as watch:  # before its first round
+                speaker = Speaker(request.prompt, api.desk.tokenizer)
+                yield event(
+                    {
+                        "type": "begin",
+                        "id": request.id,
+                        "prompt_tokens": len(request.prompt),
+                        "left_out": left_out,
+                        "policy": str(request.policy),
+                        "rule": request.law.rule.name.lower(),
+                    }
+                )
+                while not answering.done:
+                    await answering.parts()
+                    parts = watch.parts()
+                    for piece, _ in answering.pieces:
+                        yield event(speaker.say(piece, parts))
+                        parts = []
+                yield event({"type": "end", **ending(answering)})
+        finally:
+            answering.leave()
+
+    def gone() -> None:
+        for answering in running:
+            answering.cut(Cancelled("the client went away"))
+
+    return EventStream(events(), gone)
+
+
+def ending(answering: Answering) -> dict[str, object]:
+    """How the answer ended, in numbers."""
+    message = replies.complete(answering.reader).complete
+    stats, timings = message.speculation, message.timings
+    end = answering.reader.readings[0].end
+    return {
+        "reason": end.reason.value if end is not None else "unknown",
+        "tokens": message.usage.completion_tokens,
+        "rounds": stats.rounds,
+        "drafted": stats.draft_tokens,
+        "verified": stats.verified_tokens,
+        "accepted": stats.accepted_tokens,
+        "tau": round(stats.mean_acceptance_length, 3),
+        "first_ms": round(timings.ttft_ms, 2),
+        "total_ms": round(timings.total_ms, 2),
+    }
