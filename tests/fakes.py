@@ -297,7 +297,7 @@ class FakeVerifier(_Worker):
             projection="toy-projection",
             page_size=16,
             pages_total=pages,
-            attention_path="packed",
+            attention_path="paged",
             stop_token_ids=stop_token_ids,
             cost=cost,
         )

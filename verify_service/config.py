@@ -38,7 +38,9 @@ class VerifyConfig(ListenConfig):
     lease_s: float = field(
         default=120.0, metadata={"doc": "A sequence that its coordinator has not mentioned for so long is freed."}
     )
-    attention: str = field(default="auto", metadata={"doc": "auto (packed if the self-test passes) or per_request."})
+    attention: str = field(
+        default="auto", metadata={"doc": "auto (paged if that is right for the target) or stateful."}
+    )
     attention_kernel: bool = field(
         default=True, metadata={"doc": "Read pages in place where a kernel here can; else they are gathered."}
     )

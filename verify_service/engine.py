@@ -56,7 +56,7 @@ class VerifyEngine:
             page_size=config.page_size,
             most=config.max_sequences,
             store=store,
-            keep_prefixes=config.prefix_cache and runner.path == "packed",
+            keep_prefixes=config.prefix_cache and runner.path == "paged",
             copy=runner.copy if isinstance(runner, PackedRunner) and runner.likes_rows else None,
         )
         self._step = PackedStep(runner, self._holdings, sampler)
@@ -80,6 +80,11 @@ class VerifyEngine:
     @property
     def attention_path(self) -> str:
         return self._runner.path
+
+    @property
+    def attention_reason(self) -> str:
+        """Why the path is not paged; empty where it is."""
+        return self._runner.reason
 
     @property
     def make(self) -> str:

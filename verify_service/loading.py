@@ -20,7 +20,7 @@ from dspark.model.location import locate
 from dspark.model.pairing import mismatch
 from dspark.model.placement import free_bytes, pick_device, pick_dtype, slot_bytes
 from dspark.model.target import TargetTaps, decoder_layers
-from verify_service import kernels, rotation, self_test
+from verify_service import kernels, reach, rotation, self_test
 from verify_service.config import VerifyConfig
 from verify_service.passes import PackedRunner, Runner
 from verify_service.per_request import PerRequestRunner
@@ -82,49 +82,70 @@ def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device,
 
 def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None) -> Runner:
     """Packed if the self-test passes, else a cache per request, else the target is not eligible."""
-    cases = self_test.expected(target)
-    num_slots = config.kv_tokens // config.page_size * config.page_size
-    reason: str | None = "asked for by configuration"
-    turned = rotation.find(target.model)
-    if config.attention == "auto" and turned is not None and turned.switches_at is not None:
-        reason = f"past {turned.switches_at} tokens this model turns all of a sequence's keys in another way"
-    elif config.attention == "auto":
-        if (least := self_test.least_slots(cases, config.page_size)) > num_slots:
-            raise ConfigError(
-                f"verify.kv_tokens: {config.kv_tokens} are {num_slots} slots in pages of {config.page_size}; the "
-                f"self-test of this target needs {least}, and answers need more"
-            )
-        model = target.model
-        device, dtype = next(model.parameters()).device, model.dtype
-        found = kernels.find(device, dtype, config.page_size) if config.attention_kernel else None
-        for kernel, lean in itertools.product((found, None) if found else (None,), (True, False)):
-            if lean and not config.lean_layers:
-                continue
-            packed = PackedRunner(
-                model,
-                taps,
-                num_slots,
-                lean=lean,
-                kernel=kernel[1] if kernel else None,
-                page_size=config.page_size,
-                graphs=kernel is not None and config.cuda_graphs,
-            )
-            reason = self_test.disagreement(packed, cases)
-            if reason is None:
-                log.info(
-                    "verify.attention_path",
-                    path=packed.path,
-                    kernel=kernel[0] if kernel else "gather",
-                    lean_layers=packed.lean.layers,
-                )
-                return packed
-            packed.lean.undo()
-            log.warning("verify.self_test", path=packed.path, lean_layers=lean, reason=reason)
-    if config.attention not in ("auto", "per_request"):
-        raise ConfigError(f"verify.attention: {config.attention!r} is neither auto nor per_request")
-    single = PerRequestRunner(target.model, taps)
+    if config.attention not in ("auto", "stateful"):
+        raise ConfigError(f"verify.attention: {config.attention!r} is neither auto nor stateful")
+    try:
+        cases = self_test.expected(target)
+    except Exception as error:  # whatever a foreign model raises here means that nobody can run it
+        raise CheckpointError(
+            f"{config.target}: not eligible as a target: the library itself cannot run it "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    reason = "asked for by configuration"
+    if config.attention == "auto":
+        packed = _packed(config, target, taps, cases)
+        if not isinstance(packed, str):
+            return packed
+        reason = packed
+    single = PerRequestRunner(target.model, taps, reason)
     problem = self_test.disagreement(single, cases)
     if problem is not None:
-        raise CheckpointError(f"{config.target}: not eligible as a target: packed: {reason}; per request: {problem}")
+        raise CheckpointError(f"{config.target}: not eligible as a target: paged: {reason}; stateful: {problem}")
     log.warning("verify.attention_path", path=single.path, reason=reason)
     return single
+
+
+def _packed(
+    config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None, cases: list[self_test.Case]
+) -> PackedRunner | str:
+    """The fastest packed runner that is right for this model, or why none is."""
+    model = target.model
+    turned = rotation.find(model)
+    if turned is not None and turned.switches_at is not None:
+        return f"past {turned.switches_at} tokens this model turns all of a sequence's keys in another way"
+    num_slots = config.kv_tokens // config.page_size * config.page_size
+    if (least := self_test.least_slots(cases, config.page_size)) > num_slots:
+        raise ConfigError(
+            f"verify.kv_tokens: {config.kv_tokens} are {num_slots} slots in pages of {config.page_size}; the "
+            f"self-test of this target needs {least}, and answers need more"
+        )
+    if (reason := reach.unlike(model)) is not None:
+        return reason
+    device, dtype = next(model.parameters()).device, model.dtype
+    found = kernels.find(device, dtype, config.page_size) if config.attention_kernel else None
+    reason = "nothing was tried"
+    for kernel, lean in itertools.product((found, None) if found else (None,), (True, False)):
+        if lean and not config.lean_layers:
+            continue
+        packed = PackedRunner(
+            model,
+            taps,
+            num_slots,
+            lean=lean,
+            kernel=kernel[1] if kernel else None,
+            page_size=config.page_size,
+            graphs=kernel is not None and config.cuda_graphs,
+        )
+        problem = self_test.disagreement(packed, cases)
+        if problem is None:
+            log.info(
+                "verify.attention_path",
+                path=packed.path,
+                kernel=kernel[0] if kernel else "gather",
+                lean_layers=packed.lean.layers,
+            )
+            return packed
+        packed.lean.undo()
+        reason = problem
+        log.warning("verify.self_test", path=packed.path, lean_layers=lean, reason=reason)
+    return reason

@@ -40,13 +40,13 @@ def paged_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **passed: Any,
 ) -> tuple[Tensor, None]:
     """What a model's attention layer calls; the plan and the pool arrive as keyword arguments of `forward`."""
-    window = sliding_window if sliding_window is not None else getattr(module, "sliding_window", None)
+    # A layer that says None sees everything, whatever the module of its kind holds for other layers.
+    window = passed["sliding_window"] if "sliding_window" in passed else getattr(module, "sliding_window", None)
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     call = AttentionCall(module.layer_idx, scaling, window, softcap, sinks)
     if (seen := passed.get("dspark_calls")) is not None:

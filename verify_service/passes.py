@@ -37,7 +37,8 @@ class Pass(NamedTuple):
 class Runner(Protocol):
     """How the engine reaches the target."""
 
-    path: str  # "packed" or "per_request"
+    path: str  # "paged" or "stateful"
+    reason: str  # it is not paged; empty where it is
     make: str  # how its passes are made, as far as that decides how long they take
     device: torch.device
     rotation: LengthRotation | None  # of the few models whose rotation depends on length
@@ -58,7 +59,8 @@ class Runner(Protocol):
 class PackedRunner:
     """All segments in one row of tokens over a paged pool."""
 
-    path = "packed"
+    path = "paged"
+    reason = ""
 
     def __init__(
         self,

@@ -33,10 +33,11 @@ class PerRequestRunner:
     tokens before the border belong to the first, and those behind it to the second, which begins with all others.
     """
 
-    path = "per_request"
+    path = "stateful"
     make = "library"
 
-    def __init__(self, model: Any, taps: TargetTaps | None) -> None:
+    def __init__(self, model: Any, taps: TargetTaps | None, reason: str = "") -> None:
+        self.reason = reason
         use_own_attention(model)
         self.device: torch.device = next(model.parameters()).device
         self.rotation = rotation.find(model)

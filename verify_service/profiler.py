@@ -40,7 +40,7 @@ def cost_curve(engine: VerifyEngine) -> Curve | None:
 def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
     """Times every point several times within the budget. Only while nobody is served."""
     limit = min(engine.config.cost_max_tokens, engine.config.max_batch_tokens)
-    if engine.attention_path != "packed":
+    if engine.attention_path != "paged":
         limit = min(limit, 32)
     contexts = [c for c in CONTEXTS if c + PER_SEQUENCE + 1 < engine.target.context_length]
     tokens = [t for t in TOKENS if t <= limit]

@@ -105,7 +105,7 @@ def load_verify(target: Path, drafter: Path, lives: Sequence[int]) -> Any:
             measure_cost=False,
         )
     )
-    if engine.attention_path != "packed":
+    if engine.attention_path != "paged":
         raise CheckpointError(f"{target}: runs {engine.attention_path}, not packed")
     return engine
 

@@ -41,6 +41,7 @@ from dspark.model.weights_file import (
 )
 from dspark.tie import Tie
 
+ENDLESS = 1 << 20  # tokens of a target whose settings know no limit, as a pure state-space model's
 _HEX = 16  # characters of a digest that are kept
 
 
@@ -219,7 +220,7 @@ def load_target(
         model=model,
         folder=folder,
         stop_ids=_stop_ids(model),
-        context_length=int(text.max_position_embeddings),
+        context_length=int(getattr(text, "max_position_embeddings", None) or ENDLESS),
         vocab_size=int(text.vocab_size),
         hidden_size=int(text.hidden_size),
         num_layers=int(text.num_hidden_layers),

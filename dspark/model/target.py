@@ -16,6 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dspark.errors import CheckpointError
 
+_STACKS = ("layers", "h", "blocks")  # what families call their list of layers
+
 
 class TargetTaps:
     """Forward hooks that remember the tapped layers of the last pass.
@@ -95,7 +97,7 @@ def decoder_layers(model: Any) -> nn.ModuleList:
     """The decoder stack of a causal language model, multimodal wrappers included."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     for candidate in (decoder, getattr(decoder, "language_model", None), getattr(model, "model", None)):
-        layers = getattr(candidate, "layers", None)
-        if isinstance(layers, nn.ModuleList):
-            return layers
+        for name in _STACKS:
+            if isinstance(layers := getattr(candidate, name, None), nn.ModuleList):
+                return layers
     raise CheckpointError(f"{type(model).__name__}: no list of decoder layers to tap")

@@ -216,10 +216,10 @@ async def test_a_sink_that_is_not_there_costs_rows_and_nothing_else(golden_targe
 
 async def test_per_request_caches_give_the_same_tokens(golden_target: Path, golden_drafter: Path) -> None:
     expected = continuation(golden_target, PROMPT, 8)
-    async with verifier(golden_target, golden_drafter, attention="per_request", prefill_chunk=4) as v:
+    async with verifier(golden_target, golden_drafter, attention="stateful", prefill_chunk=4) as v:
         stream = VerifyStream(v.endpoint)
         described = await stream.stub.Describe(types_pb2.DescribeRequest())
-        assert described.attention_path == "per_request"
+        assert described.attention_path == "stateful"
         for sequence in (1, 2):
             await stream.prefill(Cursor(sequence, 1, 0, len(PROMPT)), PROMPT)
         wrong = [expected[1], (expected[2] + 1) % 128, 7]
@@ -236,7 +236,7 @@ async def test_what_it_says_of_itself_and_the_stored_cost_curve(golden_target: P
         stream = VerifyStream(v.endpoint)
         said = await stream.stub.Describe(types_pb2.DescribeRequest())
         assert (said.incarnation, said.vocab_size, said.hidden_size) == (v.incarnation, 128, 64)
-        assert (said.attention_path, said.feature_dtype, said.dtype) == ("packed", "bfloat16", "float32")
+        assert (said.attention_path, said.feature_dtype, said.dtype) == ("paged", "bfloat16", "float32")
         assert list(said.stop_token_ids) == [1]
         assert len(said.fingerprint) == 16
         assert said.projection.startswith("dspark:0,1,2,3,4:")

@@ -14,14 +14,12 @@ import pytest
 import torch
 import transformers
 
-from dspark.types import Cursor, Law, Refusal, SparseQ, Verdict
+from tests.architectures.serving import begin, finish, prompt
 from verify_service import rotation, self_test
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.interface import Prefill
 from verify_service.loading import choose_runner
 from verify_service.passes import PackedRunner
-from verify_service.sequences import VerifyItem
 
 BORDER, ANSWER = 32, 18
 SHAPE: dict[str, Any] = {
@@ -55,19 +53,19 @@ LONG = {"max_position_embeddings": 8 * BORDER}
 MODELS: dict[str, tuple[Any, str]] = {
     "qwen3 longrope": (
         lambda: transformers.Qwen3Config(**SHAPE, **LONG, head_dim=16, rope_parameters=longrope(8)),
-        "packed",
+        "paged",
     ),
-    "llama longrope": (lambda: transformers.LlamaConfig(**SHAPE, **LONG, rope_parameters=longrope(8)), "packed"),
+    "llama longrope": (lambda: transformers.LlamaConfig(**SHAPE, **LONG, rope_parameters=longrope(8)), "paged"),
     # Its own limit is the border; what it can do past it is served where the limit is raised afterwards.
     "llama dynamic": (
         lambda: transformers.LlamaConfig(**SHAPE, max_position_embeddings=BORDER, rope_parameters=DYNAMIC),
-        "packed",
+        "paged",
     ),
     "phi3 longrope": (
         lambda: transformers.Phi3Config(
             **SHAPE, **LONG, original_max_position_embeddings=BORDER, rope_parameters=longrope(8)
         ),
-        "per_request",
+        "stateful",
     ),
     "phi-4-mini, part of each head": (
         lambda: transformers.Phi3Config(
@@ -76,7 +74,7 @@ MODELS: dict[str, tuple[Any, str]] = {
             original_max_position_embeddings=BORDER,
             rope_parameters=longrope(4, partial_rotary_factor=0.5),
         ),
-        "per_request",
+        "stateful",
     ),
     "phimoe longrope": (
         lambda: transformers.PhimoeConfig(
@@ -85,7 +83,7 @@ MODELS: dict[str, tuple[Any, str]] = {
             num_local_experts=2,
             rope_parameters=longrope(8, short_mscale=1.0, long_mscale=1.2),
         ),
-        "per_request",
+        "stateful",
     ),
 }
 
@@ -98,10 +96,6 @@ def loud(config: Any) -> Any:
         if parameter.dim() > 1:
             parameter.normal_(0, 0.2)
     return model
-
-
-def prompt(count: int, seed: int) -> list[int]:
-    return torch.randint(1, 128, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 PROMPTS = [prompt(20, 1), prompt(44, 2), prompt(6, 3), prompt(32, 4), prompt(33, 5)]
@@ -125,52 +119,6 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[VerifyEngine
     assert engine.attention_path == path
     object.__setattr__(engine.target, "context_length", 8 * BORDER)  # of the dynamic one
     return engine, [alone(make(), ids, ANSWER) for ids in PROMPTS]
-
-
-def begin(engine: VerifyEngine, sequence: int, ids: list[int], prompt_len: int) -> None:
-    law = Law(temperature=0.0, prompt_len=prompt_len)
-    assert engine.open(Cursor(sequence, 1, 0, len(ids)), law, len(ids) + 60, False, token_ids=ids) is None
-    engine.line_up(Prefill(sequence, 1, ids, False))
-
-
-def finish(engine: VerifyEngine, sequences: dict[int, list[int]], answers: dict[int, list[int]]) -> None:
-    """Runs all of them to the end of their answers, prompts riding with rounds, drafts right for a while."""
-    draw = np.random.default_rng(0)
-    ends = {n: len(ids) + len(answers[n]) for n, ids in sequences.items()}
-    right = {n: [*ids, *answers[n]] for n, ids in sequences.items()}
-    anchored: set[int] = set()
-    number = 0
-    while anchored != sequences.keys() or any(len(ids) < ends[n] for n, ids in sequences.items()):
-        number += 1
-        items = []
-        for n in sorted(anchored):
-            ids = sequences[n]
-            good, bad = int(draw.integers(0, 7)), int(draw.integers(0, 7))
-            draft = right[n][len(ids) : len(ids) + good]
-            draft += [(token + 1) % 128 for token in right[n][len(ids) + good :][:bad]]
-            q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32))
-            if len(ids) < ends[n]:
-                items.append(VerifyItem(Cursor(n, 1, number, len(ids)), ids[-1], tuple(draft), q, wants_rows=False))
-        if items:
-            for item, verdict in zip(items, engine.judge_cohort(items).outcomes, strict=True):
-                assert isinstance(verdict, Verdict), verdict
-                n = item.cursor.sequence
-                sequences[n] += [*item.draft_ids[: verdict.accepted], verdict.next_token]
-        elif anchored != sequences.keys():
-            _arrived(engine, engine.prefill_next(), anchored, sequences)
-        while (news := engine.take_news()) is not None:
-            _arrived(engine, news, anchored, sequences)
-
-
-def _arrived(engine: VerifyEngine, news: Any, anchored: set[int], sequences: dict[int, list[int]]) -> None:
-    assert news is not None
-    assert news.problem is None, news.problem
-    if news.done:
-        n = news.prefill.sequence
-        token = engine.first_token(n)
-        assert not isinstance(token, Refusal)
-        sequences[n].append(token)
-        anchored.add(n)
 
 
 def test_every_sequence_is_answered_as_if_it_were_alone(served: tuple[VerifyEngine, list[list[int]]]) -> None:
@@ -213,7 +161,7 @@ def test_the_self_test_crosses_the_border_beside_a_short_neighbour(
     object.__setattr__(target, "context_length", 8 * BORDER)
     cases = self_test.expected(target)
     assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is None
-    assert choose_runner(config, target, None).path == "packed"
+    assert choose_runner(config, target, None).path == "paged"
 
     def together(self: rotation.LengthRotation, segments: Any) -> Any:
         longest = max(segment.length for segment in segments)

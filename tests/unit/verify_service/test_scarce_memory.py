@@ -88,7 +88,7 @@ def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR
     text = [*PROMPT, take_in(alone, 1, PROMPT)]
     while len(text) < 40:
         say(alone, {1: text})
-    scarce = VerifyConfig(**pair, kv_tokens=24, page_size=8, prefix_cache=False, attention="per_request")
+    scarce = VerifyConfig(**pair, kv_tokens=24, page_size=8, prefix_cache=False, attention="stateful")
     engine = VerifyEngine.load(scarce)  # the packed path's self-test needs more
     assert take_in(engine, 1, PROMPT) == text[20]
     draft = tuple(text[21:28])  # all of them right; three pages hold the anchor and three more

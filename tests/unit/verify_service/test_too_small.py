@@ -33,7 +33,7 @@ def test_a_pool_that_does_not_hold_the_self_test_is_refused_with_the_least_that_
 @pytest.mark.parametrize(("slots", "page"), [(LEAST, 16), (46, 1)])
 def test_the_least_pool_is_enough_for_the_packed_path(golden_target: Path, slots: int, page: int) -> None:
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=slots, page_size=page))
-    assert engine.attention_path == "packed"
+    assert engine.attention_path == "paged"
 
 
 def test_a_pool_that_does_not_fit_into_memory_is_refused_with_what_would(

@@ -1,0 +1,168 @@
+"""Runs one family through the engine in every way that requests meet, and compares ids with the library's `generate`.
+
+    python -m tests.architectures.matrix          # all families; writes the saved result and its page
+    python -m tests.architectures.matrix mistral  # one of them; prints it
+
+A wrong id, an error and a backend other than the table's are all told by name.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from dspark.errors import CheckpointError
+from tests.architectures.families import FAMILIES, Family, model_of
+from tests.architectures.serving import begin, finish, prompt
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+
+ROOT = Path(__file__).resolve().parents[2]
+SAVED = ROOT / "benchmarks" / "results" / "architectures.json"
+PAGE = ROOT / "docs" / "architectures.md"
+LENGTHS, ANSWER = (5, 40, 300), 24
+TAKEN_UP_AT = (3, 15)  # tokens of an answer after which it goes on in another place
+CLEAR = 1e-3  # between the two largest logits; below it rounding may choose
+_SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one family."""
+
+    config: str
+    backend: str  # that served it, or "refused"
+    why: str  # it is not paged
+    answers: int
+    wrong: list[str]  # way, prompt length and index of the first wrong token
+
+
+def run(family: Family, folder: Path) -> Row:
+    """Raises nothing but a bug: a refusal is a row, any other error is one of the service."""
+    model = model_of(family)
+    model.save_pretrained(folder)
+    prompts, answers = _references(folder)
+    try:
+        engine = VerifyEngine.load(
+            VerifyConfig(target=str(folder), dtype="float32", kv_tokens=4096, prefill_chunk=64, step_prefill_tokens=16)
+        )
+    except CheckpointError as error:
+        return Row(family.config, "refused", str(error).removeprefix(f"{folder}: "), 0, [])
+    wrong = []
+    ways = 0
+    for way, starts in _ways():
+        served = {}
+        for key, (at, taken) in enumerate(starts):
+            served[key] = [*prompts[at], *answers[at][:taken]]
+            begin(engine, key, served[key], len(prompts[at]))
+        finish(engine, served, {key: answers[at][taken:] for key, (at, taken) in enumerate(starts)})
+        for key, (at, _) in enumerate(starts):
+            engine.release(key, 1)
+            got = served[key][len(prompts[at]) :][:ANSWER]
+            first = next((n for n, (a, b) in enumerate(zip(got, answers[at], strict=True)) if a != b), None)
+            wrong += [] if first is None else [f"{way}, prompt of {len(prompts[at])}, token {first}"]
+            ways += 1
+    return Row(family.config, engine.attention_path, engine.attention_reason, ways, wrong)
+
+
+def _ways() -> list[tuple[str, list[tuple[int, int]]]]:
+    """(name, [(prompt, tokens of the answer that are there already)]) of what runs together."""
+    every = list(range(len(LENGTHS)))
+    return [
+        *(("alone", [(at, 0)]) for at in every),
+        ("in company", [(at, 0) for at in every]),
+        ("in company, found in the prefix cache", [(at, 0) for at in every]),
+        ("taken up elsewhere", [(at, taken) for at in every for taken in TAKEN_UP_AT]),
+    ]
+
+
+def _references(folder: Path) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts and the library's greedy answers, of a model that serves nothing else; no token of them is a near tie."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts, answers = [], []
+    for length in LENGTHS:
+        for seed in range(_SEEDS):
+            ids = prompt(length, 100 * length + seed)
+            with torch.inference_mode():
+                out = model.generate(
+                    torch.tensor([ids]),
+                    max_new_tokens=ANSWER,
+                    do_sample=False,
+                    return_dict_in_generate=True,
+                    output_logits=True,
+                )
+            top = torch.cat(out.logits).float().topk(2).values
+            if float((top[:, 0] - top[:, 1]).min()) > CLEAR:
+                break
+        prompts.append(ids)
+        answers.append(out.sequences[0, length:].tolist())
+    return prompts, answers
+
+
+def page(saved: dict[str, Any]) -> str:
+    """The documentation of a saved result."""
+    rows: dict[str, dict[str, Any]] = saved["families"]
+    counts = {backend: sum(row["backend"] == backend for row in rows.values()) for backend in ("paged", "stateful")}
+    lines = [
+        "# Which targets are served",
+        "",
+        "<!-- Made by `python -m tests.architectures.matrix` from benchmarks/results/architectures.json. -->",
+        "",
+        f"A tiny random model of each family, with transformers {saved['transformers']} and torch {saved['torch']}.",
+        "Its greedy answers are compared with the library's own `generate`, id by id: prompts of",
+        f"{', '.join(map(str, LENGTHS))} tokens, alone and in company of the other lengths, with drafts of 0 to 14",
+        "tokens of which 0 to 7 are right, found in the prefix cache, and taken up elsewhere in mid-answer as after",
+        "a preemption.",
+        "",
+        "* `paged`: sequences share a pass over a pool of pages of keys and values; prefixes are shared.",
+        "* `stateful`: each sequence keeps the library's own state, which is cut back after every draft; see",
+        "  [checkpoints](checkpoints.md#targets).",
+        "* refused: `dspark up` stops with that sentence.",
+        "",
+        f"{len(rows)} families: {counts['paged']} paged, {counts['stateful']} stateful, "
+        f"{len(rows) - sum(counts.values())} refused; {sum(len(row['wrong']) for row in rows.values())} wrong answers "
+        f"of {sum(row['answers'] for row in rows.values())}.",
+        "",
+        "The same class with other settings may take another path. The log, `Describe` and `dspark status` say which",
+        "one is at work.",
+        "",
+        "| family | configuration | backend | answers | wrong | why not paged |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, row in rows.items():
+        why = row["why"].replace("|", "\\|")
+        lines.append(
+            f"| {name} | `{row['config']}` | {row['backend']} | {row['answers']} | {len(row['wrong'])} | {why} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(names: list[str]) -> int:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    rows = {}
+    for name in names or FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            rows[name] = asdict(run(FAMILIES[name], Path(folder)))
+        print(json.dumps({name: rows[name]}), flush=True)
+    if not names:
+        saved = {
+            "command": "python -m tests.architectures.matrix",
+            "transformers": transformers.__version__,
+            "torch": torch.__version__.partition("+")[0],
+            "families": rows,
+        }
+        SAVED.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(saved), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

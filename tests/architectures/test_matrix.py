@@ -1,0 +1,82 @@
+"""Greedy ids of every family are those of the library's own `generate`; a family that is not served says so by name.
+
+All of them with `make test-long`; here the few that differ most.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests.architectures import matrix
+from tests.architectures.families import FAMILIES, SHAPE, model_of
+from verify_service import reach
+
+FEW = ("llama4", "gpt_oss", "deepseek_v3", "deepseek_v4", "qwen3_5")
+
+
+def check(name: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    row = matrix.run(FAMILIES[name], folder)
+    assert row.wrong == []
+    assert row.backend == FAMILIES[name].backend, row.why
+    assert (row.answers > 0) == (row.backend != "refused")
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_families_answer_as_the_library_does(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in FEW])
+def test_every_family_answers_as_the_library_does(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
+
+
+def test_the_page_says_what_was_saved_and_the_saved_result_is_of_this_table() -> None:
+    saved = json.loads(matrix.SAVED.read_text(encoding="utf-8"))
+    assert matrix.PAGE.read_text(encoding="utf-8") == matrix.page(saved)
+    rows = saved["families"]
+    assert {name: row["backend"] for name, row in rows.items()} == {name: f.backend for name, f in FAMILIES.items()}
+    assert [name for name, row in rows.items() if row["wrong"]] == []
+    ours = re.search(r"^transformers==(\S+)$", (matrix.ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert ours is not None
+    assert saved["transformers"] == ours[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            transformers.Llama4TextConfig(
+                **SHAPE,
+                attention_chunk_size=8192,
+                intermediate_size_mlp=96,
+                num_local_experts=2,
+                no_rope_layers=[1] * 4,
+            ),
+            "layer 0 sees 8192 tokens, and its attention is told of everything",
+        ),
+        (transformers.Exaone4Config(**SHAPE, sliding_window=4096, layer_types=["full_attention"] * 4), None),
+    ],
+)
+def test_a_reach_longer_than_any_test_prompt_is_known_all_the_same(
+    config: transformers.PreTrainedConfig, reason: str | None
+) -> None:
+    torch.manual_seed(0)
+    assert reach.unlike(transformers.AutoModelForCausalLM.from_config(config).eval()) == reason
+
+
+def test_models_of_the_table_are_loud_enough_to_tell_layers_apart() -> None:
+    """Leaving one layer out changes the answer, so a layer that is computed wrongly would."""
+    model = model_of(FAMILIES["qwen3"])
+    ids = torch.arange(1, 21).unsqueeze(0)
+    whole = model(input_ids=ids).logits
+    model.model.layers = model.model.layers[:-1]
+    assert float((model(input_ids=ids, use_cache=False).logits - whole).abs().max()) > 1

@@ -1,0 +1,63 @@
+"""What the library says each layer keeps and how far back it sees, against what a packed pass is told.
+
+A window longer than any test prompt, or a layer that sees chunks, would pass a comparison of short sequences and be
+wrong later. The library's own cache has one entry per layer, made from the configuration alone; whatever it says there
+a layer of the packed pass has to say too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verify_service import paged_attention
+from verify_service.kv_pool import KeyValuePool
+from verify_service.paged_attention import AttentionCall
+from verify_service.plan import Segment, build_plan
+
+# The last reads another layer's keys, or is of a layer without attention.
+_KEYS_AND_VALUES = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+
+
+@torch.inference_mode()
+def unlike(model: Any) -> str | None:
+    """Why the packed pass cannot be right for some layer, or None. Leaves the model with the paged attention."""
+    from transformers import DynamicCache
+
+    layers = DynamicCache(config=model.config).layers
+    for index, layer in enumerate(layers):
+        if (kind := type(layer).__name__) not in _KEYS_AND_VALUES:
+            return f"layer {index} keeps more than keys and values ({kind})"
+    try:
+        told = _told(model)
+    except Exception as error:  # whatever a foreign model raises here means that it does not go by its plan
+        return f"{type(error).__name__}: {error}"[:300]
+    for index, layer in enumerate(layers):
+        sees = getattr(layer, "sliding_window", None)
+        if index in told and type(layer).__name__ != "DummyLayer" and told[index] != sees:
+            return f"layer {index} sees {_tokens(sees)}, and its attention is told of {_tokens(told[index])}"
+    return None
+
+
+def _tokens(window: int | None) -> str:
+    return "everything" if window is None else f"{window} tokens"
+
+
+def _told(model: Any) -> dict[int, int | None]:
+    """Layer -> window, as the layers themselves say it in a pass of three tokens."""
+    paged_attention.register()
+    model.set_attn_implementation(paged_attention.NAME)
+    calls: dict[int, AttentionCall] = {}
+    device = next(model.parameters()).device
+    plan = build_plan([Segment(0, 0, [0, 1, 2], range(3))], device)
+    model(
+        input_ids=plan.token_ids,
+        position_ids=plan.positions,
+        use_cache=False,
+        logits_to_keep=torch.tensor([0], device=device),
+        dspark_plan=plan,
+        dspark_pool=KeyValuePool(4),
+        dspark_calls=calls,
+    )
+    return {call.layer: call.window for call in calls.values()}
