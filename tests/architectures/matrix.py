@@ -29,7 +29,7 @@ SAVED = ROOT / "benchmarks" / "results" / "architectures.json"
 PAGE = ROOT / "docs" / "architectures.md"
 LENGTHS, ANSWER = (5, 40, 300), 24
 TAKEN_UP_AT = (3, 15)  # tokens of an answer after which it goes on in another place
-CLEAR = 1e-3  # between the two largest logits; below it rounding may choose
+CLEAR = 2e-4  # between the two largest logits; below it rounding may choose
 _SEEDS = 20
 
 
