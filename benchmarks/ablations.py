@@ -169,7 +169,10 @@ class Bench:
         )
         held = len(FORMS)  # each sequence once per form of rows
         self._draft = DraftConfig(
-            drafter=str(self.pair.drafter), context_tokens=held * room, max_sequences=held * count
+            drafter=str(self.pair.drafter),
+            target=str(self.pair.target),
+            context_tokens=held * room,
+            max_sequences=held * count,
         )
         self._drafter = DraftEngine.load(self._draft)
         self._target = load_target(self.pair.target).model.eval()
