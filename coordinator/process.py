@@ -21,7 +21,7 @@ from coordinator.http.front import HttpFront, open_front
 from coordinator.lanes.drafting import DraftWaits
 from coordinator.lanes.lane import Conduct
 from coordinator.queue.admission import Admission, Bounds
-from coordinator.reception.frontdesk import FrontDesk, prompt_bytes
+from coordinator.reception.input_processor import InputProcessor, prompt_bytes
 from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION, GenerationService
 from coordinator.reception.tokenizer import find_tokenizer
@@ -140,10 +140,10 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         least_ping_ms=LEAST_PUBLIC_PING_MS,
         lookahead=PUBLIC_LOOKAHEAD,
     )
-    desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
-    generation = GenerationService(
-        desk, clock, config.request_deadline_s, metrics, unread_s=config.max_unread_s, pace=read_pace(config)
+    processor = InputProcessor(
+        cell, tokenizer, clock, metrics, max_unread=config.max_unread, longest_s=config.request_deadline_s
     )
+    generation = GenerationService(processor, unread_s=config.max_unread_s, pace=read_pace(config))
     server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
     server.add(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL)
     server.add(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL)
@@ -157,9 +157,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
             control.metrics_port = metrics_server.port
         http = await open_front(
             config,
-            desk,
-            clock,
-            metrics,
+            processor,
             most=config.max_running + config.max_queued + SPARE_STREAMS,
             more=lambda api: _live(config, api, membership, admission),
         )

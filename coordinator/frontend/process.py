@@ -12,7 +12,7 @@ from coordinator.cells.cell import served
 from coordinator.frontend.config import FrontendConfig
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.http.front import HttpFront, open_front
-from coordinator.reception.frontdesk import FrontDesk, prompt_bytes
+from coordinator.reception.input_processor import InputProcessor, prompt_bytes
 from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION, GenerationService
 from coordinator.reception.tokenizer import find_tokenizer
@@ -113,19 +113,18 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> Frontend
             clock=clock,
             metrics=metrics,
         )
-        desk = FrontDesk(cell, tokenizer, config.max_unread, clock)
+        processor = InputProcessor(
+            cell, tokenizer, clock, metrics, max_unread=config.max_unread, longest_s=config.request_deadline_s
+        )
         generation = GenerationService(
-            desk,
-            clock,
-            config.request_deadline_s,
-            metrics,
+            processor,
             interval_s=config.chunk_interval_ms / 1000,
             unread_s=config.max_unread_s,
             pace=read_pace(config),
         )
         server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
         hello.endpoint = server.endpoint(await server.start())
-        http = await open_front(config, desk, clock, metrics, most=config.max_streams + 64)
+        http = await open_front(config, processor, most=config.max_streams + 64)
         cell.start()
         await cell.attached(config.attach_wait_s)
     except BaseException:

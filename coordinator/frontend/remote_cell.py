@@ -55,7 +55,7 @@ class RemoteCell:
         self.draining = False
         self._running: asyncio.Task[None] | None = None
 
-    # What the front desk asks.
+    # What requests need.
 
     def terms(self) -> Terms:
         if self._terms is None:

@@ -1,4 +1,4 @@
-"""What every route needs: the desk, what the target's conversations look like, and who may come in."""
+"""What every route needs: the processor, what the target's conversations look like, and who may come in."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from starlette.exceptions import HTTPException
 
 import dspark
 from coordinator.cells.cell import Terms
-from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend.config import FrontendConfig
 from coordinator.http.connection import names_of
 from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate, find_template
-from coordinator.reception.frontdesk import FrontDesk
+from coordinator.reception.input_processor import InputProcessor
 from coordinator.reception.pacing import Pace, read_pace
 from coordinator.requests.validation import DEFAULT_MAX_TOKENS
 from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime.identity import model_name
 from dspark.runtime.roles import METRICS, Role, Roles
 from dspark.runtime.security import Security, is_loopback, set_caller, split_endpoint
-from dspark.runtime.telemetry import Metrics
 
 Guard = Callable[[Request], Awaitable[None]]
 
@@ -35,20 +33,16 @@ Guard = Callable[[Request], Awaitable[None]]
 class Api:
     """One HTTP front.
 
-    guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
-    name: what clients call the target; empty takes its own. longest_s: longest life of a request.
-    unread_s: how long a client may leave an event untaken. default_max_tokens: of a chat that sets no limit.
-    local: only this machine can come in, and nobody asks it for a key, so web pages must not either. pace: hides what
-    packets tell of answers. security: of the listener. origins: web pages that may ask from a browser. version: of this
-    software.
+    guard: a dependency that raises Denied; `operator_guard` for what clients need not see. unread_s: how long a client
+    may leave an event untaken. default_max_tokens: of a chat that sets no limit. template: of the target. name: what
+    clients call the target; empty takes its own. local: only this machine can come in, and nobody asks it for a key, so
+    web pages must not either. pace: hides what packets tell of answers. security: of the listener. origins: web pages
+    that may ask from a browser. version: of this software.
     """
 
-    desk: FrontDesk
-    clock: Clock
-    metrics: Metrics
+    processor: InputProcessor
     guard: Guard
     operator_guard: Guard
-    longest_s: float
     unread_s: float = 10.0
     default_max_tokens: int = DEFAULT_MAX_TOKENS
     template: ChatTemplate | None = None
@@ -94,18 +88,15 @@ _ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 CLIENTS: Roles = frozenset({Role.CLIENT, Role.OPERATOR})
 
 
-def make_api(config: CoordinatorConfig | FrontendConfig, desk: FrontDesk, clock: Clock, metrics: Metrics) -> Api:
-    """The api of `config.http`, whose address decides who is asked for what."""
+def make_api(config: CoordinatorConfig | FrontendConfig, processor: InputProcessor) -> Api:
+    """The front of `config.http`, whose address decides who is asked for what."""
     assert config.http is not None
     security = Security.of(replace(config, bind=config.http))
     security.check_bind(config.http)
     return Api(
-        desk,
-        clock,
-        metrics,
+        processor,
         guard=guard_of(security, CLIENTS),
         operator_guard=guard_of(security, METRICS),
-        longest_s=config.request_deadline_s,
         unread_s=config.max_unread_s,
         default_max_tokens=config.default_max_tokens,
         template=find_template(config.target, config.target_revision),

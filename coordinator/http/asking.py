@@ -1,4 +1,4 @@
-"""From a body to running answers: messages for the desk, one per prompt, and one stream of what comes back."""
+"""From a body to running answers: messages for the processor, one per prompt, and one stream of what comes back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from coordinator.answers.answer import Piece
 from coordinator.http.api import Api
 from coordinator.http.schema import Body
-from coordinator.reception.answering import Answering
-from coordinator.reception.reading import Shown
+from coordinator.reception.output_processor import OutputChunk
+from coordinator.reception.response_stream import ResponseStream
 from dspark.client.request import Sampling, write_request
 from dspark.errors import Cancelled, InvalidRequest
 from dspark.numerals import shown as as_shown
@@ -101,7 +101,7 @@ class Asking:
     """
 
     def __init__(self, record: bool) -> None:
-        self.answerings: list[Answering] = []
+        self.streams: list[ResponseStream] = []
         self.pieces: list[list[Piece]] = []
         self._record = record
 
@@ -118,32 +118,32 @@ class Asking:
                 message = write_request(prompt, options)
                 message.request_id = name if len(prompts) == 1 else f"{name}-{index}"
                 message.traceparent = trace
-                begun = await Answering.begin(api.desk, message, api.longest_s, api.clock, api.metrics)
-                asking.answerings.append(begun)
+                begun = await api.processor.accept(message)
+                asking.streams.append(begun)
                 asking.pieces.append([])
         except BaseException:
             asking.leave()
             raise
         return asking
 
-    async def parts(self) -> AsyncIterator[tuple[int, list[Shown]]]:
+    async def parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
         """(which prompt, its new parts) until all have ended. Raises the first error of any."""
-        if len(self.answerings) == 1:
-            only = self.answerings[0]
+        if len(self.streams) == 1:
+            only = self.streams[0]
             while not only.done:
                 yield 0, await self._next(0, only)
             return
-        arrived: asyncio.Queue[tuple[int, list[Shown]] | Exception | None] = asyncio.Queue(len(self.answerings))
+        arrived: asyncio.Queue[tuple[int, list[OutputChunk]] | Exception | None] = asyncio.Queue(len(self.streams))
 
-        async def forward(index: int, answering: Answering) -> None:
+        async def forward(index: int, stream: ResponseStream) -> None:
             try:
-                while not answering.done:
-                    await arrived.put((index, await self._next(index, answering)))
+                while not stream.done:
+                    await arrived.put((index, await self._next(index, stream)))
                 await arrived.put(None)
             except Exception as error:
                 await arrived.put(error)
 
-        tasks = [asyncio.create_task(forward(index, one)) for index, one in enumerate(self.answerings)]
+        tasks = [asyncio.create_task(forward(index, one)) for index, one in enumerate(self.streams)]
         try:
             left = len(tasks)
             while left:
@@ -160,34 +160,34 @@ class Asking:
 
     def scored(self, index: int) -> Scored | None:
         """What was told of a prompt; None where nothing was asked, or not yet."""
-        answering = self.answerings[index]
-        told = answering.reader.prompt_logprobs
-        return None if told is None else Scored(answering.request.prompt, told)
+        stream = self.streams[index]
+        told = stream.output.prompt_logprobs
+        return None if told is None else Scored(stream.request.prompt, told)
 
-    async def scored_parts(self) -> AsyncIterator[tuple[int, list[Shown]]]:
+    async def scored_parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
         """`parts`, but those of a prompt that is scored wait until it is: another answer to it may be quicker. It never
         is where all of them end before."""
-        held: dict[int, list[list[Shown]]] = {}
+        held: dict[int, list[list[OutputChunk]]] = {}
         async for prompt, shown in self.parts():
-            answering = self.answerings[prompt]
-            wanted = answering.request.prompt_logprobs is not None and not answering.done
+            stream = self.streams[prompt]
+            wanted = stream.request.prompt_logprobs is not None and not stream.done
             held.setdefault(prompt, []).append(shown)
             if not wanted or self.scored(prompt) is not None:
                 for each in held.pop(prompt):
                     yield prompt, each
 
-    async def _next(self, index: int, answering: Answering) -> list[Shown]:
-        parts = await answering.parts()
+    async def _next(self, index: int, stream: ResponseStream) -> list[OutputChunk]:
+        parts = await stream.parts()
         if self._record:
-            self.pieces[index] += [piece for piece, _ in answering.pieces]
+            self.pieces[index] += [piece for piece, _ in stream.pieces]
         return parts
 
     def gone(self) -> None:
         """The client has left: everything is freed at once, whatever is being waited for."""
-        for answering in self.answerings:
-            answering.cut(Cancelled("the client went away"))
+        for stream in self.streams:
+            stream.cut(Cancelled("the client went away"))
 
     def leave(self) -> None:
         """Nobody reads any more."""
-        for answering in self.answerings:
-            answering.leave()
+        for stream in self.streams:
+            stream.leave()

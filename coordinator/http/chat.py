@@ -15,8 +15,8 @@ from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, answered
 from coordinator.http.schema import ChatBody, described_by, read_body
 from coordinator.http.template import ChatTemplate, read_messages
-from coordinator.reception.frontdesk import LONG_TEXT, encoded, prompt_bytes
-from coordinator.reception.reading import Shown
+from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
+from coordinator.reception.output_processor import OutputChunk
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.runtime.security import current_caller
 
@@ -32,12 +32,12 @@ _KEYWORDS = ("enable_thinking", "reasoning_effort")  # arguments of templates th
 
 def routes(api: Api) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
-    texts = TokenTexts(api.desk.tokenizer)
+    texts = TokenTexts(api.processor.tokenizer)
 
     @router.post("/v1/chat/completions", dependencies=[Depends(api.guard)], openapi_extra=described_by(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
-        body = await read_body(request, ChatBody, prompt_bytes(api.desk.cell))
+        body = await read_body(request, ChatBody, prompt_bytes(api.processor.cell))
         prompt = await read_prompt(api, body)
         names = dict(_NAMES)
         if body.max_completion_tokens is not None:
@@ -59,11 +59,11 @@ class ChatShape:
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def part(self, prompt: int, shown: Shown) -> Object:
+    def part(self, prompt: int, shown: OutputChunk) -> Object:
         delta = {"content": shown.text} if shown.text or shown.tokens else {}
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
-    def whole(self, prompt: int, parts: list[Shown], scored: Scored | None) -> Object:
+    def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
         told = [chat_logprobs(self._texts, shown) for shown in parts if shown.logprobs]
         content = [one for each in told if each is not None for one in each["content"]]
         text = "".join(shown.text for shown in parts)
@@ -76,10 +76,10 @@ class ChatShape:
 
 async def read_prompt(api: Api, body: ChatBody) -> tuple[int, ...]:
     """The conversation as token ids."""
-    template, tokenizer = api.template, api.desk.tokenizer
+    template, tokenizer = api.template, api.processor.tokenizer
     if template is None or tokenizer is None:
         raise Unsupported("messages", "the target has no chat template; /v1/completions takes plain prompts")
-    api.desk.cell.check_capacity(current_caller().tenant)  # before anything is done for a request that has no room
+    api.processor.cell.check_capacity(current_caller().tenant)  # before anything is done for a request that has no room
     messages = template.fitted(read_messages(body.messages))
     arguments = dict(body.chat_template_kwargs or {})
     for name in _KEYWORDS:
@@ -121,7 +121,7 @@ def _max_tokens(api: Api, body: ChatBody, prompt: tuple[int, ...]) -> int:
     for given in (body.max_completion_tokens, body.max_tokens):
         if given is not None:
             return given
-    return max(min(api.default_max_tokens, api.desk.limits().longest - len(prompt)), 1)
+    return max(min(api.default_max_tokens, api.processor.limits().longest - len(prompt)), 1)
 
 
 def _logprobs(body: ChatBody) -> int | None:

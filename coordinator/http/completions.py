@@ -12,8 +12,8 @@ from coordinator.http.asking import Prompt, Scored, sampling
 from coordinator.http.logprobs import EchoLogprobs, TokenTexts, completion_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, answered
 from coordinator.http.schema import CompletionBody, described_by, read_body
-from coordinator.reception.frontdesk import decoded, prompt_bytes
-from coordinator.reception.reading import Shown
+from coordinator.reception.input_processor import decoded, prompt_bytes
+from coordinator.reception.output_processor import OutputChunk
 from dspark.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this kind of request
@@ -21,12 +21,12 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this kind of request
 
 def routes(api: Api) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
-    texts = TokenTexts(api.desk.tokenizer)
+    texts = TokenTexts(api.processor.tokenizer)
 
     @router.post("/v1/completions", dependencies=[Depends(api.guard)], openapi_extra=described_by(CompletionBody))
     async def completions(request: Request) -> Response:
         """Goes on with each prompt."""
-        body = await read_body(request, CompletionBody, prompt_bytes(api.desk.cell))
+        body = await read_body(request, CompletionBody, prompt_bytes(api.processor.cell))
         prompts = read_prompts(body.prompt)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         scores, names = _scores(body, max_tokens)
@@ -63,11 +63,11 @@ class CompletionShape:
             self._before[prompt] = told.characters
         return {"text": self._echoes[prompt], "logprobs": told.written() if told is not None else None}
 
-    def part(self, prompt: int, shown: Shown) -> Object:
+    def part(self, prompt: int, shown: OutputChunk) -> Object:
         before = self._told((prompt, shown.index), shown)
         return {"text": shown.text, "logprobs": completion_logprobs(self._texts, [shown], before)}
 
-    def whole(self, prompt: int, parts: list[Shown], scored: Scored | None) -> Object:
+    def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
         text = "".join(shown.text for shown in parts)
         echo = self._echoes[prompt] if self._echoes is not None else ""
         told = self._echoed(scored)
@@ -85,7 +85,7 @@ class CompletionShape:
             return None
         return EchoLogprobs(self._texts, scored, self._logprobs)
 
-    def _told(self, key: tuple[int, int], shown: Shown) -> int:
+    def _told(self, key: tuple[int, int], shown: OutputChunk) -> int:
         before = self._said.get(key, self._before.get(key[0], 0))
         if shown.logprobs:
             self._said[key] = before + sum(len(self._texts.text_of(token)) for token in shown.tokens)
@@ -115,7 +115,7 @@ def read_prompts(given: Any) -> list[Prompt]:
 async def _echoed(api: Api, prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
-    tokenizer = api.desk.tokenizer
+    tokenizer = api.processor.tokenizer
     if tokenizer is None:
         raise InvalidRequest("echo", "the target has no tokenizer, so there is no text to show")
-    return await decoded(tokenizer, prompt, "text", api.desk.limits().context_length)
+    return await decoded(tokenizer, prompt, "text", api.processor.limits().context_length)

@@ -6,10 +6,8 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from coordinator.clock import Clock
-from coordinator.reception.frontdesk import FrontDesk
+from coordinator.reception.input_processor import InputProcessor
 from dspark.errors import ConfigError
-from dspark.runtime.telemetry import Metrics
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -34,9 +32,7 @@ class HttpFront(Protocol):
 
 async def open_front(
     config: CoordinatorConfig | FrontendConfig,
-    desk: FrontDesk,
-    clock: Clock,
-    metrics: Metrics,
+    processor: InputProcessor,
     *,
     most: int,
     more: Callable[[Api], Iterable[APIRouter]] = lambda _: (),
@@ -53,7 +49,9 @@ async def open_front(
     from coordinator.http.app import build_app
     from coordinator.http.server import HttpServer
 
-    api = make_api(config, desk, clock, metrics)
-    server = HttpServer(build_app(api, more(api)), config.http, most=most, security=api.security, metrics=metrics)
+    api = make_api(config, processor)
+    server = HttpServer(
+        build_app(api, more(api)), config.http, most=most, security=api.security, metrics=processor.metrics
+    )
     await server.start()
     return server

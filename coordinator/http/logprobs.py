@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.http.asking import Scored
-from coordinator.reception.reading import Shown
+from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import TokenLogprobs
 
@@ -58,7 +58,7 @@ class TokenTexts:
         return name.encode()
 
 
-def chat_logprobs(texts: TokenTexts, shown: Shown) -> dict[str, Any] | None:
+def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | None:
     """Of a part of a chat answer; None where nothing was asked for."""
     if not shown.logprobs:
         return None
@@ -74,7 +74,7 @@ def chat_logprobs(texts: TokenTexts, shown: Shown) -> dict[str, Any] | None:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(texts: TokenTexts, parts: Sequence[Shown], before: int) -> dict[str, Any] | None:
+def completion_logprobs(texts: TokenTexts, parts: Sequence[OutputChunk], before: int) -> dict[str, Any] | None:
     """Of parts of a completion that begins `before` characters into the text; None where nothing was asked for."""
     tokens, values, tops, offsets = [], [], [], []
     for shown in parts:

@@ -29,7 +29,7 @@ from coordinator.http.api import Api
 from coordinator.http.asking import Asking, Prompt, Scored, new_id
 from coordinator.http.schema import Body
 from coordinator.http.stream import DONE, EventStream, event, paced_events, paced_whole, while_connected
-from coordinator.reception.reading import Reading, Shown
+from coordinator.reception.output_processor import AnswerOutput, OutputChunk
 from dspark.client.request import Sampling
 from dspark.errors import InvalidRequest
 
@@ -38,9 +38,9 @@ Detail = Literal["none", "summary", "detailed"]
 
 def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, Any]:
     """Of all answers together. block_size: slots of a full block."""
-    readings = [(index, each) for index, one in enumerate(asking.answerings) for each in one.reader.readings]
-    tally = Tally.together([reading.tally for _, reading in readings])
-    steps = [step for index, reading in readings for step in _steps(asking.pieces[index], reading)]
+    answers = [(index, each) for index, one in enumerate(asking.streams) for each in one.output.answers]
+    tally = Tally.together([answer.tally for _, answer in answers])
+    steps = [step for index, answer in answers for step in _steps(asking.pieces[index], answer)]
     by_length: dict[int, list[int]] = {}
     for drafted, accepted in steps:
         counts = by_length.setdefault(drafted, [0] * (drafted + 1))
@@ -61,22 +61,22 @@ def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, 
         speculative["per_step_accepted"] = [accepted for _, accepted in steps]
         speculative["per_step_drafted"] = [drafted for drafted, _ in steps]
     generation_s = tally.total_s() - tally.first_token_s()
-    said = sum(reading.answered for _, reading in readings)
+    said = sum(answer.answered for _, answer in answers)
     return {
         "speculative_decoding": speculative,
         "time_to_first_token_ms": 1e3 * tally.first_token_s(),
         "generation_time_ms": 1e3 * generation_s,
         "queue_time_ms": 1e3 * tally.queue_s(),
-        "mean_itl_ms": 1e3 * _per_token_s(reading for _, reading in readings),
+        "mean_itl_ms": 1e3 * _per_token_s(answer for _, answer in answers),
         "tokens_per_second": said / tally.total_s() if tally.total_s() else 0.0,
     }
 
 
-def _steps(pieces: Iterable[Piece], reading: Reading) -> list[tuple[int, int]]:
+def _steps(pieces: Iterable[Piece], answer: AnswerOutput) -> list[tuple[int, int]]:
     """(drafted tokens verified, of these shown) per round of one answer, in order."""
-    left, steps = reading.answered, list[tuple[int, int]]()
+    left, steps = answer.answered, list[tuple[int, int]]()
     for piece in pieces:
-        if piece.index != reading.index or left <= 0:
+        if piece.index != answer.index or left <= 0:
             continue
         kept = min(len(piece.tokens), left)
         left -= kept
@@ -85,9 +85,9 @@ def _steps(pieces: Iterable[Piece], reading: Reading) -> list[tuple[int, int]]:
     return steps
 
 
-def _per_token_s(readings: Iterable[Reading]) -> float:
+def _per_token_s(answers: Iterable[AnswerOutput]) -> float:
     """Mean time per token after the first of each answer."""
-    told = [(reading.tally.per_token_s(reading.answered), reading.answered - 1) for reading in readings]
+    told = [(answer.tally.per_token_s(answer.answered), answer.answered - 1) for answer in answers]
     tokens = sum(count for _, count in told if count > 0)
     return sum(each * count for each, count in told if count > 0) / tokens if tokens else 0.0
 
@@ -109,10 +109,10 @@ class Shape(Protocol):
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         """The first part of a prompt's choices, before any token; None where there is nothing to say."""
 
-    def part(self, prompt: int, shown: Shown) -> Object:
+    def part(self, prompt: int, shown: OutputChunk) -> Object:
         """A choice's next part."""
 
-    def whole(self, prompt: int, parts: list[Shown], scored: Scored | None) -> Object:
+    def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
         """A whole choice."""
 
 
@@ -146,22 +146,22 @@ class Frame:
 
 async def whole_reply(asking: Asking, shape: Shape, frame: Frame) -> bytes:
     """The reply to a request that does not stream, as JSON."""
-    gathered: dict[tuple[int, int], list[Shown]] = {}
+    gathered: dict[tuple[int, int], list[OutputChunk]] = {}
     async for prompt, parts in asking.scored_parts():
         for shown in parts:
             gathered.setdefault((prompt, shown.index), []).append(shown)
     return await beside(usage_of(asking)["total_tokens"] > MANY, _written, asking, gathered, shape, frame)
 
 
-def _written(asking: Asking, gathered: dict[tuple[int, int], list[Shown]], shape: Shape, frame: Frame) -> bytes:
+def _written(asking: Asking, gathered: dict[tuple[int, int], list[OutputChunk]], shape: Shape, frame: Frame) -> bytes:
     choices: list[Object] = []
-    for prompt, reading in _readings(asking):
-        said = gathered.get((prompt, reading.index), [])
+    for prompt, answer in _answers(asking):
+        said = gathered.get((prompt, answer.index), [])
         made = shape.whole(prompt, said, asking.scored(prompt))
-        choice = {"index": len(choices), **made, **_finish(reading.end)}
+        choice = {"index": len(choices), **made, **_finish(answer.end)}
         if frame.token_ids:
             choice["token_ids"] = [token for shown in said for token in shown.tokens]
-            choice["prompt_token_ids"] = list(asking.answerings[prompt].request.prompt)
+            choice["prompt_token_ids"] = list(asking.streams[prompt].request.prompt)
         choices.append(choice)
     told = _head(frame, shape.whole_object) | {"choices": choices, "usage": usage_of(asking)}
     told |= _metrics(asking, frame)
@@ -173,7 +173,7 @@ async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGen
     head = _head(frame, shape.part_object)
     quiet = {"usage": None} if frame.usage else {}
     told: set[tuple[int, int]] = set()
-    choices = len(asking.answerings[0].reader.readings)
+    choices = len(asking.streams[0].output.answers)
 
     def chunk(number: int, choice: Object) -> bytes:
         running = {"usage": usage_of(asking)} if frame.running_usage else quiet
@@ -187,21 +187,21 @@ async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGen
             out = []
             if prompt not in opened:
                 opened.add(prompt)
-                many = len(asking.answerings[prompt].request.prompt) > MANY
+                many = len(asking.streams[prompt].request.prompt) > MANY
                 out = await beside(many, _openings, asking, prompt, shape, frame, chunk)
             by_index = {shown.index: shown for shown in parts}
-            for reading in asking.answerings[prompt].reader.readings:
-                shown, key = by_index.get(reading.index), (prompt, reading.index)
-                ended = reading.end is not None and key not in told
+            for answer in asking.streams[prompt].output.answers:
+                shown, key = by_index.get(answer.index), (prompt, answer.index)
+                ended = answer.end is not None and key not in told
                 if not ended and (shown is None or not (shown.text or shown.logprobs or frame.token_ids)):
                     continue
-                choice = shape.part(prompt, shown or Shown(reading.index, reading.answered))
+                choice = shape.part(prompt, shown or OutputChunk(answer.index, answer.answered))
                 if frame.token_ids:
                     choice["token_ids"] = shown.tokens if shown else []
                 if ended:
                     told.add(key)
-                    choice |= _finish(reading.end)
-                out.append(chunk(prompt * choices + reading.index, choice))
+                    choice |= _finish(answer.end)
+                out.append(chunk(prompt * choices + answer.index, choice))
             if out:
                 yield b"".join(out)
         last = head | {"choices": [], "usage": usage_of(asking)} if frame.usage else {}
@@ -217,19 +217,19 @@ def _openings(
     """Of all answers to a prompt, which begin alike."""
     choice = shape.opening(asked, asking.scored(asked))
     if frame.token_ids:
-        ids = {"prompt_token_ids": list(asking.answerings[asked].request.prompt), "token_ids": []}
-        choice = (choice or shape.part(asked, Shown(0, 0))) | ids
+        ids = {"prompt_token_ids": list(asking.streams[asked].request.prompt), "token_ids": []}
+        choice = (choice or shape.part(asked, OutputChunk(0, 0))) | ids
     if choice is None:
         return []
-    return [chunk(number, choice) for number, (prompt, _) in enumerate(_readings(asking)) if prompt == asked]
+    return [chunk(number, choice) for number, (prompt, _) in enumerate(_answers(asking)) if prompt == asked]
 
 
 def usage_of(asking: Asking) -> Object:
     """Tokens so far: every prompt once, all answers together."""
-    readers = [answering.reader for answering in asking.answerings]
-    prompt = sum(len(reader.request.prompt) for reader in readers)
-    said = sum(reading.answered for reader in readers for reading in reader.readings)
-    cached = sum(max(reading.cached_tokens for reading in reader.readings) for reader in readers)
+    outputs = [stream.output for stream in asking.streams]
+    prompt = sum(len(output.request.prompt) for output in outputs)
+    said = sum(answer.answered for output in outputs for answer in output.answers)
+    cached = sum(max(answer.cached_tokens for answer in output.answers) for output in outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": said,
@@ -238,9 +238,9 @@ def usage_of(asking: Asking) -> Object:
     }
 
 
-def _readings(asking: Asking) -> list[tuple[int, Reading]]:
+def _answers(asking: Asking) -> list[tuple[int, AnswerOutput]]:
     """(prompt, answer) in the order of choices."""
-    return [(index, each) for index, one in enumerate(asking.answerings) for each in one.reader.readings]
+    return [(index, each) for index, one in enumerate(asking.streams) for each in one.output.answers]
 
 
 def _head(frame: Frame, kind: str) -> Object:
@@ -283,7 +283,7 @@ async def answered(
     names: Mapping[str, str] | None = None,
 ) -> Response:
     """kind: first word of the id. names: what fields of the gRPC interface are called in this body."""
-    terms = api.desk.cell.terms()
+    terms = api.processor.cell.terms()
     model = api.check_model(body.model, terms)
     given = request.headers.get(ID_HEADER)
     name, detail = new_id(kind, given), _detail(request, body)
@@ -296,12 +296,14 @@ async def answered(
             raise
         raise type(error)(names[error.field], str(error).removeprefix(f"{error.field}: ")) from error
     headers = {ID_HEADER: given or name}
-    longest = max(answering.request.max_tokens for answering in asking.answerings)
+    longest = max(stream.request.max_tokens for stream in asking.streams)
     if body.stream:
         events = streamed_reply(asking, shape, frame)
         if api.pace is not None:
             events = paced_events(events, api.pace, longest)
-        return EventStream(events, asking.gone, headers, unread_s=api.unread_s, on_cut=api.metrics.slow_readers_cut.inc)
+        return EventStream(
+            events, asking.gone, headers, unread_s=api.unread_s, on_cut=api.processor.metrics.slow_readers_cut.inc
+        )
     try:
         answer = while_connected(request, whole_reply(asking, shape, frame), asking.gone)
         if api.pace is not None:

@@ -15,7 +15,7 @@ from coordinator.http.api import Api
 from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel
 from coordinator.http.schema import AtFirst, ChatBody, StrictBody, described_by, read_body
-from coordinator.reception.frontdesk import LONG_IDS, decoded, encoded, prompt_bytes
+from coordinator.reception.input_processor import LONG_IDS, decoded, encoded, prompt_bytes
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import DsparkError, InvalidRequest, Unsupported
 
@@ -25,7 +25,7 @@ def routes(api: Api) -> APIRouter:
     began = int(time.time())
 
     def card() -> dict[str, Any]:
-        terms = api.desk.cell.terms()
+        terms = api.processor.cell.terms()
         return {
             "id": api.model(terms),
             "object": "model",
@@ -57,15 +57,15 @@ def routes(api: Api) -> APIRouter:
         """200 while there is somebody to serve with whose first requests have run, 503 without and before the end. A
         full queue is healthy."""
         try:
-            ready = api.desk.cell.terms().ready
+            ready = api.processor.cell.terms().ready
         except DsparkError:
             return Response(status_code=503)
-        return Response(status_code=200 if ready and not api.desk.cell.draining else 503)
+        return Response(status_code=200 if ready and not api.processor.cell.draining else 503)
 
     @router.get("/metrics", dependencies=[Depends(api.operator_guard)], tags=["operation"])
     async def metrics() -> Response:
         """Of this process, for Prometheus."""
-        return Response(generate_latest(api.metrics.exposed), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(api.processor.metrics.exposed), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/version", tags=["operation"])
     async def version() -> dict[str, str]:
@@ -96,10 +96,10 @@ def tokenizing_routes(api: Api) -> APIRouter:
     router = APIRouter(tags=["vLLM"])
 
     def tokenizer_for(model: str | None) -> Tokenizer:
-        api.check_model(model, api.desk.cell.terms())
-        if api.desk.tokenizer is None:
+        api.check_model(model, api.processor.cell.terms())
+        if api.processor.tokenizer is None:
             raise Unsupported("prompt", "the target has no tokenizer")
-        return api.desk.tokenizer
+        return api.processor.tokenizer
 
     async def ids_of(body: TokenizeBody, tokenizer: Tokenizer) -> tuple[int, ...]:
         if (body.prompt is None) == (body.messages is None):
@@ -119,18 +119,18 @@ def tokenizing_routes(api: Api) -> APIRouter:
     @router.post("/tokenize", dependencies=[Depends(api.guard)], openapi_extra=described_by(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Token ids of a text or a conversation."""
-        body = await read_body(request, TokenizeBody, prompt_bytes(api.desk.cell))
+        body = await read_body(request, TokenizeBody, prompt_bytes(api.processor.cell))
         tokenizer = tokenizer_for(body.model)
         ids = await ids_of(body, tokenizer)
-        told = {"count": len(ids), "max_model_len": api.desk.limits().longest, "tokens": ids}
+        told = {"count": len(ids), "max_model_len": api.processor.limits().longest, "tokens": ids}
         return await beside(len(ids) > LONG_IDS, _with_names, told, tokenizer if body.return_token_strs else None)
 
     @router.post("/detokenize", dependencies=[Depends(api.guard)], openapi_extra=described_by(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids."""
-        body = await read_body(request, DetokenizeBody, prompt_bytes(api.desk.cell))
+        body = await read_body(request, DetokenizeBody, prompt_bytes(api.processor.cell))
         tokenizer = tokenizer_for(body.model)
-        return {"prompt": await decoded(tokenizer, body.tokens, "tokens", api.desk.limits().context_length)}
+        return {"prompt": await decoded(tokenizer, body.tokens, "tokens", api.processor.limits().context_length)}
 
     return router
 

@@ -15,9 +15,8 @@ from coordinator.http.schema import StrictBody
 from coordinator.http.stream import EventStream, event
 from coordinator.http.template import Turn, newest_that_fit
 from coordinator.lanes.explain import Explain, Part
-from coordinator.reception import replies
-from coordinator.reception.answering import Answering
-from coordinator.reception.frontdesk import LONG_TEXT, encoded_now
+from coordinator.reception.input_processor import LONG_TEXT, encoded_now
+from coordinator.reception.response_stream import ResponseStream, write_complete
 from coordinator.reception.tokenizer import TextStream, Tokenizer
 from coordinator.requests.tenancy import inside
 from coordinator.watching.explaining import told
@@ -57,7 +56,7 @@ async def prompt_of(api: Api, messages: Sequence[Turn], max_tokens: int) -> tupl
 
     Without a chat template the newest message is the prompt, as plain text.
     """
-    template, tokenizer = api.template, api.desk.tokenizer
+    template, tokenizer = api.template, api.processor.tokenizer
     if template is None or tokenizer is None:
         return messages[-1]["content"], 0
 
@@ -65,7 +64,7 @@ async def prompt_of(api: Api, messages: Sequence[Turn], max_tokens: int) -> tupl
         text = template.render(said, {}, add_generation_prompt=True)
         return encoded_now(tokenizer, text, "messages", add_special=False)  # the template writes them itself
 
-    room = api.desk.limits().longest - max_tokens
+    room = api.processor.limits().longest - max_tokens
     long = sum(len(message["content"]) for message in messages) > LONG_TEXT
     return await beside(long, newest_that_fit, messages, room, encode)
 
@@ -163,7 +162,7 @@ def _ms(seconds: float) -> float:
 
 def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
     """Events of one answer: `begin`, `first`, `round` again and again, `end`."""
-    running: list[Answering] = []
+    running: list[ResponseStream] = []
 
     async def events() -> AsyncGenerator[bytes]:
         options = Sampling(
@@ -177,12 +176,12 @@ def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
         )
         prompt, left_out = await prompt_of(api, [each.model_dump() for each in wish.messages], wish.max_tokens)
         message = write_request(prompt, options)
-        answering = await Answering.begin(api.desk, message, api.longest_s, api.clock, api.metrics)
-        running.append(answering)
-        request = answering.request
+        stream = await api.processor.accept(message)
+        running.append(stream)
+        request = stream.request
         try:
             with explain.request(inside(request.tenant, request.id)) as watch:  # before its first round
-                speaker = Speaker(request.prompt, api.desk.tokenizer)
+                speaker = Speaker(request.prompt, api.processor.tokenizer)
                 yield event(
                     {
                         "type": "begin",
@@ -193,28 +192,28 @@ def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
                         "rule": request.law.rule.name.lower(),
                     }
                 )
-                while not answering.done:
-                    await answering.parts()
+                while not stream.done:
+                    await stream.parts()
                     parts = watch.parts()
-                    for piece, _ in answering.pieces:
+                    for piece, _ in stream.pieces:
                         yield event(speaker.say(piece, parts))
                         parts = []
-                yield event({"type": "end", **ending(answering)})
+                yield event({"type": "end", **ending(stream)})
         finally:
-            answering.leave()
+            stream.leave()
 
     def gone() -> None:
-        for answering in running:
-            answering.cut(Cancelled("the client went away"))
+        for stream in running:
+            stream.cut(Cancelled("the client went away"))
 
     return EventStream(events(), gone)
 
 
-def ending(answering: Answering) -> dict[str, object]:
+def ending(stream: ResponseStream) -> dict[str, object]:
     """How the answer ended, in numbers."""
-    message = replies.complete(answering.reader).complete
+    message = write_complete(stream.output).complete
     stats, timings = message.speculation, message.timings
-    end = answering.reader.readings[0].end
+    end = stream.output.answers[0].end
     return {
         "reason": end.reason.value if end is not None else "unknown",
         "tokens": message.usage.completion_tokens,

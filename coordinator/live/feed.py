@@ -21,7 +21,6 @@ from coordinator.lanes.explain import AnyRound
 from coordinator.lanes.verifier_lane import AnyLane
 from coordinator.live.answer import prompt_of
 from coordinator.queue.admission import Admission
-from coordinator.reception.answering import Answering
 from coordinator.watching.endings import Ended
 from coordinator.watching.explaining import curve, sums_of
 from coordinator.watching.rounds_told import Sums
@@ -80,14 +79,12 @@ class Load:
         options = Sampling(
             max_tokens=TOKENS, temperature=temperature, policy=self.policy, rule=self.rule, ignore_eos=True
         )
-        answering = await Answering.begin(
-            api.desk, write_request(prompt, options), api.longest_s, api.clock, api.metrics
-        )
+        stream = await api.processor.accept(write_request(prompt, options))
         try:
-            while not answering.done:
-                await answering.parts()
+            while not stream.done:
+                await stream.parts()
         finally:
-            answering.leave()
+            stream.leave()
 
 
 log = structlog.get_logger("dspark.live")

@@ -20,7 +20,7 @@ from coordinator.live.answer import MAX_TOKENS, AnswerWish, Policy, Rule, answer
 from coordinator.live.feed import CellFeed, Load
 from coordinator.live.page import INDEX, Page
 from coordinator.queue.admission import Admission
-from coordinator.reception.frontdesk import prompt_bytes
+from coordinator.reception.input_processor import prompt_bytes
 from coordinator.workers.membership import Membership
 from dspark.rounds.policy import parse_policy
 
@@ -39,7 +39,7 @@ def live_routes(api: Api, membership: Membership, admission: Admission, streams:
     """`streams`: background streams at one time, at most."""
     page, router = Page(), APIRouter(include_in_schema=False)
     load = Load(api, page.read_json("examples.json"), streams)
-    feed = CellFeed(membership, admission, load, api.clock)
+    feed = CellFeed(membership, admission, load, api.processor.clock)
     client = [Depends(from_this_page), Depends(api.guard)]
     watcher = [Depends(from_this_page), Depends(api.operator_guard)]
     operator = [*watcher, Depends(api.guard)]  # who may both read metrics and generate
@@ -55,11 +55,11 @@ def live_routes(api: Api, membership: Membership, admission: Admission, streams:
     @router.get("/live/cell", dependencies=client)
     async def cell() -> dict[str, Any]:
         """What does not change from frame to frame."""
-        terms = api.desk.cell.terms()
+        terms = api.processor.cell.terms()
         return {
             "model": api.model(terms),
             "drafter": terms.drafter.rstrip("/").rsplit("/", 1)[-1],
-            "chat": api.template is not None and api.desk.tokenizer is not None,
+            "chat": api.template is not None and api.processor.tokenizer is not None,
             "policy": str(terms.limits.policy),
             "rule": terms.limits.rule.name.lower(),
             "most_streams": load.most,
@@ -72,7 +72,7 @@ def live_routes(api: Api, membership: Membership, admission: Admission, streams:
 
     @router.post("/live/generate", dependencies=client)
     async def generate(request: Request) -> EventStream:
-        wish = await read_body(request, AnswerWish, prompt_bytes(api.desk.cell))
+        wish = await read_body(request, AnswerWish, prompt_bytes(api.processor.cell))
         return answer_events(api, membership.explain, wish)
 
     @router.post("/live/load", dependencies=operator)

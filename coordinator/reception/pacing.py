@@ -14,9 +14,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from coordinator.config import HttpConfig
-from coordinator.reception import replies
-from coordinator.reception.answering import Answering
-from coordinator.reception.reading import Shown
+from coordinator.reception.output_processor import OutputChunk
+from coordinator.reception.response_stream import ResponseStream, write_complete, write_parts
 from dspark.errors import ConfigError
 from dspark.wire.v1 import generate_pb2
 
@@ -57,24 +56,24 @@ def read_pace(config: HttpConfig) -> Pace | None:
     return Pace(config.pace_interval_ms / 1000, config.pace_frame_bytes, config.pace_tokens_per_s)
 
 
-async def paced(answering: Answering, pace: Pace) -> AsyncGenerator[generate_pb2.GenerateResponse]:
+async def paced(stream: ResponseStream, pace: Pace) -> AsyncGenerator[generate_pb2.GenerateResponse]:
     """The whole answer, its last message at the end of a term."""
-    request = answering.request
+    request = stream.request
     loop = asyncio.get_running_loop()
     began, ticks, end = loop.time(), 0, pace.ticks(request.max_tokens)
-    reading: asyncio.Task[list[Shown]] | None = None
+    reading: asyncio.Task[list[OutputChunk]] | None = None
     waiting: list[generate_pb2.GenerateResponse] = []
     try:
         while True:
-            if reading is None and not answering.done:
-                reading = asyncio.ensure_future(answering.parts())
+            if reading is None and not stream.done:
+                reading = asyncio.ensure_future(stream.parts())
             ticks += 1
             await _until(began + ticks * pace.interval_s)
             if reading is not None and reading.done():
-                waiting += replies.parts(request.id, reading.result(), answering.scored)
+                waiting += write_parts(request.id, reading.result(), stream.scored)
                 reading = None
-            if ticks >= end and answering.done and not waiting:
-                yield padded(replies.complete(answering.reader), pace.frame)
+            if ticks >= end and stream.done and not waiting:
+                yield padded(write_complete(stream.output), pace.frame)
                 return
             if ticks >= end:
                 end += pace.ticks(request.max_tokens)

@@ -19,7 +19,7 @@ import pytest
 from coordinator.config import CoordinatorConfig
 from coordinator.http import stream
 from coordinator.http.api import make_api
-from coordinator.reception import frontdesk
+from coordinator.reception import input_processor
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import Client
 from dspark.errors import ConfigError
@@ -178,7 +178,7 @@ def test_a_least_value_is_named_in_the_same_words_everywhere(cell: HttpCell) -> 
 
 
 def test_a_conversation_is_bounded_as_any_text_is(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.reception.frontdesk.MAX_TEXT", 5000)
+    monkeypatch.setattr("coordinator.reception.input_processor.MAX_TEXT", 5000)
     long = post(cell, chat({"role": "user", "content": "x" * 6000}, max_tokens=1), "chat/completions")
     assert (long.status_code, long.json()["error"]["param"]) == (400, "messages")
     assert "at most 5000" in long.json()["error"]["message"]
@@ -322,7 +322,7 @@ def test_pages_of_named_origins_may_ask(pair: Path, tmp_path: Path) -> None:
 def test_an_origin_that_is_none_is_refused_at_the_start(origin: str) -> None:
     config = CoordinatorConfig(http="127.0.0.1:0", cors_origin=(origin,))
     with pytest.raises(ConfigError, match="cors_origin: "):
-        make_api(config, None, None, None)  # type: ignore[arg-type]
+        make_api(config, None)  # type: ignore[arg-type]
 
 
 def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCell) -> None:
@@ -540,7 +540,7 @@ def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
     decode, name_of, threads = Tokenizer.decode, Tokenizer.name_of, set[int]()
 
     def decoded(self: Tokenizer, ids: Sequence[int], *, skip_special: bool) -> str:
-        if len(ids) > frontdesk.LONG_IDS:  # not the last characters of an answer
+        if len(ids) > input_processor.LONG_IDS:  # not the last characters of an answer
             threads.add(threading.get_ident())
         return decode(self, ids, skip_special=skip_special)
 
@@ -553,9 +553,9 @@ def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
     most = cell.coordinator.membership.verifiers[0].context_length
     ids = [65] * most
     assert httpx.post(f"{cell.url}/detokenize", json={"tokens": ids}).status_code == 200
-    asked = {"prompt": "ab " * frontdesk.LONG_IDS, "return_token_strs": True}
-    assert httpx.post(f"{cell.url}/tokenize", json=asked).json()["count"] > frontdesk.LONG_IDS
-    assert post(cell, completion(prompt=ids[: 2 * frontdesk.LONG_IDS], echo=True)).status_code == 200
+    asked = {"prompt": "ab " * input_processor.LONG_IDS, "return_token_strs": True}
+    assert httpx.post(f"{cell.url}/tokenize", json=asked).json()["count"] > input_processor.LONG_IDS
+    assert post(cell, completion(prompt=ids[: 2 * input_processor.LONG_IDS], echo=True)).status_code == 200
     on_loop: int = cell.run(_ident())
     assert threads
     assert on_loop not in threads

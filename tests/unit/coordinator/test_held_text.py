@@ -7,7 +7,7 @@ from test_reading import END, PROMPT, TOKENIZER
 
 from coordinator.answers.answer import Piece
 from coordinator.answers.commit_log import End, Reason
-from coordinator.reception.reading import Reader, Shown
+from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
 from dspark.types import Law, TokenLogprobs
@@ -15,16 +15,16 @@ from dspark.types import Law, TokenLogprobs
 TEXTS = st.text(alphabet="aéb€\U0001f600 .", max_size=12)
 
 
-def reader(stops: tuple[str, ...], held: int) -> Reader:
+def reader(stops: tuple[str, ...], held: int) -> OutputProcessor:
     request = Request("r", tuple(PROMPT), Law(), 99, Off(), stops=stops)
-    return Reader(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0, (held,) if held else ())
+    return OutputProcessor(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0, (held,) if held else ())
 
 
-def read(reading: Reader, pieces: list[Piece]) -> list[Shown]:
+def read(reading: OutputProcessor, pieces: list[Piece]) -> list[OutputChunk]:
     return [shown for piece in pieces for shown in reading.read([(piece, 101.0)], lambda index: None)]
 
 
-def told(shown: list[Shown]) -> tuple[list[int], str, list[TokenLogprobs]]:
+def told(shown: list[OutputChunk]) -> tuple[list[int], str, list[TokenLogprobs]]:
     return (
         [token for one in shown for token in one.tokens],
         "".join(one.text for one in shown),
@@ -71,8 +71,8 @@ def test_what_was_shown_before_and_after_is_the_whole(
         assert before[0] + rest[0] == told(first)[0]
         assert before[1] + rest[1] == told(first)[1]
         assert before[2] + rest[2] == told(first)[2]
-        assert resumed.readings[0].answered == whole.readings[0].answered
-        assert resumed.readings[0].end == whole.readings[0].end
+        assert resumed.answers[0].answered == whole.answers[0].answered
+        assert resumed.answers[0].end == whole.answers[0].end
 
 
 @pytest.mark.parametrize("held", [0, 1, 3])
@@ -85,5 +85,5 @@ def test_an_answer_that_its_text_ended_ends_in_the_same_way_when_it_is_told_agai
     rest = told(read(resumed, [Piece((*said, *TOKENIZER.encode(late)), End(Reason.STOP))]))
     assert rest[0] == first[0][held:]
     assert rest[1] == first[1][held:], "text and tokens of ASCII go together"
-    assert resumed.readings[0].end == whole.readings[0].end == End(Reason.STOP, text="éé")
+    assert resumed.answers[0].end == whole.answers[0].end == End(Reason.STOP, text="éé")
     assert resumed.unsaid == len(late)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.reception.readers import Readers, Reading
+from coordinator.reception.service import ReadWatch, ReadWatches
 from dspark.errors import Overloaded
 from dspark.runtime.telemetry import Metrics
 from tests.fakes import ManualClock, calm
@@ -15,9 +15,9 @@ from tests.fakes import ManualClock, calm
 class Stream:
     """A task that writes to its client, as a service does."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReadWatches) -> None:
         self._readers = readers
-        self.reading: Reading | None = None
+        self.reading: ReadWatch | None = None
         self.errors: list[Exception] = []
         self.task = asyncio.get_running_loop().create_task(self._write())
 
@@ -37,7 +37,7 @@ def metrics() -> Metrics:
 
 async def test_time_runs_from_the_first_message_that_is_not_taken(metrics: Metrics) -> None:
     clock = ManualClock()
-    readers = Readers(10.0, clock, metrics)
+    readers = ReadWatches(10.0, clock, metrics)
     stalled, slow = Stream(readers), Stream(readers)
     await calm(3)
     assert slow.reading is not None
@@ -57,7 +57,7 @@ async def test_time_runs_from_the_first_message_that_is_not_taken(metrics: Metri
 
 async def test_waiting_for_something_to_write_is_not_a_client_s_fault(metrics: Metrics) -> None:
     clock = ManualClock()
-    stream = Stream(Readers(10.0, clock, metrics))
+    stream = Stream(ReadWatches(10.0, clock, metrics))
     await calm(3)
     assert stream.reading is not None
     stream.reading.taken()

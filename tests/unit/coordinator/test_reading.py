@@ -7,8 +7,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.answers.answer import Piece, Round, Started
 from coordinator.answers.commit_log import End, Reason, cut
-from coordinator.answers.stop_strings import StopStrings
-from coordinator.reception.reading import Reader, Shown
+from coordinator.reception.output_processor import OutputChunk, OutputProcessor, StopStrings
 from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
@@ -36,11 +35,11 @@ class Told:
     def __init__(self, max_tokens: int = 99, stop_ids: frozenset[int] = frozenset(), **more: object) -> None:
         law = Law(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
         request = Request("r", tuple(PROMPT), law, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
-        self.reader = Reader(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0)
-        self.reading = self.reader.readings[0]
+        self.reader = OutputProcessor(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0)
+        self.reading = self.reader.answers[0]
         self.finished: list[int] = []
         self.log: list[int] = []
-        self.shown: list[Shown] = []
+        self.shown: list[OutputChunk] = []
 
     def piece(self, ids: tuple[int, ...]) -> Piece:
         kept, end = cut(ids, self.reader.request.max_tokens - len(self.log), self.reader.request.stop_ids)
@@ -177,7 +176,7 @@ def test_what_was_waiting_becomes_one_message_per_answer() -> None:
 
 def test_several_answers_are_kept_apart() -> None:
     request = Request("r", (1,), Law(), 9, Off(), choices=2)
-    reader = Reader(request, lambda: None, 0.0)
+    reader = OutputProcessor(request, lambda: None, 0.0)
     pieces = [Piece((5,), None, 0), Piece((6, 7), End(Reason.LENGTH), 1), Piece((8,), None, 0)]
     shown = reader.read([(piece, 1.0) for piece in pieces], lambda _: None)
     assert [(one.index, one.tokens) for one in shown] == [(0, [5, 8]), (1, [6, 7])]

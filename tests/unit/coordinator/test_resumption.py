@@ -14,7 +14,7 @@ from coordinator.cells.cell import Order
 from coordinator.cells.journal import Journal
 from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCall, LocalCell
-from coordinator.reception.reading import Reader
+from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
 from dspark.errors import Cancelled, InvalidRequest
 from dspark.rounds.policy import parse_policy
@@ -36,7 +36,7 @@ class Desk:
 
     def ask(
         self, *, law: Law | None = None, offsets: tuple[int, ...] | None = None, choices: int = 1, seeded: bool = False
-    ) -> tuple[Reader, Outlet, LocalCall]:
+    ) -> tuple[OutputProcessor, Outlet, LocalCall]:
         message = generate_pb2.GenerateRequest(request_id="r")
         if seeded:
             message.sampling_params.seed = 3
@@ -44,10 +44,10 @@ class Desk:
             message.resume.offsets.extend(offsets)
         request = Request("r", PROMPT, law or Law(temperature=0.0), TOKENS, parse_policy("greedy"), choices=choices)
         outlet = Outlet(64, choices)
-        reader = Reader(request, lambda: None, 0.0, offsets or ())
+        reader = OutputProcessor(request, lambda: None, 0.0, offsets or ())
         return reader, outlet, self.cell.submit(Order(message, request, 0.0, 60.0), outlet)
 
-    async def read(self, reader: Reader, outlet: Outlet, *, at_least: int = 0) -> None:
+    async def read(self, reader: OutputProcessor, outlet: Outlet, *, at_least: int = 0) -> None:
         """Until the end, or until so many tokens of the first answer are held."""
         while not reader.done and not (at_least and len(self.shown.get(0, [])) >= at_least):
             waiting = await outlet.take()
@@ -97,7 +97,7 @@ async def test_the_rest_comes_after_the_coordinator_was_lost(make_desk: Callable
     assert all(track.sequence.epoch > epoch for track in call.tracks.values()), "no draw is used twice"
     await second.read(reader, outlet)
     assert second.shown[0] == EXPECTED
-    assert reader.readings[0].answered == TOKENS
+    assert reader.answers[0].answered == TOKENS
     assert second.toy.metrics.value("prefills_total", reason="new") == 0
     await calm()
     assert second.toy.clean()
@@ -213,8 +213,8 @@ async def test_an_answer_that_ended_unseen_is_told_without_any_work(make_desk: C
     await second.read(reader, outlet)
     assert not call.tracks
     assert second.toy.verifier.prefills == 0
-    assert reader.readings[0].end is not None
-    assert reader.readings[0].end.reason.value == "length"
+    assert reader.answers[0].end is not None
+    assert reader.answers[0].end.reason.value == "length"
 
 
 async def test_of_several_answers_only_those_that_lack_something_go_on(make_desk: Callable[..., Desk]) -> None:

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from coordinator.answers.outlet import Outlet
 from coordinator.answers.turnstile import Turnstile
 from coordinator.beside import beside
-from coordinator.cells.cell import Call, Cell, Order
+from coordinator.cells.cell import Cell, Order
 from coordinator.clock import Clock
-from coordinator.reception.reading import Reader
+from coordinator.reception.output_processor import OutputProcessor
+from coordinator.reception.response_stream import ResponseStream
 from coordinator.reception.tokenizer import TextStream, Tokenizer
 from coordinator.requests.request import Request
 from coordinator.requests.validation import MAX_TEXT, Limits, check_head, read_request, read_resume
-from dspark.errors import InvalidRequest, Unavailable
+from dspark.errors import Expired, InvalidRequest, Unavailable
 from dspark.runtime.security import current_caller
+from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import MAX_REQUEST, request_bytes
 from dspark.wire.v1 import generate_pb2
 
@@ -59,31 +61,31 @@ async def decoded(tokenizer: Tokenizer, ids: Sequence[int], field: str, context_
     return await beside(len(ids) > LONG_IDS, tokenizer.decode, ids, skip_special=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that was taken in."""
+class InputProcessor:
+    """Holds no request. `max_unread`: commits a client may leave unread. longest_s: longest life of a request."""
 
-    request: Request
-    call: Call
-    outlet: Outlet
-    reader: Reader
-
-
-class FrontDesk:
-    """Holds no request. `max_unread`: commits a client may leave unread."""
-
-    def __init__(self, cell: Cell, tokenizer: Tokenizer | None, max_unread: int, clock: Clock) -> None:
-        self.cell, self.tokenizer = cell, tokenizer
-        self._max_unread, self._clock = max_unread, clock
+    def __init__(
+        self,
+        cell: Cell,
+        tokenizer: Tokenizer | None,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        max_unread: int = 1024,
+        longest_s: float = 600.0,
+    ) -> None:
+        self.cell, self.tokenizer, self.clock, self.metrics = cell, tokenizer, clock, metrics
+        self._max_unread, self._longest_s = max_unread, longest_s
         self._turnstile = Turnstile()
 
     def limits(self) -> Limits:
         """What the cell allows, and whether text is understood here."""
         return replace(self.cell.terms().limits, has_tokenizer=self.tokenizer is not None)
 
-    async def accept(self, message: generate_pb2.GenerateRequest, lasts_s: float) -> Asked:
-        """Submits a request, or raises an error that says whose fault it is."""
-        arrived = self._clock.time()
+    async def accept(self, message: generate_pb2.GenerateRequest, remaining_s: float | None = None) -> ResponseStream:
+        """Submits a request, or raises an error that says whose fault it is. remaining_s: time its client gives it."""
+        arrived = self.clock.time()
+        lasts_s = self._longest_s if remaining_s is None else min(remaining_s, self._longest_s)
         check_head(message, self.tokenizer is not None)
         self.cell.check_capacity(current_caller().tenant)
         prompt = await self._prompt(message)
@@ -96,9 +98,10 @@ class FrontDesk:
         )
         request = replace(request, tenant=current_caller().tenant)
         outlet = Outlet(self._max_unread, request.choices, self._turnstile)
-        reader = Reader(request, lambda: self._text(request), arrived, read_resume(message, request.choices))
+        output = OutputProcessor(request, lambda: self._text(request), arrived, read_resume(message, request.choices))
         call = self.cell.submit(Order(message, request, arrived, lasts_s), outlet)
-        return Asked(request, call, outlet, reader)
+        timer = self.clock.call_later(lasts_s, call.cut, Expired(f"no answer within {lasts_s:.3g} s"))
+        return ResponseStream(call, outlet, output, timer, self.metrics)
 
     async def _prompt(self, message: generate_pb2.GenerateRequest) -> tuple[int, ...]:
         if message.WhichOneof("input") != "text" or self.tokenizer is None:

@@ -1,8 +1,10 @@
 """What clients are shown of what was committed: text, stop strings, and the numbers of the last message. Pure.
 
-The front end's half of an answer; `answer` is the lane's. A stop string ends the answer with the token that completes
-it: tokens behind it may have been committed by then, and are neither shown nor counted. Every number is derived from
-the pieces themselves, so it does not matter where they were committed.
+The front end's half of an answer; `answers/answer.py` is the lane's. A stop string ends the answer with the token that
+completes it: tokens behind it may have been committed by then, and are neither shown nor counted. Every number is
+derived from the pieces themselves, so it does not matter where they were committed.
+
+Text that may yet turn out to begin a stop string is held back: never more than the longest one less a character.
 """
 
 from __future__ import annotations
@@ -12,15 +14,59 @@ from dataclasses import dataclass, field
 
 from coordinator.answers.answer import Piece
 from coordinator.answers.commit_log import End, Reason
-from coordinator.answers.stop_strings import StopStrings
 from coordinator.answers.tally import Tally
 from coordinator.reception.tokenizer import TextStream
 from coordinator.requests.request import Request
 from dspark.types import PromptLogprobs, TokenLogprobs
 
 
+class StopStrings:
+    """Decides what may be shown."""
+
+    def __init__(self, stops: Sequence[str], *, show_match: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._show_match = show_match
+        self._held = ""
+
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
+        """(text that may be shown, the stop string that ends the answer).
+
+        The earliest match that this text completes counts, and none where the answer may not end yet.
+        """
+        if not self._stops:
+            return text, None
+        old = len(self._held)
+        text = self._held + text
+        found = [
+            (at, order)
+            for order, stop in enumerate(self._stops)
+            if may_end and (at := text.find(stop, max(old - len(stop) + 1, 0))) >= 0
+        ]
+        if found:
+            at, order = min(found)
+            stop = self._stops[order]
+            self._held = ""
+            return text[: at + len(stop)] if self._show_match else text[:at], stop
+        hold = max(self._overlap(text, stop) for stop in self._stops)
+        shown, self._held = text[: len(text) - hold], text[len(text) - hold :]
+        return shown, None
+
+    def flush(self) -> str:
+        """What was held back; the answer is over and it was no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest end of `text` that begins `stop`."""
+        for length in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:length]):
+                return length
+        return 0
+
+
 @dataclass(slots=True)
-class Shown:
+class OutputChunk:
     """What one message shows of one answer."""
 
     index: int
@@ -30,7 +76,7 @@ class Shown:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
-class Reading:
+class AnswerOutput:
     """One answer as its pieces come in."""
 
     def __init__(self, request: Request, index: int, text: TextStream | None, arrived: float, held: int = 0) -> None:
@@ -46,14 +92,14 @@ class Reading:
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
         self._show_stop, self._min_tokens = request.show_stop, request.law.min_tokens
 
-    def read(self, piece: Piece, at: float, shown: Shown) -> bool:
+    def read(self, piece: Piece, at: float, shown: OutputChunk) -> bool:
         """Adds a piece that came at clock time `at` to what is shown; returns whether it ended the answer."""
         if self.end is not None:
             self.unsaid += len(piece.tokens)
             return False
         had = min(max(self.held - self.answered, 0), len(piece.tokens))
         if 0 < had < len(piece.tokens):  # text is made token by token, so it can be parted where the tokens are
-            ended = self.read(piece.part(0, had), at, Shown(self.index, 0))
+            ended = self.read(piece.part(0, had), at, OutputChunk(self.index, 0))
             return self.read(piece.part(had, None), at, shown) or ended
         kept, end, text = self._read(piece.tokens, piece.end)
         self.answered += len(kept)
@@ -106,7 +152,7 @@ class Reading:
             tally.round(verified=piece.round.verified, accepted=min(piece.round.accepted, kept), committed=kept)
 
 
-class Reader:
+class OutputProcessor:
     """All answers of one request; `held`: tokens of each that its client has, when it resumes them."""
 
     def __init__(
@@ -115,7 +161,9 @@ class Reader:
         self.request = request
         self._open = request.choices
         had = held or (0,) * request.choices
-        self.readings = [Reading(request, index, make_text(), arrived, had[index]) for index in range(request.choices)]
+        self.answers = [
+            AnswerOutput(request, index, make_text(), arrived, had[index]) for index in range(request.choices)
+        ]
 
     @property
     def done(self) -> bool:
@@ -124,25 +172,25 @@ class Reader:
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
         """Where asked for, as soon as answer 0 has begun."""
-        return self.readings[0].prompt_logprobs
+        return self.answers[0].prompt_logprobs
 
     @property
     def unsaid(self) -> int:
         """Tokens that came behind stop strings."""
-        return sum(reading.unsaid for reading in self.readings)
+        return sum(answer.unsaid for answer in self.answers)
 
-    def read(self, waiting: Iterable[tuple[Piece, float]], finish: Callable[[int], None]) -> list[Shown]:
+    def read(self, waiting: Iterable[tuple[Piece, float]], finish: Callable[[int], None]) -> list[OutputChunk]:
         """What to show of pieces and the clock times they came at: one item per answer, whatever was waiting.
 
         `finish(index)` is called when its text ends an answer.
         """
-        shown: dict[int, Shown] = {}
+        shown: dict[int, OutputChunk] = {}
         for piece, at in waiting:
-            reading = self.readings[piece.index]
+            answer = self.answers[piece.index]
             if piece.index not in shown:
-                shown[piece.index] = Shown(piece.index, max(reading.answered, reading.held))
-            if reading.read(piece, at, shown[piece.index]):
+                shown[piece.index] = OutputChunk(piece.index, max(answer.answered, answer.held))
+            if answer.read(piece, at, shown[piece.index]):
                 self._open -= 1
-                if reading.end is not None and reading.end.text is not None:
+                if answer.end is not None and answer.end.text is not None:
                     finish(piece.index)
         return [one for one in shown.values() if one.tokens or one.text]

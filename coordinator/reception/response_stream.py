@@ -1,0 +1,154 @@
+"""A request between the cell and whoever reads its answers, the same for every entry, and its messages over gRPC.
+
+Whoever leaves, by `leave` in any case, frees what has not ended in both pools at once. What waits for a reader that is
+slower than the cell comes in one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+from coordinator.answers.answer import Piece
+from coordinator.answers.commit_log import End, Reason
+from coordinator.answers.outlet import Outlet
+from coordinator.answers.tally import Tally
+from coordinator.cells.cell import Call
+from coordinator.clock import Timer
+from coordinator.reception.output_processor import AnswerOutput, OutputChunk, OutputProcessor
+from dspark.errors import Cancelled, PeerError
+from dspark.runtime.telemetry import Metrics
+from dspark.types import PromptLogprobs, Rule
+from dspark.wire import codec
+from dspark.wire.v1 import generate_pb2, types_pb2
+
+
+class ResponseStream:
+    """A request that was taken in, between the queue of what is committed and what of it is shown.
+
+    timer: ends the request when its time is up.
+    """
+
+    def __init__(self, call: Call, outlet: Outlet, output: OutputProcessor, timer: Timer, metrics: Metrics) -> None:
+        self.request, self.output = output.request, output
+        self._call, self._outlet, self._timer, self._metrics = call, outlet, timer, metrics
+        self.pieces: list[tuple[Piece, float]] = []  # what the newest parts were read from, with clock times
+        self.scored: PromptLogprobs | None = None  # what came of the prompt with them
+        metrics.client_streams.inc()
+
+    @property
+    def done(self) -> bool:
+        """Whether every answer has ended."""
+        return self.output.done
+
+    async def parts(self) -> list[OutputChunk]:
+        """Waits for something new and returns all of it: one part per answer, none where nothing can be shown yet."""
+        waiting = await self._outlet.take()
+        if waiting is None:
+            raise PeerError("the cell closed a request whose answers have not ended")
+        self.pieces = waiting
+        had = self.output.prompt_logprobs
+        shown = self.output.read(waiting, self._call.finish)
+        self.scored = self.output.prompt_logprobs if had is None else None
+        self._metrics.client_chunks.inc(len(shown))
+        return shown
+
+    def cut(self, error: Exception) -> None:
+        """Ends what has not ended yet; whoever waits for parts hears the error."""
+        self._call.cut(error)
+
+    def leave(self) -> None:
+        """Nobody reads any more."""
+        self._timer.cancel()
+        self._metrics.client_streams.dec()
+        if unsaid := self.output.unsaid:
+            self._metrics.dropped.labels(kind="token", reason="behind_stop_string").inc(unsaid)
+        self._call.cut(Cancelled("the client went away"))  # a no-op unless the answers were cut short
+
+
+_FINISH = {
+    Reason.STOP: generate_pb2.FINISH_REASON_STOP,
+    Reason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
+    Reason.ABORT: generate_pb2.FINISH_REASON_ABORT,
+}
+
+
+def _write_chunk(request_id: str, shown: OutputChunk) -> generate_pb2.GenerateResponse:
+    made = generate_pb2.GenerateStreamChunk(
+        token_ids=shown.tokens,
+        text=shown.text,
+        offset=shown.offset,
+        index=shown.index,
+        logprobs=codec.write_logprobs(shown.logprobs) if shown.logprobs else None,
+    )
+    return generate_pb2.GenerateResponse(request_id=request_id, chunk=made)
+
+
+def write_parts(
+    request_id: str, shown: Iterable[OutputChunk], scored: PromptLogprobs | None
+) -> Iterator[generate_pb2.GenerateResponse]:
+    """What came together, the prompt's first."""
+    if scored is not None:
+        yield _write_scored(request_id, scored)
+    for one in shown:
+        yield _write_chunk(request_id, one)
+
+
+def _write_scored(request_id: str, told: PromptLogprobs) -> generate_pb2.GenerateResponse:
+    return generate_pb2.GenerateResponse(request_id=request_id, prompt_logprobs=codec.write_prompt_logprobs(told))
+
+
+def write_complete(output: OutputProcessor) -> generate_pb2.GenerateResponse:
+    """The last message of a request, whose answers have all ended."""
+    request, answers = output.request, output.answers
+    tally = Tally.together([answer.tally for answer in answers])
+    message = generate_pb2.GenerateComplete(
+        usage=generate_pb2.Usage(
+            prompt_tokens=len(request.prompt),
+            completion_tokens=sum(answer.answered for answer in answers),
+            cached_tokens=max(answer.cached_tokens for answer in answers),
+        ),
+        speculation=generate_pb2.SpeculationStats(
+            rounds=tally.rounds,
+            draft_tokens=tally.drafted,
+            verified_tokens=tally.verified,
+            accepted_tokens=tally.accepted,
+            mean_acceptance_length=tally.mean_acceptance_length,
+            acceptance_histogram=tally.acceptance_histogram,
+            verified_histogram=tally.verified_histogram,
+            policy=str(request.policy),
+            rule=write_rule(request.law.rule),
+        ),
+        timings=generate_pb2.Timings(
+            queue_ms=1e3 * tally.queue_s(),
+            ttft_ms=1e3 * tally.first_token_s(),
+            itl_ms=1e3 * _per_token_s(answers),
+            total_ms=1e3 * tally.total_s(),
+        ),
+        choices=[
+            generate_pb2.ChoiceComplete(index=answer.index, completion_tokens=answer.answered) for answer in answers
+        ],
+    )
+    for answer, choice in zip(answers, message.choices, strict=True):
+        _write_end(choice, answer.end)
+    _write_end(message, answers[0].end)
+    return generate_pb2.GenerateResponse(request_id=request.id, complete=message)
+
+
+def write_rule(of: Rule) -> types_pb2.Rule:
+    return cast("types_pb2.Rule", int(of))
+
+
+def _write_end(message: generate_pb2.GenerateComplete | generate_pb2.ChoiceComplete, end: End | None) -> None:
+    assert end is not None, "a complete answer has an end"
+    message.finish_reason = _FINISH[end.reason]
+    if end.token_id is not None:
+        message.matched_token_id = end.token_id
+    if end.text is not None:
+        message.matched_stop_str = end.text
+
+
+def _per_token_s(answers: Sequence[AnswerOutput]) -> float:
+    """Mean time per token after the first of each answer."""
+    spent = sum(answer.tally.per_token_s(answer.answered) * (answer.answered - 1) for answer in answers)
+    return spent / max(sum(answer.answered - 1 for answer in answers if answer.answered > 1), 1)
