@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from deploy import ray_environment
+from deploy.awaiting import await_lanes, await_replicas
 from deploy.head import environment
-from deploy.up import await_lanes, await_replicas
 from dspark.client import find_cell
 from dspark.errors import ConfigError
 from dspark.runtime.identity import state_dir

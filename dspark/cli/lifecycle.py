@@ -107,7 +107,8 @@ def pair(target: str | None, drafter: str | None) -> dict[str, str | None]:
 
 
 def _up(args: argparse.Namespace) -> int:
-    from deploy.up import bring_up, read_config
+    from deploy.cell_plan import read_config
+    from deploy.up import bring_up
 
     names = (
         "revision",

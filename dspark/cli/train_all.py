@@ -174,7 +174,8 @@ def _serve(target: str, drafter: Path, prompts: Path, out: Path, tokens: int) ->
 def _bring_up(target: str, drafter: Path) -> str:
     import os
 
-    from deploy.up import bring_up, read_config
+    from deploy.cell_plan import read_config
+    from deploy.up import bring_up
     from dspark.cli.lifecycle import pair, say
 
     flags: dict[str, object] = {"target": target, "drafter": str(drafter)}

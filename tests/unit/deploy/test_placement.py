@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cell_plan import plan_topology
 from deploy.config import ClusterConfig
 from deploy.placement import homes
 from deploy.topology import resized
-from deploy.up import plan_topology
 
 
 @pytest.fixture(autouse=True)
 def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.up.usable", lambda: (3, 7))
+    monkeypatch.setattr("deploy.cell_plan.usable", lambda: (3, 7))
 
 
 def _cpus(config: ClusterConfig, **environ: str) -> dict[str, object]:

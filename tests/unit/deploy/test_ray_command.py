@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.up import read_config
+from deploy.cell_plan import read_config
 from dspark.cli.lifecycle import pair
 from dspark.cli.main import main
 from dspark.client.cell import Cell, find_cell, write_cell

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from deploy.autoscale_config import AutoscaleConfig
+from deploy.awaiting import await_replicas
+from deploy.cell_plan import http_bind, plan_topology, read_config, token_files, within
 from deploy.config import ClusterConfig
 from deploy.rooms import config_class
 from deploy.topology import ProcessRole, resized
-from deploy.up import await_replicas, http_bind, plan_topology, read_config, token_files, within
 from dspark.cli.lifecycle import pair
 from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.config import load_config

@@ -1,0 +1,85 @@
+"""Waiting until a cell serves, saying every change and now and then what is still pending."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from deploy.topology import ProcessRole
+from dspark.client import Client
+from dspark.client.cell import Cell
+from dspark.errors import DsparkError, Unavailable
+
+Say = Callable[[str], None]
+
+
+POLL_S = 0.25
+
+
+REMIND_EVERY_S = 10.0
+
+
+WORKERS = (f"{ProcessRole.VERIFY}/", f"{ProcessRole.DRAFT}/")
+
+
+GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
+
+
+def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say) -> list[dict[str, Any]]:
+    """Waits until every replica serves; says every change, and now and then what is still pending."""
+    shown: dict[str, str] = {}
+    reminded = time.monotonic()
+    while True:
+        rows = report()
+        for row in rows:
+            failing = row["fatal"] or row["failures"] >= GIVE_UP_AFTER_FAILURES
+            if failing and row["phase"] != "serving":  # what serves again is forgiven what it was
+                raise Unavailable(f"{row['name']} cannot start: {row['reason']}")
+            if row["unplaced"]:
+                raise Unavailable(f"{row['name']} cannot be placed: {row['reason']}")
+            where = f" at {row['endpoint']} (pid {row['pid']})" if row["endpoint"] else ""
+            line = f"{row['name']}: {row['phase']}{where}" + (f", {row['reason']}" if row["reason"] else "")
+            if shown.get(row["name"]) != line:
+                shown[row["name"]] = line
+                if row["phase"] != "down" or row["reason"]:
+                    say(line)
+        pending = [row["name"] for row in rows if row["phase"] != "serving"]
+        leaving = rows[0]["leaving"] if rows else []
+        if not pending and not leaving:
+            return rows
+        if time.monotonic() > deadline:
+            reasons = "; ".join([*(shown[name] for name in pending), *(f"{name} has not left" for name in leaving)])
+            raise Unavailable(f"not serving in time: {reasons}")
+        if time.monotonic() - reminded > REMIND_EVERY_S:
+            reminded = time.monotonic()
+            say(f"still waiting for {', '.join([*pending, *(f'{name} to leave' for name in leaving)])}")
+        time.sleep(POLL_S)
+
+
+def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say: Say) -> None:
+    """Waits until the coordinator is connected to exactly these workers and has a lane for every verifier."""
+    reminded = time.monotonic()
+    with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
+        while True:
+            try:
+                reply = client.status()
+                states = {process.name: process.state for process in reply.processes}
+                connected = sum(state == "serving" for name, state in states.items() if name.startswith(WORKERS))
+                fed = {name for lane in reply.lanes for name in lane.drafters}
+                if connected == verifiers + drafters and len(reply.lanes) == verifiers and len(fed) == drafters:
+                    return
+                waiting = ", ".join(
+                    f"{process.name} is {process.state}" + (f" ({process.detail})" if process.detail else "")
+                    for process in reply.processes
+                    if process.state != "serving"
+                )
+                pending = waiting or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
+            except DsparkError as error:
+                pending = str(error)
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the coordinator is up but not connected in time: {pending}")
+            if time.monotonic() - reminded > REMIND_EVERY_S:
+                reminded = time.monotonic()
+                say(f"still waiting for the coordinator: {pending}")
+            time.sleep(POLL_S)

@@ -1,0 +1,149 @@
+"""What a cell is made of, from flags, file and environment: found whole before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from deploy import ray_environment
+from deploy.autoscale_config import AutoscaleConfig
+from deploy.config import NO_DRAFTER, TLS_FILES, ClusterConfig
+from deploy.head import free_ports
+from deploy.placement import homes
+from deploy.rooms import load_settings
+from deploy.topology import ProcessRole, Topology, desired
+from dspark.errors import ConfigError
+from dspark.runtime.config import load_config
+from dspark.runtime.cpus import usable
+from dspark.runtime.identity import state_dir
+from dspark.runtime.security import is_loopback, split_endpoint
+from dspark.synthetic.spec import load_spec
+from dspark.targets import is_imported
+
+Pair = Callable[[str | None, str | None], Mapping[str, str | None]]
+
+
+def read_config(
+    *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object], pair: Pair
+) -> ClusterConfig:
+    """The cell that is asked for. `pair` completes target and drafter where nothing names them."""
+    given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
+    if given.address is None and (joined := ray_environment.job_address(environ)):
+        flags = {**flags, "address": joined}
+        given = replace(given, address=joined)
+    # Processes may run in another folder: what is a file or a folder here gets its full path.
+    full: dict[str, object] = {
+        key: str(Path(path).expanduser().resolve()) for key in TLS_FILES if (path := getattr(given, key))
+    }
+    if given.synthetic:
+        path = Path(given.synthetic).expanduser().resolve()
+        load_spec(path)  # what is wrong with it is said before anything starts
+        return replace(given, synthetic=str(path), **full)  # type: ignore[arg-type]
+    models = pair(given.target or None, given.drafter or None)
+    for name, model in models.items():
+        if not model:
+            raise ConfigError(f"cluster.{name}: required; say --{name} PATH_OR_ID")
+        if (name, model) != ("drafter", NO_DRAFTER):
+            _check_model(name, model)
+    full |= {name: _full_path(model) if model else model for name, model in models.items()}
+    config = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags={**flags, **full})
+    return replace(config, drafters=0) if config.drafter == NO_DRAFTER else config
+
+
+def plan_topology(
+    config: ClusterConfig,
+    *,
+    file: str | Path | None,
+    environ: Mapping[str, str],
+    port: int,
+    token_files: Mapping[str, Path],
+) -> Topology:
+    """Every process with its resolved settings; a wrong key or value is found here, before anything starts."""
+    shared: dict[str, object] = {
+        "target": config.target,
+        "drafter": config.drafter,
+        "engine": config.engine,
+        "synthetic": config.synthetic,
+        "target_revision": config.revision,
+        "drafter_revision": config.revision,
+        **{key: str(path) for key, path in token_files.items()},
+        "insecure": config.insecure,
+        "cell": config.cell,
+        **{key: getattr(config, key) for key in (*TLS_FILES, "tls_server_name", "tls_require_client_cert")},
+        "device": config.device,
+        "policy": config.policy,
+        "rule": config.rule,
+    }
+    fronts = {**shared, "http": http_bind(config.http)}
+    binds = {ProcessRole.COORDINATOR: f"{config.bind}:{port}"}
+    settings = {
+        role: load_settings(
+            role,
+            file=file,
+            environ=environ,
+            flags={
+                **(fronts if role is ProcessRole.COORDINATOR else shared),
+                "bind": binds.get(role, f"{config.bind}:0"),
+            },
+        )
+        for role in ProcessRole
+    }
+    for own in settings.values():  # one name on every process's metrics
+        own["served_model"] = own["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
+    threads = max(settings[role]["threads"] for role in (ProcessRole.VERIFY, ProcessRole.DRAFT))
+    # Who joins a cluster does not know what its machines have.
+    return desired(config, settings, homes(usable(), threads) if config.address is None else None)
+
+
+def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
+    """Pools begin inside the bounds that autoscaling keeps."""
+    if not autoscale.enabled:
+        return config
+    verifiers = min(max(config.verifiers, autoscale.min_verifiers), autoscale.max_verifiers)
+    drafters = min(max(config.drafters, autoscale.min_drafters), autoscale.max_drafters)
+    return replace(config, verifiers=verifiers, drafters=0 if config.drafter == NO_DRAFTER else drafters)
+
+
+def has_http() -> bool:
+    """Whether the HTTP front could be opened here."""
+    return all(importlib.util.find_spec(module) for module in ("fastapi", "uvicorn"))
+
+
+def http_bind(wanted: str | None) -> str | None:
+    """Where the HTTP front listens: as wanted, at a free port if somebody is there, nowhere without its extra."""
+    if wanted is None or not has_http():
+        return None
+    host, port = split_endpoint(wanted)
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError:
+        port = 0
+    # Not 0, which would be another port for every successor of the process.
+    return f"{wanted.rpartition(':')[0]}:{port or free_ports(1)[0]}"
+
+
+def _check_model(name: str, model: str) -> None:
+    """A path that is not there is a typing error, told at once; anything else may be a hub id."""
+    path = Path(model).expanduser()
+    looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
+    if looks_local and not is_imported(path) and not (path / "config.json").is_file():
+        raise ConfigError(f"cluster.{name}: {model} is not a folder with a config.json")
+
+
+def _full_path(model: str) -> str:
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
+
+
+def token_files(config: ClusterConfig) -> dict[str, Path]:
+    """Secrets of the cell by configuration key. Clients need one as soon as strangers could reach either entry."""
+    files = {"token_file": state_dir() / "worker_token", "operator_token_file": state_dir() / "operator_token"}
+    hosts = [config.bind, *([split_endpoint(config.http)[0]] if config.http is not None else ())]
+    if not all(map(is_loopback, hosts)) and not config.insecure:
+        files["client_token_file"] = state_dir() / "client_token"
+    return files
