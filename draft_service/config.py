@@ -41,5 +41,12 @@ class DraftConfig(ListenConfig):
     )
     max_batch_sequences: int = field(default=256, metadata={"doc": "Blocks of one pass; more are drafted in turns."})
     max_wait_us: int = field(default=50_000, metadata={"doc": "Longest a cohort may ask to wait for feature rows."})
+    rounds_port: int | None = field(
+        default=0,
+        metadata={
+            "doc": "Port beside that of `bind`, on the same address, where verifiers run their rounds: 0 takes any, "
+            "none leaves rounds on that of `bind`, a little slower. Who cannot reach it uses that of `bind`."
+        },
+    )
     measure_cost: bool = field(default=True, metadata={"doc": "Measure the cost curve at start, or load a stored one."})
     cost_max_sequences: int = field(default=32, metadata={"doc": "Largest pass that the cost curve covers."})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -10,13 +12,17 @@ from draft_service import feature_sink, rounds, service, session
 from draft_service.arrivals import Arrivals
 from draft_service.cohorts import Cohorts
 from draft_service.config import DraftConfig
+from draft_service.drafting import Drafting
 from draft_service.feature_sink import FeatureSink
 from draft_service.interface import Engine
 from draft_service.keys import ContextKeys
+from draft_service.rounds import Rounds
 from draft_service.service import DraftService
 from dspark.errors import ConfigError
+from dspark.runtime.blocking_server import BlockingServer
 from dspark.runtime.cost_store import Curve
-from dspark.runtime.wire_limits import reading
+from dspark.runtime.security import join_endpoint, split_endpoint
+from dspark.runtime.wire_limits import Read, reading
 from dspark.runtime.worker import Servicer, Services, Worker, WorkerProcess, check_worker, start_worker
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
 
@@ -49,20 +55,35 @@ def _services(worker: Worker[Engine]) -> Services:
     arrivals = Arrivals(worker.engine, worker.device)
     cohorts = Cohorts(worker.engine, worker.device, arrivals, worker.metrics)
     keys = ContextKeys()
+    loop = asyncio.get_running_loop()
+
+    def post(job: Callable[[], None]) -> None:
+        worker.device.post(job, loop)
+
+    drafting = Drafting(worker.engine, worker.metrics, post)
+    open_rounds = partial(Rounds, worker, drafting, keys, post)
+    read_rounds = reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS)
+    own_port: BlockingServer[Read[draft_pb2.RoundsCommand], draft_pb2.RoundsEvent] | None = None
+    config = worker.engine.config
+    if config.rounds_port is not None:
+        bind = join_endpoint(split_endpoint(config.bind)[0], config.rounds_port)
+        own_port = BlockingServer(f"/{service.NAME}/Rounds", bind, worker.security, read_rounds, open_rounds)
     sink = FeatureSink(
         engine=worker.engine, arrivals=arrivals, metrics=worker.metrics, incarnation=worker.incarnation, keys=keys
     )
     commands = {
         "Session": reading(draft_pb2.DraftCommand.FromString, session.BOUNDS),
-        "Rounds": reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS),
+        "Rounds": read_rounds,
     }
     chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
 
     async def close() -> None:
+        if own_port is not None:
+            await asyncio.to_thread(own_port.close)
         await cohorts.close()
         await arrivals.close()
 
-    drafts = DraftService(worker, cohorts, keys)
+    drafts = DraftService(worker, cohorts, drafting, open_rounds, own_port.port if own_port is not None else 0)
     return Services(
         (
             Servicer(draft_pb2_grpc.add_DraftServicer_to_server, drafts, service.NAME, commands),
@@ -99,6 +120,8 @@ def check(config: DraftConfig) -> None:
         "max_batch_sequences": (1, 1 << 16),
         "max_wait_us": (0, 10_000_000),
     }
+    if config.rounds_port is not None:
+        bounds["rounds_port"] = (0, 65535)
     check_worker("draft", config, bounds)
     if config.context_tokens < config.page_size:
         raise ConfigError(f"draft.context_tokens: {config.context_tokens} does not hold one page of {config.page_size}")

@@ -1,30 +1,28 @@
 """Rounds with one verifier: contexts opened, orders taken with their rows, blocks sent back, in one stream.
 
-Rows of an order and the order itself are one device job, so nothing waits for a watermark. A message that does not fit
-breaks the protocol: the stream ends with the field's name, and the verifier, who loses drafts and nothing else, begins
-anew. The stream is the lease of its contexts: when it ends, or nothing comes for too long, they are freed.
-
-Invariant R5: when an answer leaves depends on what was ordered, never on what was drawn.
+All of it happens on the thread that owns the device; who reads the stream only hands on what came. Rows are taken in as
+they come, so that the context of a large order is under way before its last part is here, and nothing waits for a
+watermark. A message that does not fit breaks the protocol: the stream ends with the field's name, and the verifier, who
+loses drafts and nothing else, begins anew. The stream is the lease of its contexts: when it ends, or nothing comes for
+too long, they are freed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import structlog
 
-from draft_service.cohorts import Cohorts, Drafted
+from draft_service.drafting import Drafted, Drafting
 from draft_service.interface import DraftItem, Engine
 from draft_service.interface import Rows as RowRun
 from draft_service.keys import ContextKeys
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import MAX_MESSAGE
-from dspark.runtime.outbox import Outbox
 from dspark.runtime.wire_limits import KIB, MIB, Bounds, Read
 from dspark.runtime.worker import Worker, new_owner
 from dspark.types import Block, Cursor, EmptyReason, Law, Refusal, RefusalReason
@@ -56,6 +54,7 @@ BOUNDS = Bounds(
 )
 LEAST_LEASE_S = 30.0  # a verifier with nothing else to say lists its contexts every ten seconds
 MAX_OPEN_ORDERS = 64  # of one stream; a verifier has one or two
+MAX_WAITING = 4096  # messages that the device thread has not looked at
 
 
 class _Arriving:
@@ -63,16 +62,16 @@ class _Arriving:
 
     def __init__(self, order: orders.Order, numbers: Sequence[int]) -> None:
         self.order = order
-        self.runs: list[RowRun] = []
         self._numbers = numbers  # of the contexts here
         self._row = self._within = 0  # the sequence whose rows come next, and how many of its came
         self._came = 0  # rows in all
         self.missing = sum(order.rows)
 
-    def take(self, rows: Any) -> None:
+    def take(self, rows: Any) -> list[RowRun]:
         """The next rows [r, H] of the order, cut by sequence. Raises PeerError for more than there are to come."""
         if len(rows) > self.missing:
             raise PeerError(f"rows.features: {len(rows)} rows where {self.missing} are to come")
+        runs: list[RowRun] = []
         at = 0
         while at < len(rows):
             order, row = self.order, self._row
@@ -81,65 +80,105 @@ class _Arriving:
                 cursor, first = order.cursors[row], self._came
                 start = cursor.committed_len - 1 - order.rows[row] + self._within
                 ids = order.token_ids[first : first + more]
-                self.runs.append(RowRun(self._numbers[row], cursor.epoch, start, rows[at : at + more], ids))
+                runs.append(RowRun(self._numbers[row], cursor.epoch, start, rows[at : at + more], ids))
                 at, self._within, self._came = at + more, self._within + more, self._came + more
             if self._within == order.rows[row]:
                 self._row, self._within = row + 1, 0
         self.missing -= len(rows)
+        return runs
 
 
 class Rounds:
-    """One stream."""
+    """One stream. post: makes the device thread run something; say: takes events to the verifier; failed: is told why
+    the stream ends."""
 
-    def __init__(self, worker: Worker[Engine], cohorts: Cohorts, keys: ContextKeys) -> None:
+    def __init__(
+        self,
+        worker: Worker[Engine],
+        drafting: Drafting,
+        keys: ContextKeys,
+        post: Callable[[Callable[[], None]], None],
+        say: Callable[[draft_pb2.RoundsEvent], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
         self._worker, self._engine, self._metrics = worker, worker.engine, worker.metrics
-        self._cohorts, self._keys = cohorts, keys
+        self._drafting, self._keys, self._post, self._say, self._failed = drafting, keys, post, say, failed
         self._owner = new_owner()
+        self._inbox: deque[draft_pb2.RoundsCommand] = deque()
+        self._posted = self._over = False
         self._heard_at = time.monotonic()
         self._verifier: int | None = None
         self._laws: dict[tuple[int, int], tuple[int, Law]] = {}  # by sequence and epoch: its number here, its law
         self._arriving: _Arriving | None = None
         self._last = self._open = 0  # order
-        self._outbox: Outbox[draft_pb2.RoundsEvent] = Outbox(worker.metrics)
-        self._releases: set[asyncio.Task[None]] = set()
+        worker.draining.listen(self._say_draining)
 
-    async def run(self, requests: AsyncIterator[Read[draft_pb2.RoundsCommand]]) -> AsyncGenerator[Any, None]:
-        """Events until the verifier ends the stream, or breaks the protocol."""
-        reader = asyncio.create_task(self._read(requests))
-        watch = asyncio.create_task(self._watch(max(self._engine.config.lease_s, LEAST_LEASE_S)))
-        ends = (reader, watch)
-        for each in ends:
-            each.add_done_callback(lambda _: self._outbox.end())
-        try:
-            with self._worker.draining.telling(self._say_draining):
-                async with contextlib.aclosing(self._outbox.events()) as events:
-                    async for event in events:
-                        yield event
-            for each in (await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))[0]:
-                each.result()  # why it ended
-        finally:
-            for each in ends:
-                each.cancel()
-            await self._free()
+    # From the threads of a stream.
 
-    async def _watch(self, lease_s: float) -> None:
-        """A verifier that hangs with its connection up may not hold its contexts for ever."""
-        while (left := self._heard_at + lease_s - time.monotonic()) > 0:  # noqa: ASYNC110 - every message puts the end off
-            await asyncio.sleep(left)
+    def hear(self, read: Read[draft_pb2.RoundsCommand]) -> None:
+        """The next command. Raises what is wrong with it, as far as its size says so."""
+        self._heard_at = time.monotonic()
+        command, too_large = read
+        if too_large is not None:
+            raise too_large
+        if len(self._inbox) >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} messages wait for the device", retry_after_s=1.0)
+        self._inbox.append(command)
+        if not self._posted:
+            self._posted = True
+            self._post(self._turn)
+
+    def left_s(self) -> float:
+        """Seconds until its lease ends, if nothing comes. Raises Unavailable when it has ended: a verifier that hangs
+        with its connection up may not hold its contexts for ever."""
+        lease_s = max(self._engine.config.lease_s, LEAST_LEASE_S)
+        left = self._heard_at + lease_s - time.monotonic()
+        if left > 0:
+            return left
         log.warning("rounds.lease_over", lease_s=lease_s)
         self._metrics.dropped.labels(kind="sequence", reason="lease").inc(len(self._laws))
         raise Unavailable(f"lease: nothing came for {lease_s:g} s")
 
-    async def _read(self, requests: AsyncIterator[Read[draft_pb2.RoundsCommand]]) -> None:
-        async for command, too_large in requests:
-            self._heard_at = time.monotonic()
-            if too_large is not None:
-                raise too_large
-            try:
-                self._take(command)
-            except PeerError as error:
-                field, _, problem = str(error).partition(": ")
-                raise InvalidRequest(field, problem) from None
+    def close(self) -> None:
+        """The stream is over, and so is everything that was opened through it."""
+        self._worker.draining.leave(self._say_draining)
+        self._post(self._free)
+
+    def _say_draining(self) -> None:
+        left = types_pb2.Draining(finish_within_ms=self._worker.draining.left_ms)
+        self._say(draft_pb2.RoundsEvent(draining=left))
+
+    # On the device thread.
+
+    def _free(self) -> None:
+        self._over = True
+        self._inbox.clear()
+        self._drafting.forget(self._owner)
+        if self._verifier is not None:
+            for sequence, _ in self._laws:
+                self._keys.close(self._verifier, sequence, self._owner)
+        freed = self._engine.release_owner(self._owner)
+        self._worker.note_load()
+        log.info("rounds.ended", sequences=freed)
+
+    def _turn(self) -> None:
+        """Everything that came."""
+        self._posted = False
+        try:
+            while self._inbox and not self._over:
+                self._take(self._inbox.popleft())
+        except PeerError as error:
+            field, _, problem = str(error).partition(": ")
+            self._end(InvalidRequest(field, problem))
+        except Exception as error:
+            self._end(error)
+            if not isinstance(error, Unavailable):
+                raise
+
+    def _end(self, error: Exception) -> None:
+        self._over = True
+        self._inbox.clear()
+        self._failed(error)
 
     def _take(self, command: draft_pb2.RoundsCommand) -> None:
         kind = command.WhichOneof("command")
@@ -173,47 +212,32 @@ class Rounds:
         welcome = draft_pb2.RoundsWelcome(
             incarnation=self._worker.incarnation, drafter_version=self._engine.fingerprint
         )
-        self._outbox.put(draft_pb2.RoundsEvent(welcome=welcome))
+        self._say(draft_pb2.RoundsEvent(welcome=welcome))
 
     # Contexts.
 
     def _open_context(self, told: draft_pb2.OpenContext) -> None:
         law = codec.read_law(told.law)
         assert self._verifier is not None
+        refusal: Refusal | None
         if self._worker.draining.is_set():
-            self._refuse(told, Refusal(RefusalReason.NO_PAGES, "the drafter is draining"))
-            return
-        number = self._keys.open(self._verifier, told.sequence, self._owner)
-        self._laws[told.sequence, told.epoch] = (number, law)
-        cursor = Cursor(number, told.epoch, 0, 0)
-        try:
-            job = self._worker.device.submit(
-                lambda: self._engine.open(cursor, told.reserve_tokens, owner=self._owner), urgent=True
-            )
-        except Overloaded as error:
-            self._refuse(told, Refusal(RefusalReason.NO_PAGES, str(error)))
-            return
-        job.add_done_callback(partial(self._opened, told))
-
-    def _opened(self, told: draft_pb2.OpenContext, job: asyncio.Future[Refusal | None]) -> None:
-        if job.cancelled():
-            return
-        if (error := job.exception()) is not None:
-            log.error("open.failed", exc_info=error)
-            self._refuse(told, Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log"))
-        elif (refusal := job.result()) is not None:
-            self._refuse(told, refusal)
+            refusal = Refusal(RefusalReason.NO_PAGES, "the drafter is draining")
         else:
+            number = self._keys.open(self._verifier, told.sequence, self._owner)
+            self._laws[told.sequence, told.epoch] = (number, law)
+            try:
+                refusal = self._engine.open(Cursor(number, told.epoch, 0, 0), told.reserve_tokens, owner=self._owner)
+            except Exception as error:
+                log.error("open.failed", exc_info=error)
+                refusal = Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")
+        opened = draft_pb2.ContextOpened(sequence=told.sequence, epoch=told.epoch)
+        if refusal is None:
             self._worker.note_load()
-            opened = draft_pb2.ContextOpened(sequence=told.sequence, epoch=told.epoch)
-            self._outbox.put(draft_pb2.RoundsEvent(opened=opened))
-
-    def _refuse(self, told: draft_pb2.OpenContext, refusal: Refusal) -> None:
-        self._worker.refused(refusal.reason)
-        self._forget(told.sequence, told.epoch)
-        written = codec.write_refusal(refusal)
-        opened = draft_pb2.ContextOpened(sequence=told.sequence, epoch=told.epoch, refusal=written)
-        self._outbox.put(draft_pb2.RoundsEvent(opened=opened))
+        else:
+            self._worker.refused(refusal.reason)
+            self._forget(told.sequence, told.epoch)
+            opened.refusal.CopyFrom(codec.write_refusal(refusal))
+        self._say(draft_pb2.RoundsEvent(opened=opened))
 
     def _forget(self, sequence: int, epoch: int) -> int | None:
         """The number that it had here, which is given up with its last epoch."""
@@ -226,32 +250,11 @@ class Rounds:
         return known[0]
 
     def _close_contexts(self, named: Sequence[tuple[int, int]]) -> None:
-        gone: list[tuple[int, int]] = []
         for sequence, epoch in named:
             number = self._forget(sequence, epoch)
             if number is not None:
-                gone.append((number, epoch))
-        if gone:
-            task = asyncio.create_task(self._release(gone))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
-
-    async def _release(self, gone: Sequence[tuple[int, int]]) -> None:
-        engine = self._engine
-        with contextlib.suppress(Unavailable):
-            await self._worker.device.run_surely(lambda: sum(engine.release(number, epoch) for number, epoch in gone))
-            self._worker.note_load()
-
-    async def _free(self) -> None:
-        if self._verifier is not None:
-            for sequence, _ in self._laws:
-                self._keys.close(self._verifier, sequence, self._owner)
-        try:
-            freed = await self._worker.device.run_surely(self._engine.release_owner, self._owner)
-        except Unavailable:  # the process is ending, and its memory with it
-            return
+                self._engine.release(number, epoch)
         self._worker.note_load()
-        log.info("rounds.ended", sequences=freed)
 
     # Orders.
 
@@ -277,9 +280,14 @@ class Rounds:
         self._rows_came(message.features)
 
     def _rows_came(self, features: types_pb2.TensorChunk) -> None:
+        """Rows that cannot be taken in leave blocks empty, by the watermarks that they leave behind."""
         arriving = self._arriving
         assert arriving is not None
-        arriving.take(self._engine.read_rows(features, max(arriving.missing, 1)))
+        runs = arriving.take(self._engine.read_rows(features, max(arriving.missing, 1)))
+        try:
+            self._engine.ingest_many(runs)
+        except Exception as error:  # of one order, perhaps of one sequence, and the others need none of it
+            log.error("rows.failed", exc_info=error)
         if not arriving.missing:
             self._complete(arriving)
 
@@ -293,40 +301,31 @@ class Rounds:
             if known is None:
                 asked.append(Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE))
             else:
-                here = cursor._replace(sequence=known[0])
-                asked.append(DraftItem(here, anchor, cursor.anchor_position, known[1], slots))
+                here = Cursor(known[0], cursor.epoch, cursor.round, cursor.committed_len)
+                asked.append(DraftItem(here, anchor, cursor.committed_len - 1, known[1], slots))
         received = sum(order.rows)
         if received:
             self._metrics.feature_rows.labels(direction="received").inc(received)
         able = [each for each in asked if isinstance(each, DraftItem)]
-        job = self._cohorts.ask(able, arriving.runs)
         self._open += 1
-        job.add_done_callback(partial(self._drafted, order.number, asked))
+        self._drafting.ask(self._owner, able, partial(self._drafted, order.number, asked))
 
-    def _drafted(self, number: int, asked: Sequence[DraftItem | Block], job: asyncio.Future[Drafted]) -> None:
+    def _drafted(self, number: int, asked: Sequence[DraftItem | Block], drafted: Drafted) -> None:
         self._open -= 1
-        if job.cancelled():
+        if self._over:
             return
-        forward_ns = wait_ns = 0
-        if (error := job.exception()) is not None:
+        if drafted.blocks is None:
             # Failing is a matter of speed, never of the answer: empty blocks, and a loud log.
-            log.error("draft.failed", exc_info=error)
             self._metrics.refusals.labels(reason="internal").inc(len(asked))
             made = [
                 Block(each.cursor, empty_reason=EmptyReason.INVALID, watermark=self._watermark(each.cursor))
                 for each in asked
             ]
         else:
-            drafted = job.result()
-            forward_ns, wait_ns = drafted.forward_ns, drafted.wait_ns
             blocks = iter(drafted.blocks)
             made = [next(blocks) if isinstance(each, DraftItem) else each for each in asked]
-        fields: Any = cohorts.write_blocks(made, forward_ns, order=number, wait_ns=wait_ns)
-        self._outbox.put(draft_pb2.RoundsEvent(blocks=fields))
+        fields: Any = cohorts.write_blocks(made, drafted.forward_ns, order=number, wait_ns=drafted.wait_ns)
+        self._say(draft_pb2.RoundsEvent(blocks=fields))
 
     def _watermark(self, cursor: Cursor) -> int:
         return self._engine.watermark(cursor.sequence, cursor.epoch)
-
-    def _say_draining(self) -> None:
-        left = types_pb2.Draining(finish_within_ms=self._worker.draining.left_ms)
-        self._outbox.put(draft_pb2.RoundsEvent(draining=left))

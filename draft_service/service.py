@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import grpc
 
 from draft_service.cohorts import Cohorts
+from draft_service.drafting import Drafting
 from draft_service.interface import Engine
-from draft_service.keys import ContextKeys
-from draft_service.rounds import Rounds
+from draft_service.rounds_call import OpenRounds, carried
 from draft_service.session import DraftSession
 from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker
@@ -21,15 +21,23 @@ NAME = "dspark.wire.v1.Draft"
 
 
 class DraftService(draft_pb2_grpc.DraftServicer):
-    """Answers Describe, Session and Rounds."""
+    """Answers Describe, Session and Rounds. rounds_port: 0 where rounds have no port of their own."""
 
-    def __init__(self, worker: Worker[Engine], cohorts: Cohorts, keys: ContextKeys) -> None:
-        self._worker, self._cohorts, self._keys = worker, cohorts, keys
+    def __init__(
+        self,
+        worker: Worker[Engine],
+        cohorts: Cohorts,
+        drafting: Drafting,
+        open_rounds: OpenRounds,
+        rounds_port: int,
+    ) -> None:
+        self._worker, self._cohorts, self._drafting = worker, cohorts, drafting
+        self._open_rounds, self._rounds_port = open_rounds, rounds_port
 
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> draft_pb2.DrafterDescription:
-        engine, device, cohorts = self._worker.engine, self._worker.device, self._cohorts
+        engine, device, cohorts, drafting = self._worker.engine, self._worker.device, self._cohorts, self._drafting
         shape = engine.shape
         return draft_pb2.DrafterDescription(
             model=engine.config.drafter,
@@ -39,7 +47,14 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             block_size=shape.block_size,
             q_entries=engine.q_entries,
             context_length=engine.context_length,
-            load=codec.write_load(engine.held, device.queued, device.busy_s, cohorts.wait_s, cohorts.waits),
+            load=codec.write_load(
+                engine.held,
+                device.queued,
+                device.busy_s,
+                cohorts.wait_s + drafting.wait_s,
+                cohorts.waits + drafting.waits,
+            ),
+            rounds_port=self._rounds_port,
             calibrated=engine.calibrated,
             has_confidence=shape.has_confidence,
             **self._worker.described(),
@@ -56,7 +71,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
     async def Rounds(
         self, request_iterator: AsyncIterator[Read[draft_pb2.RoundsCommand]], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[draft_pb2.RoundsEvent, None]:
-        rounds = Rounds(self._worker, self._cohorts, self._keys)
-        async with contextlib.aclosing(rounds.run(request_iterator)) as events:
+        made = carried(self._open_rounds, request_iterator, self._worker.metrics)
+        async with contextlib.aclosing(made) as events:
             async for event in events:
                 yield event

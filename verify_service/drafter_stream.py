@@ -1,25 +1,30 @@
 """The stream to one drafter: orders out, blocks in. Blocking gRPC, so that rounds pass no event loop.
 
-The device thread writes; a thread of the stream reads and only hands on. A stream that breaks, or was never answered,
-says so once; whoever owns it opens another one later.
+The device thread writes; a thread of the stream finds the drafter's port for rounds, reads, and only hands on. A stream
+that breaks, or was never answered, says so once; whoever owns it opens another one later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import structlog
 
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, sync_channel
+from dspark.runtime.security import join_endpoint, split_endpoint
 from dspark.runtime.tls import Tls
-from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
 log = structlog.get_logger("dspark.rounds")
 
 MAX_UNSENT = 4096  # messages; a drafter that takes no more is let go
+DESCRIBE_S = 2.0  # for a drafter to say which port its rounds have
+REACH_S = 1.0  # to reach it, before rounds go where everything else goes
 
 
 class DrafterStream:
@@ -35,20 +40,18 @@ class DrafterStream:
         came: Callable[[draft_pb2.RoundsEvent], None],
         lost: Callable[[str], None],
     ) -> None:
-        self._endpoint, self._token = endpoint, token
+        self._endpoint, self._metadata, self._tls = endpoint, auth_metadata(token), tls
         self._came, self._lost = came, lost
         self._unsent: queue.SimpleQueue[draft_pb2.RoundsCommand | None] = queue.SimpleQueue()
         self._closed = False
-        self._channel = sync_channel(endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
+        self._call: Any = None  # once the drafter was found
         self.send(draft_pb2.RoundsCommand(hello=hello))
-        stub = draft_pb2_grpc.DraftStub(self._channel)  # type: ignore[no-untyped-call]
-        self._call = stub.Rounds(self._commands(), metadata=auth_metadata(token), wait_for_ready=False)
-        threading.Thread(target=self._read, name=f"rounds-{endpoint}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"rounds-{endpoint}", daemon=True).start()
 
     def send(self, command: draft_pb2.RoundsCommand) -> None:
         """Never waits. What a broken stream is given is lost with it."""
         if self._unsent.qsize() >= MAX_UNSENT:
-            self._call.cancel()
+            self.close()
         elif not self._closed:
             self._unsent.put(command)
 
@@ -57,23 +60,58 @@ class DrafterStream:
         if not self._closed:
             self._closed = True
             self._unsent.put(None)
-            self._call.cancel()
+            if self._call is not None:  # else its thread sees it as soon as there is one
+                self._call.cancel()
 
-    def _commands(self) -> Iterator[draft_pb2.RoundsCommand]:
-        return iter(self._unsent.get, None)
-
-    def _read(self) -> None:
+    def _run(self) -> None:
         why = "the drafter ended the stream"
         try:
-            for event in self._call:
-                self._came(event)
+            with contextlib.ExitStack() as channels:
+                stub = self._found(channels)
+                self._call = stub.Rounds(iter(self._unsent.get, None), metadata=self._metadata, wait_for_ready=False)
+                if self._closed:
+                    self._call.cancel()
+                for event in self._call:
+                    self._came(event)
         except grpc.RpcError as error:
-            why = f"{self._call.code().name.lower()}: {self._call.details()}"
+            why = f"{error.code().name.lower()}: {error.details()}"
             del error
-        except Exception as error:  # a bug, and no reason to stop rounds
+        except Exception as error:  # certificates that cannot be read, or a bug; no reason to stop rounds
             log.error("drafter_stream.failed", drafter=self._endpoint, exc_info=error)
-            why = "its answer could not be read"
+            why = f"failed: {error}"
         finally:
+            self._closed = True
             self._unsent.put(None)  # whoever waits for something to send
-            self._channel.close()
             self._lost(why)
+
+    def _found(self, channels: contextlib.ExitStack) -> Any:
+        """The drafter at its port for rounds, or where that cannot be reached, or is none, at its own."""
+        main = channels.enter_context(_open(self._endpoint, self._tls))
+        stub = draft_pb2_grpc.DraftStub(main)  # type: ignore[no-untyped-call]
+        port = self._rounds_port(stub)
+        if not port:
+            return stub
+        endpoint = join_endpoint(split_endpoint(self._endpoint)[0], port)
+        own = channels.enter_context(_open(endpoint, self._tls))
+        try:
+            grpc.channel_ready_future(own).result(timeout=REACH_S)
+        except grpc.FutureTimeoutError:
+            log.warning("drafter_stream.port_not_reached", drafter=self._endpoint, port=port)
+            own.close()
+            return stub
+        main.close()
+        return draft_pb2_grpc.DraftStub(own)  # type: ignore[no-untyped-call]
+
+    def _rounds_port(self, stub: Any) -> int:
+        """0: none."""
+        try:
+            described = stub.Describe(types_pb2.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_S)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return 0
+            raise
+        return int(described.rounds_port)
+
+
+def _open(endpoint: str, tls: Tls | None) -> contextlib.AbstractContextManager[grpc.Channel]:
+    return contextlib.closing(sync_channel(endpoint, tls=tls, watch_ms=WORKER_WATCH_MS))

@@ -147,9 +147,12 @@ class Drafters:
 
     def end(self) -> None:
         """Everything is over."""
-        for known in self._known.values():
+        for drafter, known in self._known.items():
             if known.stream is not None:
-                known.stream.close()
+                try:
+                    known.stream.close()
+                except Exception as error:  # the others are closed all the same
+                    log.error("drafter.not_closed", drafter=drafter, exc_info=error)
 
     # Time.
 

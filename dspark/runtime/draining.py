@@ -35,16 +35,24 @@ class Draining:
             for tell in list(self._listeners):
                 tell()
 
-    @contextlib.contextmanager
-    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Inside, `tell` is called when it begins; at once if it has begun."""
+    def listen(self, tell: Callable[[], None]) -> None:
+        """`tell` is called when it begins, until it leaves; at once if it has begun. From any thread."""
         self._listeners.append(tell)
         if self._until is not None:
             tell()
+
+    def leave(self, tell: Callable[[], None]) -> None:
+        """It is called no more."""
+        self._listeners.remove(tell)
+
+    @contextlib.contextmanager
+    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Inside, `tell` listens."""
+        self.listen(tell)
         try:
             yield
         finally:
-            self._listeners.remove(tell)
+            self.leave(tell)
 
 
 async def emptied(device: DeviceWorker, held: Callable[[], int], longest_s: float) -> None:

@@ -33,6 +33,11 @@ def split_endpoint(endpoint: str, key: str = "bind") -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def join_endpoint(host: str, port: int) -> str:
+    """host:port, an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`."""
     if host == "localhost":
@@ -219,8 +224,15 @@ class Security:
         """(setting, host:port) of everything that a process with this configuration listens on."""
         port = config.metrics_port
         host = self.metrics_host(config.bind)
-        page = None if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return [(f"{section}.bind", config.bind), (f"{section}.metrics_port", page), (f"{section}.http", http)]
+        page = None if port is None else join_endpoint(host, port)
+        rounds: int | None = getattr(config, "rounds_port", None)  # of drafters
+        own = None if rounds is None else join_endpoint(split_endpoint(config.bind)[0], rounds)
+        return [
+            (f"{section}.bind", config.bind),
+            (f"{section}.metrics_port", page),
+            (f"{section}.rounds_port", own),
+            (f"{section}.http", http),
+        ]
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """For gRPC listeners; None: plaintext."""

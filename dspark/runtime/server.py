@@ -33,7 +33,7 @@ from dspark.errors import (
 from dspark.runtime import roles
 from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE
 from dspark.runtime.health import READY
-from dspark.runtime.security import Access, Caller, Security, current_caller, set_caller, split_endpoint
+from dspark.runtime.security import Access, Caller, Security, current_caller, join_endpoint, set_caller, split_endpoint
 from dspark.runtime.wire_limits import MAX_REQUEST, check_size
 
 log = structlog.get_logger("dspark.server")
@@ -59,6 +59,40 @@ PING_STRIKES = 10
 PUBLIC_LOOKAHEAD = 64 * 1024  # bytes that a stranger's stream may send unasked
 MAX_CONNECTIONS = 4096
 CONNECTIONS_FULL = 4  # connections with as many streams as they may have, before calls are refused
+
+
+def server_options(
+    max_concurrent_streams: int,
+    per_connection: int | None = None,
+    max_receive: int = MAX_MESSAGE,
+    least_ping_ms: int = LEAST_PING_MS,
+    lookahead: int = LOOKAHEAD,
+) -> list[tuple[str, int]]:
+    """Of every listener."""
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_receive),
+        ("grpc.max_send_message_length", MAX_MESSAGE),
+        ("grpc.http2.lookahead_bytes", lookahead),
+        ("grpc.max_metadata_size", METADATA_SOFT),
+        ("grpc.absolute_max_metadata_size", METADATA_HARD),
+        # Whoever connects and says nothing holds a socket no longer than this.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        # Bounds what one peer can do to the others by opening and cancelling calls.
+        ("grpc.max_concurrent_streams", per_connection or max_concurrent_streams),
+        # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a word.
+        ("grpc.server.max_pending_requests", max(max_concurrent_streams, 1000)),
+        ("grpc.server.max_pending_requests_hard_limit", max(2 * max_concurrent_streams, 3000)),
+        # Peers may ask so often whether this process is there, however long it has nothing to say. Whoever
+        # asks more often is cut; not at once, as a starved process reads several pings at a time.
+        ("grpc.http2.min_ping_interval_without_data_ms", least_ping_ms),
+        ("grpc.http2.max_ping_strikes", PING_STRIKES),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 3_000),
+        ("grpc.http2.ping_timeout_ms", 3_000),
+    ]
 
 
 BY_CERTIFICATE = Caller()  # stands for a caller that is not known yet
@@ -91,30 +125,7 @@ class GrpcServer:
             interceptors=[_Guard(self._security.access, prompt_bytes, self._readers)],
             # Over all connections; what a connection may hold is bounded below.
             maximum_concurrent_rpcs=CONNECTIONS_FULL * max_concurrent_streams,
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", max_receive),
-                ("grpc.max_send_message_length", MAX_MESSAGE),
-                ("grpc.http2.lookahead_bytes", lookahead),
-                ("grpc.max_metadata_size", METADATA_SOFT),
-                ("grpc.absolute_max_metadata_size", METADATA_HARD),
-                # Whoever connects and says nothing holds a socket no longer than this.
-                ("grpc.server_handshake_timeout_ms", 10_000),
-                ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-                # Bounds what one peer can do to the others by opening and cancelling calls.
-                ("grpc.max_concurrent_streams", per_connection or max_concurrent_streams),
-                # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a word.
-                ("grpc.server.max_pending_requests", max(max_concurrent_streams, 1000)),
-                ("grpc.server.max_pending_requests_hard_limit", max(2 * max_concurrent_streams, 3000)),
-                # Peers may ask so often whether this process is there, however long it has nothing to say. Whoever
-                # asks more often is cut; not at once, as a starved process reads several pings at a time.
-                ("grpc.http2.min_ping_interval_without_data_ms", least_ping_ms),
-                ("grpc.http2.max_ping_strikes", PING_STRIKES),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 3_000),
-                ("grpc.http2.ping_timeout_ms", 3_000),
-            ],
+            options=server_options(max_concurrent_streams, per_connection, max_receive, least_ping_ms, lookahead),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -148,8 +159,7 @@ class GrpcServer:
 
     def endpoint(self, port: int) -> str:
         """host:port under which others reach this server."""
-        host = split_endpoint(self._bind)[0]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_endpoint(split_endpoint(self._bind)[0], port)
 
     async def set_serving(self, serving: bool, *names: str) -> None:
         """Readiness of these services, or of all; `READY` is that of all together, and the empty name (liveness) is
@@ -189,7 +199,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         method = details.method
-        authorization = _authorization(details.invocation_metadata or ())
+        authorization = authorization_in(details.invocation_metadata or ())
         # Certificates are known to the call alone; all others are let in or sent off before a request is read.
         if self._access.certificates and authorization is None:
             set_caller(BY_CERTIFICATE)
@@ -211,7 +221,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         def read(request: Any, context: grpc.aio.ServicerContext) -> Any:
             """Who calls, if only the certificate says it, and then what for."""
             if current_caller() is BY_CERTIFICATE:
-                set_caller(self._access.admit(method, roles.allowed(method), names=_names(context)))
+                set_caller(self._access.admit(method, roles.allowed(method), names=names_in(context)))
             if handler.request_streaming:
                 return request
             check_size(method, request, self._prompt_bytes())
@@ -269,13 +279,13 @@ def _refusal(method: str, error: Denied) -> Any:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+def authorization_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     """What the call shows; of several, nothing that counts."""
     shown = [value for key, value in metadata if key == "authorization" and isinstance(value, str)]
     return shown[0] if len(shown) == 1 else "" if shown else None
 
 
-def _names(context: grpc.aio.ServicerContext) -> list[str]:
+def names_in(context: Any) -> list[str]:
     """Alternative names of the caller's certificate, which TLS has verified."""
     found = context.auth_context().get("x509_subject_alternative_name", ())
     return [name.decode("utf-8", "replace") for name in found]
@@ -295,7 +305,11 @@ def _retry_hint(error: Overloaded) -> list[tuple[str, str | bytes]]:
     ]
 
 
-async def _abort(context: grpc.aio.ServicerContext, method: str, error: Exception) -> NoReturn:
+Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]
+
+
+def status_of(method: str, error: Exception) -> Status:
+    """What a caller is told of it: code, details, trailing metadata. A bug is logged under a reference."""
     trailing: list[tuple[str, str | bytes]] = []
     if isinstance(error, InvalidRequest):
         trailing.append(("bad-field", error.field))
@@ -303,8 +317,12 @@ async def _abort(context: grpc.aio.ServicerContext, method: str, error: Exceptio
         trailing += _retry_hint(error)
     for kind, status in _STATUS:
         if isinstance(error, kind):
-            await context.abort(status, str(error), tuple(trailing))
+            return status, str(error), tuple(trailing)
     reference = secrets.token_hex(4)
     log.error("rpc.failed", method=method, reference=reference, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"internal error, reference {reference}")
+    return grpc.StatusCode.INTERNAL, f"internal error, reference {reference}", ()
+
+
+async def _abort(context: grpc.aio.ServicerContext, method: str, error: Exception) -> NoReturn:
+    await context.abort(*status_of(method, error))
     raise AssertionError("abort returned")

@@ -144,7 +144,7 @@ class SimulatedCell:
         elif role == "verify":
             work = verify_process.start(VerifyConfig(**given), name=name)
         else:
-            work = draft_process.start(DraftConfig(**given), name=name)
+            work = draft_process.start(DraftConfig(**given, rounds_port=None), name=name)
         process = await self.network.within(self.network.begin(name), work)
         self.processes[name], self._binds[name] = process, process.endpoint
         if self.tape is not None and role == "verify":

@@ -20,12 +20,14 @@ from draft_service import rounds
 from draft_service.config import DraftConfig
 from draft_service.keys import ContextKeys
 from dspark.rounds.events import OrderRow
+from dspark.runtime import blocking_server
 from dspark.runtime.channel import open_channel
+from dspark.runtime.identity import write_token
 from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
 from dspark.types import Block, Cursor, EmptyReason, Law, RefusalReason
 from dspark.wire import codec, cohorts, orders
-from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2
 
 pytestmark = pytest.mark.services
 
@@ -47,8 +49,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[ContextKeys]:
     return made
 
 
-@pytest.fixture
-async def drafter(keys: list[ContextKeys], tmp_path: Path) -> AsyncIterator[Any]:
+@pytest.fixture(params=[0, None], ids=["own port", "one port"])
+async def drafter(keys: list[ContextKeys], tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     path = tmp_path / "pair.yaml"
     document = {
         "verify": {"tokens": [1], "ms": [0.1]},
@@ -58,28 +60,40 @@ async def drafter(keys: list[ContextKeys], tmp_path: Path) -> AsyncIterator[Any]
         "vocabulary": VOCAB,
     }
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    config = DraftConfig(engine="synthetic", synthetic=str(path), metrics_port=None, max_sequences=8)
+    config = DraftConfig(
+        engine="synthetic", synthetic=str(path), metrics_port=None, max_sequences=8, rounds_port=request.param
+    )
     process = await draft_process.start(config)
     yield process
     await process.stop(0.0)
+
+
+async def port_of_rounds(process: Any) -> int:
+    async with open_channel(process.endpoint) as channel:
+        return int((await draft_pb2_grpc.DraftStub(channel).Describe(types_pb2.DescribeRequest())).rounds_port)
 
 
 class RoundsCall:
     """A verifier's end."""
 
     def __init__(self, process: Any, *, verifier: int = VERIFIER, **hello: Any) -> None:
-        self.channel = open_channel(process.endpoint)
-        self.call = draft_pb2_grpc.DraftStub(self.channel).Rounds()
+        self._process, self.channel = process, open_channel(process.endpoint)
+        self._own: Any = None
         said = {"drafter_incarnation": process.incarnation, "projection": process.engine.projection, **hello}
         self._hello = draft_pb2.RoundsHello(verifier_incarnation=verifier, **said)
 
     async def __aenter__(self) -> RoundsCall:
+        port = await port_of_rounds(self._process)
+        assert bool(port) is (self._process.engine.config.rounds_port is not None)
+        self._own = open_channel(f"127.0.0.1:{port}") if port else self.channel
+        self.call = draft_pb2_grpc.DraftStub(self._own).Rounds()
         await self.tell(hello=self._hello)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self.call.done_writing()
+        await self._own.close()
         await self.channel.close()
 
     async def tell(self, **command: Any) -> None:
@@ -361,3 +375,53 @@ async def test_a_drafter_that_leaves_says_so_and_opens_nobody(drafter: Any) -> N
         drafter.worker.draining.begin(5.0)
         assert (await call.hear()).draining.finish_within_ms > 0
         assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES
+
+
+async def test_more_streams_than_the_own_port_has_threads_for_are_refused_and_the_others_go_on(
+    drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if drafter.engine.config.rounds_port is None:
+        pytest.skip("the bound of one port is the server's")
+    async with contextlib.AsyncExitStack() as calls:
+        first = await calls.enter_async_context(RoundsCall(drafter))
+        await first.hear()
+        for verifier in range(1, blocking_server.MAX_STREAMS):
+            await (await calls.enter_async_context(RoundsCall(drafter, verifier=verifier))).hear()
+        one_more = await calls.enter_async_context(RoundsCall(drafter, verifier=1 << 20))
+        assert (await one_more.refused())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await first.open(1)
+        (block,) = await first.order(1, row(1, 10))
+        assert block.token_ids
+
+
+async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    write_token(secret)
+    spec = tmp_path / "pair.yaml"
+    spec.write_text(yaml.safe_dump({"verify": {"tokens": [1], "ms": [0.1]}, "draft": {"sequences": [1], "ms": [0.1]},
+                                    "domains": {"only": {"accept": [1.0] * BLOCK}}}), encoding="utf-8")  # fmt: skip
+    config = DraftConfig(engine="synthetic", synthetic=str(spec), metrics_port=None, token_file=str(secret))
+    process = await draft_process.start(config)
+    try:
+        mine = [("authorization", f"Bearer {secret.read_text(encoding='utf-8').strip()}")]
+        async with open_channel(process.endpoint) as channel:
+            stub = draft_pb2_grpc.DraftStub(channel)
+            port = (await stub.Describe(types_pb2.DescribeRequest(), metadata=mine)).rounds_port
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            hello = draft_pb2.RoundsHello(
+                drafter_incarnation=process.incarnation, projection=process.engine.projection, verifier_incarnation=1
+            )
+            for metadata, code in (
+                (None, grpc.StatusCode.UNAUTHENTICATED),
+                ([("authorization", "Bearer of something else")], grpc.StatusCode.UNAUTHENTICATED),
+                (mine, grpc.StatusCode.OK),
+            ):
+                call = draft_pb2_grpc.DraftStub(channel).Rounds(metadata=metadata)
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await call.write(draft_pb2.RoundsCommand(hello=hello))
+                    if code is grpc.StatusCode.OK:
+                        assert (await call.read()).welcome.incarnation == process.incarnation
+                    await call.done_writing()
+                assert await asyncio.wait_for(call.code(), 20) is code
+    finally:
+        await process.stop(0.0)

@@ -1,0 +1,148 @@
+"""The verifier's end of the rounds stream: where it finds a drafter, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from dspark.rounds.control import DrafterAt
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
+from verify_service import drafter_stream
+from verify_service.drafter_stream import DrafterStream
+from verify_service.drafters import Drafters
+
+HELLO = draft_pb2.RoundsHello(drafter_incarnation=1)
+
+
+class Drafter(draft_pb2_grpc.DraftServicer):
+    """Greets with its name. port: where it says its rounds are; None: it does not know the question."""
+
+    def __init__(self, name: str, port: int | None = None) -> None:
+        self.name, self.port = name, port
+        self.server = grpc.server(ThreadPoolExecutor(4))
+        draft_pb2_grpc.add_DraftServicer_to_server(self, self.server)  # type: ignore[no-untyped-call]
+        self.at = self.server.add_insecure_port("127.0.0.1:0")
+        self.server.start()
+
+    def Describe(self, request: types_pb2.DescribeRequest, context: Any) -> draft_pb2.DrafterDescription:
+        if self.port is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
+        return draft_pb2.DrafterDescription(rounds_port=self.port)
+
+    def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
+        for _ in request_iterator:
+            yield draft_pb2.RoundsEvent(welcome=draft_pb2.RoundsWelcome(drafter_version=self.name))
+
+
+@pytest.fixture
+def drafters() -> Iterator[Any]:
+    made: list[Drafter] = []
+
+    def make(*arguments: Any) -> Drafter:
+        made.append(Drafter(*arguments))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.server.stop(0)
+
+
+class Ends:
+    def __init__(self, drafter: Drafter, token: str | None = None) -> None:
+        self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        endpoint = f"127.0.0.1:{drafter.at}"
+        self.stream = DrafterStream(endpoint, HELLO, token=token, tls=None, came=self.came.put, lost=self.lost.put)
+
+    def greeted_by(self) -> str:
+        return str(self.came.get(timeout=20).welcome.drafter_version)
+
+
+def test_rounds_go_to_the_port_that_the_drafter_names(drafters: Any) -> None:
+    own = drafters("own", None)
+    ends = Ends(drafters("main", own.at))
+    assert ends.greeted_by() == "own"
+    ends.stream.close()
+    assert ends.lost.get(timeout=20).startswith("cancelled")
+
+
+@pytest.mark.parametrize("port", [0, None])
+def test_a_drafter_without_such_a_port_is_asked_where_everything_else_is(drafters: Any, port: int | None) -> None:
+    ends = Ends(drafters("main", port))
+    assert ends.greeted_by() == "main"
+    ends.stream.close()
+
+
+def test_so_is_one_whose_port_cannot_be_reached(drafters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter_stream, "REACH_S", 0.2)
+    ends = Ends(drafters("main", 1))
+    assert ends.greeted_by() == "main"
+    ends.stream.close()
+
+
+def test_a_stream_closed_while_its_drafter_is_looked_for_ends_without_a_word(
+    drafters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, go_on = threading.Event(), threading.Event()
+    look = DrafterStream._found
+
+    def slowly(self: DrafterStream, channels: Any) -> Any:
+        found.set()
+        assert go_on.wait(20)
+        return look(self, channels)
+
+    monkeypatch.setattr(DrafterStream, "_found", slowly)
+    ends = Ends(drafters("main", 0))
+    assert found.wait(20)
+    ends.stream.close()
+    go_on.set()
+    assert ends.lost.get(timeout=20)
+    assert ends.came.empty()
+
+
+def test_a_call_that_cannot_be_made_leaves_no_channel_behind(drafters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does where its token is none that metadata may hold."""
+    opened: list[grpc.Channel] = []
+    closed: list[grpc.Channel] = []
+    make = drafter_stream.sync_channel
+
+    def channel(*arguments: Any, **more: Any) -> Any:
+        made = make(*arguments, **more)
+        opened.append(made)
+        close = made.close
+        made.close = lambda: (closed.append(made), close())
+        return made
+
+    monkeypatch.setattr(drafter_stream, "sync_channel", channel)
+    ends = Ends(drafters("main", 0), token="line\nbreak")
+    assert ends.lost.get(timeout=20)
+    assert opened
+    assert all(each in closed for each in opened)
+
+
+def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
+    engine: Any = SimpleNamespace(projection=SimpleNamespace(fingerprint="p"))
+    of_all: Any = Drafters(engine, *[SimpleNamespace()] * 4, {}, lambda _: None, lambda _: None)  # type: ignore[arg-type]
+    closed = []
+
+    class Stream:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def close(self) -> None:
+            closed.append(self.number)
+            if self.number == 1:
+                raise RuntimeError("broken")
+
+    for number in (1, 2):
+        of_all.told_of(DrafterAt(number, "127.0.0.1:1", number))
+        of_all._known[number].stream = Stream(number)
+    of_all.end()
+    assert closed == [1, 2]
