@@ -45,6 +45,8 @@ class FaultCell(ProcessCell):
     ) -> None:
         for role in ("verify", "draft"):  # a small pair has no step worth measuring at each start
             settings[role] = {"measure_cost": False, **(settings.get(role) or {})}
+        if between in ("tcp", "wire"):  # a proxy stands before one port
+            settings["draft"] = {"rounds_port": "none", **settings["draft"]}
         super().__init__(target, drafter, **settings)
         self.plan = plan or Plan()
         self.proxies: dict[str, Any] = {}

@@ -52,6 +52,7 @@ def main() -> int:
                         accepted.append(f"{listener.process}:{listener.port} {what} by {who}")
     wanted = {f"{name} grpc": 1 for name in known} | {f"{name} http": 1 for name in known}
     wanted["coordinator/0 http"] += 1  # the front for OpenAI's clients
+    wanted["draft/0 grpc"] += 1  # rounds
     wide = [one for one in listeners if not _near(one.address)]
     value = {
         "listeners": len(listeners),
@@ -116,8 +117,8 @@ def _answers_grpc(listener: Listener, tls: Tls) -> bool:
 def _answers(channel: grpc.Channel) -> bool:
     try:
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ASK_S)
-    except grpc.RpcError:
-        return False
+    except grpc.RpcError as error:
+        return error.code() is grpc.StatusCode.UNIMPLEMENTED  # it may know other methods
     return True
 
 
