@@ -117,17 +117,21 @@ class ContextStore(Ledger[DraftContext]):
     def entries(self, members: Sequence[tuple[int, int]], room: int = 0) -> Entries:
         """(sequence, entries) of n members, padded to the longest and by `room` more; a lone run is a view without.
 
+        Of a drafter with a window the newest entries alone.
+
         What is no view is overwritten by the next call.
         """
-        lengths = torch.tensor([count for _, count in members], dtype=torch.int64, device=self._device)
-        longest = max(count for _, count in members)
-        if len(members) == 1 and (base := self.pages.base(members[0][0])) is not None:
-            keys, values = (pool[:, base : base + longest].unsqueeze(1) for pool in (self._keys, self._values))
+        spans = [(sequence, max(count - (self._drafter.window or count), 0), count) for sequence, count in members]
+        lengths = torch.tensor([stop - start for _, start, stop in spans], dtype=torch.int64, device=self._device)
+        longest = max(stop - start for _, start, stop in spans)
+        if len(spans) == 1 and (base := self.pages.base(spans[0][0])) is not None:
+            run = slice(base + spans[0][1], base + spans[0][2])
+            keys, values = (pool[:, run].unsqueeze(1) for pool in (self._keys, self._values))
             return Entries(keys, values, lengths)
         # Padding is a slot of zeros: masked garbage could still be NaN.
         table = np.full((len(members), longest + room), self._spare, np.int64)
-        for row, (sequence, count) in zip(table, members, strict=True):
-            row[:count] = self.pages.slots(sequence, 0, count)
+        for row, (sequence, start, stop) in zip(table, spans, strict=True):
+            row[: stop - start] = self.pages.slots(sequence, start, stop)
         index = torch.from_numpy(table.ravel()).to(self._device)
         keys, values = (self._gathered(name, pool, index) for name, pool in (("k", self._keys), ("v", self._values)))
         shape = (len(self._keys), *table.shape, *self._keys.shape[2:])

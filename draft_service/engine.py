@@ -173,7 +173,7 @@ class DraftEngine:
         current: list[int] = []
         useful = 0
         for index in order:
-            length = items[index].features_through
+            length = min(items[index].features_through, self.drafter.window or items[index].features_through)
             padded = (len(current) + 1) * length
             full = len(current) >= self.config.max_batch_sequences
             wasteful = not in_place and padded > 2 * (useful + length) + 2048

@@ -25,7 +25,7 @@ from dspark.model.config_keys import CONFIG_NAME
 from dspark.model.context import Projection, build_projection
 from dspark.model.families import build_drafter
 from dspark.model.family import Drafter
-from dspark.model.formats.source import left_out, open_source
+from dspark.model.formats.source import left_out, open_source, projection_entries, stored_name
 from dspark.model.language import LanguageDrafter
 from dspark.model.layout import favour_few_rows
 from dspark.model.location import locate
@@ -98,7 +98,8 @@ def load_drafter(
     tensors, digest = {}, _ProjectionDigest(config, folder)
     for outer, tensor in read_tensors(entries, sorted(inside)):
         digest.see(inside[outer], tensor)
-        tensors[inside[outer]] = tensor.to(device=device, dtype=dtype)
+        wide = drafter.wide(inside[outer])
+        tensors[inside[outer]] = tensor.to(device=device, dtype=torch.float32 if wide else dtype)
     drafter.draft_vocabulary = None if vocabulary is None else vocabulary.to(device)
     drafter.load_state_dict(tensors, assign=True, strict=False)  # what is missing now is tied
     if isinstance(drafter, LanguageDrafter):
@@ -120,11 +121,14 @@ def load_projection(
     config = read_drafter_config(folder)
     with torch.device("meta"):
         projection = build_projection(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in projection.state_dict().items()}
-    entries = read_directory(folder)
+    state = projection.state_dict()
+    inside = {stored_name(config, name): name for name in state}
+    expected = {outer: tuple(state[name].shape) for outer, name in inside.items()}
+    entries = projection_entries(folder, config)
     check_shapes(folder, {n: entries[n] for n in expected if n in entries}, expected)
     tensors, digest = {}, _ProjectionDigest(config, folder)
-    for name, tensor in read_tensors(entries, expected):
+    for outer, tensor in read_tensors(entries, expected):
+        name = inside[outer]
         digest.see(name, tensor)
         tensors[name] = tensor.to(device=device, dtype=dtype)
     projection.load_state_dict(tensors, assign=True)

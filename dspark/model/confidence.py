@@ -14,10 +14,10 @@ from torch import Tensor, nn
 class ConfidenceHead(nn.Module):
     """One linear output; `rank` is 0 where only the hidden state is read."""
 
-    def __init__(self, *, hidden_size: int, rank: int) -> None:
+    def __init__(self, *, hidden_size: int, rank: int, bias: bool = True) -> None:
         super().__init__()
         self.rank = rank
-        self.proj = nn.Linear(hidden_size + rank, 1)
+        self.proj = nn.Linear(hidden_size + rank, 1, bias=bias)
 
     def forward(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
         """hidden [..., k, H], embedded [..., k, r] rows of W1 or None -> logits [..., k]."""

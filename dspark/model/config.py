@@ -9,7 +9,26 @@ from dspark.model.config_keys import CONFIG_NAME as CONFIG_NAME
 
 HeadType = Literal["none", "vanilla", "gated", "rnn"]
 Kind = Literal["block", "eagle3", "mtp", "lm"]
-ModelType = Literal["qwen3", "gemma4_text"]
+ModelType = Literal["qwen3", "gemma4_text", "deepseek_v4"]
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """What a layer of DeepSeek-V4 has beyond the ordinary; such a layer is called a stage."""
+
+    q_lora_rank: int
+    o_groups: int  # of heads, in the output projection
+    o_lora_rank: int  # of a group
+    rope_dim: int  # last values of a head that rotate
+    window: int  # context rows that a block sees
+    streams: int  # copies of the hidden state, mixed by hyper-connections
+    sinkhorn_iters: int
+    stream_eps: float
+    experts: int
+    experts_per_token: int
+    expert_size: int  # inner width of one, and of the shared one
+    expert_scale: float  # of what the chosen ones sum up to
+    gate_limit: float  # where the two inner values of an expert are cut off
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,7 @@ class DrafterConfig:
     tie_word_embeddings: bool = False  # a language model's head may be its embedding
     initializer_range: float = 0.02
     dtype: str = "bfloat16"
+    stage: StageShape | None = None  # of DeepSeek-V4's only
 
     @property
     def feature_size(self) -> int:
@@ -76,5 +96,5 @@ class DrafterConfig:
 
     @property
     def late_cast(self) -> bool:
-        """Gemma4's norms multiply by their weight in fp32 and round once; Qwen3's round before it."""
-        return self.gemma
+        """Norms of Gemma4 and DeepSeek-V4 multiply by their weight in fp32 and round once; Qwen3's round before it."""
+        return self.model_type != "qwen3"

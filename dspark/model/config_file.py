@@ -2,8 +2,8 @@
 
 Knows keys and values only; no tensor is looked at here. The released key sets are DSpark's, DFlash's and Eagle3's over
 Qwen3 and Gemma4 layers. MTP-1 has no released form of its own: it is spelled alike, with `num_nextn_predict_layers`. A
-language model is any Qwen3 checkpoint as it was published. Families that are not built are refused by name, so that
-a caller can tell "not yet" from "broken".
+language model is any Qwen3 checkpoint as it was published; DeepSeek-V4's drafter is a part of its target's. Families
+that are not built are refused by name, so that a caller can tell "not yet" from "broken".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
 from dspark.model.config_layers import layer_keys, layer_shape
-from dspark.model.formats import released
+from dspark.model.formats import deepseek_v4, released
 
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
@@ -41,6 +41,8 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     """Check a decoded config.json key by key."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"expected a JSON object, found {show(raw)}")
+    if deepseek_v4.is_mine(raw):
+        return deepseek_v4.parse(raw)
     raw = released(raw)
     kind, keys = _kind(raw), Keys(raw)
     shape = layer_shape(keys)
@@ -73,6 +75,8 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
 
 def config_to_json(config: DrafterConfig) -> dict[str, Any]:
     """The released spelling of a config: `parse_drafter_config` of the result gives it back."""
+    if config.stage is not None:
+        return deepseek_v4.to_json(config)
     raw = dataclasses.asdict(config)
     told = layer_keys(raw)
     if config.kind == "lm":

@@ -57,12 +57,15 @@ class BlockDrafter(ContextProjection, VocabularyEnds):
             late_cast=config.late_cast,
         )
         self._make_ends(config)
-        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
+        self._make_layers(config)
         self.markov_head: SequentialHead = build_head(config)
         self.confidence_head: ConfidenceHead | None = None
         if config.enable_confidence_head:
             rank = config.markov_rank if config.confidence_head_with_markov else 0
-            self.confidence_head = ConfidenceHead(hidden_size=config.hidden_size, rank=rank)
+            self.confidence_head = ConfidenceHead(hidden_size=config.hidden_size, rank=rank, bias=config.stage is None)
+
+    def _make_layers(self, config: DrafterConfig) -> None:
+        self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
         self.rotary = RotaryTable(head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction)
 
     # -- serving --------------------------------------------------------------------------

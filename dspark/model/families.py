@@ -8,6 +8,7 @@ from dspark.model.config import DrafterConfig, Kind
 from dspark.model.drafter import BlockDrafter
 from dspark.model.family import Drafter
 from dspark.model.language import LanguageDrafter
+from dspark.model.staged import StagedDrafter
 
 _FAMILIES: dict[Kind, type[BlockDrafter] | type[Eagle3Drafter] | type[MTPDrafter] | type[LanguageDrafter]] = {
     "block": BlockDrafter,
@@ -19,7 +20,7 @@ _FAMILIES: dict[Kind, type[BlockDrafter] | type[Eagle3Drafter] | type[MTPDrafter
 
 def build_drafter(config: DrafterConfig) -> Drafter:
     """Uninitialised weights; see `fresh` and `checkpoint`."""
-    return _FAMILIES[config.kind](config)
+    return StagedDrafter(config) if config.stage is not None else _FAMILIES[config.kind](config)
 
 
 def as_block(drafter: Drafter) -> BlockDrafter:

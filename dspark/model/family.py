@@ -63,7 +63,10 @@ class ContextTokens(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries of n sequences, padded to the longest; padding must be finite numbers."""
+    """Entries of n sequences, padded to the longest; padding must be finite numbers.
+
+    A drafter with a window may be told its newest entries alone.
+    """
 
     keys: Tensor  # [L, n, S, Hkv, hd], normed and rotated
     values: Tensor  # [L, n, S, Hkv, hd]
@@ -126,6 +129,15 @@ class Drafter(Projection, ABC):
         """Shape of an entry."""
         shape = self.config
         return EntryShape(shape.num_hidden_layers, shape.num_key_value_heads, shape.head_dim)
+
+    @property
+    def window(self) -> int | None:
+        """Entries that a block sees, the newest ones; None: all."""
+        return None
+
+    def wide(self, name: str) -> bool:
+        """Whether a tensor stays fp32, whatever the others are served in."""
+        return False
 
     def stored_names(self) -> dict[str, str]:
         """Name of every tensor -> its name in a checkpoint. The released drafters' are the same."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dspark.model.config import DrafterConfig
 from dspark.model.families import build_drafter
 from dspark.model.family import Drafter
+from dspark.model.staged import StagedDrafter
 
 
 def fresh_drafter(
@@ -29,6 +30,8 @@ def fresh_drafter(
                 module.weight.normal_(0.0, config.initializer_range, generator=generator)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
+        if isinstance(drafter, StagedDrafter):
+            drafter.start(generator)
         if embedding is not None and lm_head is not None:
             drafter.embed_tokens.weight.copy_(embedding)
             drafter.lm_head.weight.copy_(lm_head)

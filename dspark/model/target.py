@@ -65,7 +65,8 @@ class TargetTaps:
         missing = [i for i in self.layer_ids if i not in self._seen]
         if missing:
             raise RuntimeError(f"no forward pass has reached tapped layers {missing}")
-        taps = [self._seen[i] for i in self.layer_ids]
+        # Several streams of one token (DeepSeek-V4's hyper-connections) are told as their mean.
+        taps = [tap.mean(-2) if tap.dim() > 3 else tap for tap in (self._seen[i] for i in self.layer_ids)]
         self._seen.clear()
         if rows is not None:
             taps = [tap.index_select(-2, rows) for tap in taps]

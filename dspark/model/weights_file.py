@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dspark.errors import CheckpointError
+from dspark.model.few_bits import values
 from dspark.model.json_file import MOST_LISTING_BYTES, decode, listed, read_json_file
 
 SINGLE_NAME = "model.safetensors"
@@ -35,6 +36,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     stored: str = ""  # its name in the file, where loaders know it by another
     rows: Tensor | None = field(default=None, compare=False)  # int64, of the stored tensor; None: all of it
+    scale: TensorEntry | None = None  # of values stored in few bits; `dtype` and `shape` are then those of the values
 
 
 def read_directory(folder: Path) -> dict[str, TensorEntry]:
@@ -98,12 +100,21 @@ def read_tensors(entries: Mapping[str, TensorEntry], names: Iterable[str]) -> It
                 for name in inside:
                     entry = entries[name]
                     tensor = reader.get_tensor(entry.stored or name)
+                    if entry.scale is not None:
+                        tensor = values(tensor, _scale(entry.scale))
                     if entry.rows is not None:
                         tensor = tensor.index_select(0, entry.rows)
                     check_finite(f"{file}: {name}", tensor)
                     yield name, tensor
         except SafetensorError as error:
             raise CheckpointError(f"{file}: {error}") from error
+
+
+def _scale(entry: TensorEntry) -> Tensor:
+    with safe_open(entry.file, framework="pt", device="cpu") as reader:
+        found: Tensor = reader.get_tensor(entry.stored)
+    check_finite(f"{entry.file}: {entry.stored}", found.float())
+    return found
 
 
 def tensor_names(file: Path) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspark.model.formats import deepseek_v4, speculators
+from dspark.model.formats import speculators
 
 
 def released(raw: dict[str, Any]) -> dict[str, Any]:
     """The released key set of any config.json of a drafter. Raises CheckpointError or UnsupportedFamily."""
-    deepseek_v4.refuse(raw)
     return speculators.to_released(raw) if speculators.is_speculators(raw) else raw

@@ -1,22 +1,180 @@
-"""DeepSeek-V4 drafters live inside their target's checkpoint and are not built here: they are refused by name."""
+"""The DSpark module inside a DeepSeek-V4 checkpoint: its settings, and its tensors `mtp.*` under the released names.
+
+Other releases of the family have other modules under the same prefix: a classic multi-token-prediction module, or that
+of DeepSeek-V4.1. Tensors tell them apart, and both are refused by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
-from dspark.errors import UnsupportedFamily
+from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.config import DrafterConfig, StageShape
+from dspark.model.config_keys import Keys, show
+from dspark.model.formats.quantised import with_scales
+from dspark.model.weights_file import TensorEntry
+
+MODEL_TYPE: Literal["deepseek_v4"] = "deepseek_v4"
+_PREFIX = "mtp."
+_ENDS = {"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
+_FIRST = {"fc": "main_proj", "hidden_norm": "main_norm"}  # of stage 0
+_HEADS = ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm", "markov_head", "confidence_head")  # of the last stage
+_MARKOV, _CLASSIC, _NEXT = "markov_head.markov_w1.weight", "enorm.weight", "markov_head.embed.weight"
+_MOST_STAGES = 16
+# Called alike in both.
+_SAME = (
+    *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps"),
+    *("rope_theta", "max_position_embeddings", "initializer_range", "dtype"),
+)
 
 
-def refuse(raw: Mapping[str, Any]) -> None:
-    """Raises UnsupportedFamily for a config.json of that family, bundled with a target or on its own."""
+def is_mine(raw: Mapping[str, Any]) -> bool:
+    """Whether a decoded config.json is of this family. Raises UnsupportedFamily for its relatives."""
     names = raw.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
-    words = (name, str(raw.get("model_type", "")), str(raw.get("speculators_model_type", "")))
-    mine = any("deepseek" in word.lower() or "dsv4" in word.lower() for word in words)
-    if mine or any(str(key).startswith("dspark_") for key in raw):
+    words = (str(raw.get("model_type", "")), name, str(raw.get("speculators_model_type", "")))
+    flat = [word.lower().replace("_", "").replace(".", "") for word in words]
+    if any("deepseekv41" in word for word in flat):
+        raise UnsupportedFamily(
+            f"{words[0] or name}: drafters of DeepSeek-V4.1 have another architecture: not supported"
+        )
+    if raw.get("model_type") == MODEL_TYPE:
+        return True
+    if any("deepseek" in word or "dsv4" in word for word in flat) or any(str(k).startswith("dspark_") for k in raw):
         said = next((word for word in words if word), "dspark_* keys")
         raise UnsupportedFamily(
-            f"this is a DeepSeek-V4 drafter ({said}: mixture-of-experts stages mtp.* inside the target's checkpoint); "
-            "that family is not supported"
+            f"{said}: drafters of DeepSeek-V4 are read from its own checkpoint, of model_type {MODEL_TYPE}"
         )
+    return False
+
+
+def parse(raw: dict[str, Any]) -> DrafterConfig:
+    """Settings of the module; those of the target stand in the same file."""
+    if not any(key.startswith("dspark_") for key in raw):
+        raise UnsupportedFamily("no dspark_* keys: this DeepSeek-V4 checkpoint holds no DSpark module to draft with")
+    keys = Keys(raw)
+    layers = keys.count("num_hidden_layers", most=1024)
+    head_dim, rope_dim = keys.count("head_dim"), keys.count("qk_rope_head_dim")
+    heads, groups = keys.count("num_attention_heads"), keys.count("o_groups")
+    if rope_dim > head_dim or rope_dim % 2:
+        raise CheckpointError(f"qk_rope_head_dim: {rope_dim} of the {head_dim} values of a head cannot rotate in pairs")
+    if heads * head_dim % groups:
+        raise CheckpointError(f"o_groups: {groups} groups of {heads} heads of {head_dim} values")
+    keys.must_equal("num_key_value_heads", 1, absent_is_fine=True)
+    keys.must_equal("attention_bias", False, absent_is_fine=True)
+    keys.must_equal("hidden_act", "silu", absent_is_fine=True)
+    keys.must_equal("scoring_func", "sqrtsoftplus", absent_is_fine=True)
+    keys.must_equal("n_shared_experts", 1, absent_is_fine=True)
+    keys.must_equal("tie_word_embeddings", False, absent_is_fine=True)
+    experts, vocab = keys.count("n_routed_experts"), keys.count("vocab_size")
+    return DrafterConfig(
+        hidden_size=keys.count("hidden_size"),
+        intermediate_size=keys.count("moe_intermediate_size"),
+        num_hidden_layers=_stages_of(keys, layers),
+        num_attention_heads=heads,
+        num_key_value_heads=1,
+        head_dim=head_dim,
+        vocab_size=vocab,
+        rms_norm_eps=keys.positive("rms_norm_eps", default=1e-6),
+        rope_theta=keys.positive("rope_theta", default=10000.0),
+        max_position_embeddings=keys.count("max_position_embeddings"),
+        block_size=keys.count("dspark_block_size", most=256),
+        target_layer_ids=keys.layer_ids("dspark_target_layer_ids", least=0, layers=layers),
+        num_target_layers=layers,
+        mask_token_id=keys.count("dspark_noise_token_id", least=0, most=vocab - 1),
+        model_type=MODEL_TYPE,
+        markov_rank=keys.count("dspark_markov_rank"),
+        markov_head_type="vanilla",
+        enable_confidence_head=True,
+        confidence_head_with_markov=True,
+        initializer_range=keys.positive("initializer_range", default=0.02),
+        dtype=keys.dtype(),
+        stage=StageShape(
+            q_lora_rank=keys.count("q_lora_rank"),
+            o_groups=groups,
+            o_lora_rank=keys.count("o_lora_rank"),
+            rope_dim=rope_dim,
+            window=keys.count("sliding_window"),
+            streams=keys.count("hc_mult", default=4, most=64),
+            sinkhorn_iters=keys.count("hc_sinkhorn_iters", default=20, most=1000),
+            stream_eps=keys.positive("hc_eps", default=1e-6),
+            experts=experts,
+            experts_per_token=keys.count("num_experts_per_tok", most=experts),
+            expert_size=keys.count("moe_intermediate_size"),
+            expert_scale=keys.positive("routed_scaling_factor", default=1.5),
+            gate_limit=keys.positive("swiglu_limit", default=10.0),
+        ),
+    )
+
+
+def to_json(config: DrafterConfig) -> dict[str, Any]:
+    """`parse` of the result gives the config back."""
+    shape = config.stage
+    assert shape is not None
+    return {key: getattr(config, key) for key in _SAME} | {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": MODEL_TYPE,
+        "num_hidden_layers": config.num_target_layers,
+        "compress_ratios": [0] * (config.num_target_layers + config.num_hidden_layers),
+        "dspark_block_size": config.block_size,
+        "dspark_markov_rank": config.markov_rank,
+        "dspark_noise_token_id": config.mask_token_id,
+        "dspark_target_layer_ids": list(config.target_layer_ids),
+        "moe_intermediate_size": shape.expert_size,
+        "q_lora_rank": shape.q_lora_rank,
+        "o_groups": shape.o_groups,
+        "o_lora_rank": shape.o_lora_rank,
+        "qk_rope_head_dim": shape.rope_dim,
+        "sliding_window": shape.window,
+        "hc_mult": shape.streams,
+        "hc_sinkhorn_iters": shape.sinkhorn_iters,
+        "hc_eps": shape.stream_eps,
+        "n_routed_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "routed_scaling_factor": shape.expert_scale,
+        "swiglu_limit": shape.gate_limit,
+    }
+
+
+def stored_name(name: str, stages: int) -> str:
+    """A tensor of `StagedDrafter` -> its name in the checkpoint."""
+    head, _, rest = name.partition(".")
+    if name in _ENDS:
+        return _ENDS[name]
+    if head == "stages":
+        return _PREFIX + rest
+    if head in _FIRST:
+        return f"{_PREFIX}0.{_FIRST[head]}.{rest}"
+    return f"{_PREFIX}{stages - 1}.{name}"
+
+
+def module_entries(entries: Mapping[str, TensorEntry], stages: int) -> dict[str, TensorEntry]:
+    """The module's tensors and both tables, quantised ones as their values. Raises for modules of another kind."""
+    mine = {name: entry for name, entry in entries.items() if name.startswith(_PREFIX)}
+    if any(name.endswith(_NEXT) for name in mine):
+        raise UnsupportedFamily(f"{_PREFIX}*.{_NEXT}: this is the drafter of DeepSeek-V4.1: not supported")
+    if f"{_PREFIX}{stages - 1}.{_MARKOV}" not in mine:
+        if any(name.endswith(_CLASSIC) for name in mine):
+            raise UnsupportedFamily(
+                f"{_PREFIX}*.{_CLASSIC}: this checkpoint holds a classic multi-token-prediction module, not DSpark's"
+            )
+        held = sorted({int(at[1]) for name in mine if (at := re.match(r"mtp\.(\d+)\.", name))})
+        raise CheckpointError(
+            f"no {_PREFIX}{stages - 1}.{_MARKOV}; stages that are there: {show(held) if held else 'none'}"
+        )
+    tables = {name: entries[name] for name in _stored_tables(entries)}
+    return with_scales(mine | tables)
+
+
+def _stored_tables(entries: Mapping[str, TensorEntry]) -> Iterable[str]:
+    return (name for name in _ENDS.values() if name in entries)
+
+
+def _stages_of(keys: Keys, layers: int) -> int:
+    """The list of ratios has an entry per layer and per stage; where it is absent or shorter, the number of modules."""
+    ratios = keys.raw.get("compress_ratios")
+    if isinstance(ratios, list) and len(ratios) > layers:
+        return min(len(ratios) - layers, _MOST_STAGES)
+    return keys.count("num_nextn_predict_layers", default=3, most=_MOST_STAGES)

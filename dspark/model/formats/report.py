@@ -8,7 +8,7 @@ import torch
 
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter
-from dspark.model.config import CONFIG_NAME
+from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_keys import Keys, read_json
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.location import locate
@@ -23,7 +23,7 @@ def report(name: str, *, revision: str | None = None, target: str | None = None)
     drafter = load_drafter(folder, dtype=_stored_dtype(raw), target=target)
     shape = drafter.config
     said: dict[str, object] = {
-        "format": "speculators" if is_speculators(raw) else "library" if shape.kind == "lm" else "deepspec",
+        "format": _format(raw, shape),
         "family": shape.family,
         "layers": f"{shape.num_hidden_layers} x {shape.model_type}",
         "hidden_size": shape.hidden_size,
@@ -56,6 +56,12 @@ def report(name: str, *, revision: str | None = None, target: str | None = None)
             raise CheckpointError(problem)
         said["target"] = "fits"
     return said
+
+
+def _format(raw: dict[str, object], shape: DrafterConfig) -> str:
+    if shape.stage is not None:
+        return shape.model_type
+    return "speculators" if is_speculators(raw) else "library" if shape.kind == "lm" else "deepspec"
 
 
 def _stored_dtype(raw: dict[str, object]) -> torch.dtype:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from dspark.errors import CheckpointError
 from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_keys import read_json
+from dspark.model.formats import deepseek_v4
 from dspark.model.formats.saved import language_entries, without_computed
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.formats.vocabulary import DRAFTABLE, OFFSETS, DraftVocabulary, read_vocabulary
@@ -35,6 +36,8 @@ class TensorSource(NamedTuple):
 def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Path] | None = None) -> TensorSource:
     """The tensor directory of a drafter. `target` finds the target's folder and is asked where tables are left out."""
     entries = without_computed(read_directory(folder))
+    if config.stage is not None:
+        return TensorSource(_module(folder, entries, config), None)
     if config.kind == "lm":
         return TensorSource(language_entries(folder, entries, tied=config.tie_word_embeddings), None)
     if is_speculators(read_json(folder / CONFIG_NAME)):
@@ -55,7 +58,25 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
 
 def left_out(folder: Path, config: DrafterConfig) -> list[str]:
     """The tables that a drafter's folder leaves to its target."""
-    return [] if config.kind == "lm" else _absent(read_directory(folder))
+    return [] if config.kind == "lm" or config.stage is not None else _absent(read_directory(folder))
+
+
+def projection_entries(folder: Path, config: DrafterConfig) -> dict[str, TensorEntry]:
+    """The tensor directory, where only what makes rows is read from it."""
+    entries = read_directory(folder)
+    return entries if config.stage is None else _module(folder, entries, config)
+
+
+def stored_name(config: DrafterConfig, name: str) -> str:
+    """A tensor of a drafter -> its name in a file."""
+    return name if config.stage is None else deepseek_v4.stored_name(name, config.num_hidden_layers)
+
+
+def _module(folder: Path, entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
+    try:
+        return deepseek_v4.module_entries(entries, config.num_hidden_layers)
+    except CheckpointError as error:
+        raise type(error)(f"{folder}: {error}") from error
 
 
 def _absent(entries: Mapping[str, TensorEntry]) -> list[str]:

@@ -189,7 +189,6 @@ def test_a_wrong_setting_is_named_with_its_value(folder: Path, change: dict[str,
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"dspark_block_size": 5, "model_type": "deepseek_v4"}, "DeepSeek-V4"),
         ({"model_type": "deepseek_v4"}, "DeepSeek-V4"),
         ({"architectures": ["LlamaForCausalLM"], "block_size": None, "target_layer_ids": None}, "LlamaForCausalLM"),
     ],

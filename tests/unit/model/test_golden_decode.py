@@ -21,11 +21,11 @@ from tests.unit.model.golden import ALL, target_of
 def test_greedy_runs_equal_the_reference(folder: Path) -> None:
     target, drafter = load_target(target_of(folder)), load_drafter(folder)
     for case in json.loads((folder / "decode_cases.json").read_text()):
-        found = _run(target, drafter, case)
+        found = run_case(target, drafter, case)
         assert found == {name: case[name] for name in found}
 
 
-def _run(target: LoadedTarget, drafter: Drafter, case: dict[str, Any]) -> dict[str, list[int]]:
+def run_case(target: LoadedTarget, drafter: Drafter, case: dict[str, Any]) -> dict[str, list[int]]:
     """The reference's own counting: a last round may overshoot and still counts."""
     ids, stops = list(case["prompt_ids"]), set(case["stop_token_ids"])
     end = len(ids) + case["max_new_tokens"]

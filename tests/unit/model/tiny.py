@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from dspark.model.config import DrafterConfig, HeadType, Kind, ModelType
+from dspark.model.config import DrafterConfig, HeadType, Kind, ModelType, StageShape
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.family import Drafter
@@ -62,7 +62,23 @@ FAMILIES = [
     for kind in ("block", "eagle3", "mtp", "lm")
     for model_type in ("qwen3", "gemma4_text")
     if (kind, model_type) != ("lm", "gemma4_text")
-]
+] + [("block", "deepseek_v4")]
+
+STAGE = StageShape(
+    q_lora_rank=12,
+    o_groups=2,
+    o_lora_rank=6,
+    rope_dim=4,
+    window=7,
+    streams=3,
+    sinkhorn_iters=4,
+    stream_eps=1e-6,
+    experts=4,
+    experts_per_token=2,
+    expert_size=20,
+    expert_scale=1.5,
+    gate_limit=2.0,
+)
 
 
 def family_config(kind: Kind, model_type: ModelType) -> DrafterConfig:
@@ -76,6 +92,15 @@ def family_config(kind: Kind, model_type: ModelType) -> DrafterConfig:
             attention_k_eq_v=True,
             rotary_fraction=0.5,
             logit_softcap=3.0,
+        )
+    if model_type == "deepseek_v4":
+        config = dataclasses.replace(
+            config,
+            model_type=model_type,
+            num_key_value_heads=1,
+            intermediate_size=20,
+            target_layer_ids=(1, 2, 3),
+            stage=STAGE,
         )
     if kind == "block":
         return config

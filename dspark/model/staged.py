@@ -1,0 +1,186 @@
+"""The DSpark module of a DeepSeek-V4 checkpoint: a block drafter whose layers are stages of that architecture.
+
+Three stages of attention and mixture, with hyper-connections around both. A block sees the last `window` rows of its
+context and all of itself. Its hidden states are taken before the final norm: the confidence head reads them so, and
+`base_logits` norms them.
+
+Symbols: `drafter.py`; N streams, W window, R rotating values of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dspark.model.config import DrafterConfig
+from dspark.model.drafter import BlockDrafter
+from dspark.model.family import ContextTokens
+from dspark.model.formats import deepseek_v4
+from dspark.model.latent import LatentAttention
+from dspark.model.mixture import Mixture
+from dspark.model.rotary import RMSNorm, RotaryTable
+from dspark.model.streams import HyperConnection, summed_up
+
+
+class Stage(nn.Module):
+    """One layer; tensors carry the names of the checkpoint."""
+
+    hc_attn_fn: Tensor
+    hc_attn_base: Tensor
+    hc_attn_scale: Tensor
+    hc_ffn_fn: Tensor
+    hc_ffn_base: Tensor
+    hc_ffn_scale: Tensor
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.attn = LatentAttention(config)
+        self.ffn = Mixture(config)
+        self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=True)
+        self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=True)
+        for part in ("attn", "ffn"):
+            for name, parameter in HyperConnection.parameters(config).items():
+                self.register_parameter(f"hc_{part}_{name}", parameter)
+        self._connect = HyperConnection(config)
+
+    def forward(self, streams: Tensor, context: Tensor, visible: Tensor | None, angles: Tensor) -> Tensor:
+        """streams [n, q, N, H], keys of the context [n, S, hd] -> [n, q, N, H]."""
+        mixing = self._connect(streams, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale)
+        streams = mixing.back(self.attn(self.attn_norm(mixing.summed), context, visible, angles), streams)
+        mixing = self._connect(streams, self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale)
+        return mixing.back(self.ffn(self.ffn_norm(mixing.summed)), streams)
+
+
+class StagedDrafter(BlockDrafter):
+    """Serves and trains as every block drafter does."""
+
+    stages: nn.ModuleList
+    hc_head_fn: nn.Parameter
+    hc_head_base: nn.Parameter
+    hc_head_scale: nn.Parameter
+
+    def _make_layers(self, config: DrafterConfig) -> None:
+        shape = config.stage
+        assert shape is not None
+        self._shape = shape
+        self.stages = nn.ModuleList(Stage(config) for _ in range(config.num_hidden_layers))
+        self.hc_head_fn = nn.Parameter(torch.empty(shape.streams, shape.streams * config.hidden_size))
+        self.hc_head_base = nn.Parameter(torch.empty(shape.streams))
+        self.hc_head_scale = nn.Parameter(torch.empty(1))
+        self.rotary = RotaryTable(head_dim=shape.rope_dim, theta=config.rope_theta)
+
+    @property
+    def window(self) -> int:
+        return self._shape.window
+
+    def wide(self, name: str) -> bool:
+        last = name.rpartition(".")[2]
+        return last.startswith(("hc_", "attn_sink")) or name.endswith("gate.bias") or name.startswith("confidence_head")
+
+    def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
+        """In fp32, as it was trained."""
+        assert self.confidence_head is not None
+        embedded = self.markov_head.embed(previous_ids)
+        assert embedded is not None
+        logits: Tensor = self.confidence_head(hidden.float(), embedded.float())
+        return logits
+
+    def stored_names(self) -> dict[str, str]:
+        layers = self.config.num_hidden_layers
+        return {name: deepseek_v4.stored_name(name, layers) for name in self.state_dict()}
+
+    # -- serving --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        self.markov_head.serve()
+        self._serve_head()
+
+    def ingest_into(self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        made, _ = self.ingest(tokens)
+        keys.index_copy_(1, slots, made)
+        values.index_copy_(1, slots, made)
+
+    def room(self, slots: int) -> int:
+        return 0
+
+    def context_kv(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys are the values: the same tensor twice, [L, ..., 1, hd]."""
+        angles = self._context_angles(positions)
+        keys = torch.stack([stage.attn.keys(context, angles) for stage in self._stages()]).unsqueeze(-2)
+        return keys, keys
+
+    def block_hidden(
+        self,
+        *,
+        anchor_ids: Tensor,
+        anchor_positions: Tensor,
+        context_k: Tensor,
+        context_v: Tensor,
+        context_len: Tensor,
+        slots: int | None = None,
+        room: int = 0,
+    ) -> Tensor:
+        size = self.config.block_size if slots is None else slots
+        index = torch.arange(context_k.shape[2], device=context_len.device)
+        last = context_len.unsqueeze(-1)
+        visible = (index < last) & (index >= last - self._shape.window)
+        longest = int(context_len.max())
+        first = max(int(context_len.min()) - self._shape.window, 0)
+        seen = slice(first, longest)
+        return self._through(anchor_ids, anchor_positions, context_k[:, :, seen, 0], visible[:, seen], size)
+
+    def _through(self, anchor_ids: Tensor, positions: Tensor, context: Tensor, visible: Tensor, size: int) -> Tensor:
+        """Anchors [n], keys of each stage's context [L, n, S, hd] and which count [n, S] -> [n, size, H]."""
+        embedded, angles = self.block_inputs(anchor_ids, positions, size)
+        streams = embedded.unsqueeze(-2).expand(-1, -1, self._shape.streams, -1)
+        everything = None if bool(visible.all()) else visible
+        for stage, keys in zip(self._stages(), context, strict=True):
+            streams = stage(streams, keys, everything, angles)
+        return summed_up(
+            streams,
+            self.hc_head_fn,
+            self.hc_head_base,
+            self.hc_head_scale,
+            norm_eps=self.config.rms_norm_eps,
+            stream_eps=self._shape.stream_eps,
+        )
+
+    def base_logits(self, hidden: Tensor) -> Tensor:
+        return super().base_logits(self.norm(hidden))
+
+    # -- training -------------------------------------------------------------------------
+
+    def forward_hidden(
+        self,
+        *,
+        features: Tensor,
+        input_ids: Tensor,
+        anchor_positions: Tensor,
+        block_keep_mask: Tensor,
+        first_rows: Tensor | None = None,
+    ) -> Tensor:
+        """As `BlockDrafter.forward_hidden`, of hidden states before the final norm; every block gathers its window."""
+        batch, length = input_ids.shape
+        size, window = self.config.block_size, self._shape.window
+        keys, _ = self.context_kv(self.project(features), torch.arange(length, device=input_ids.device))
+        rows = anchor_positions.unsqueeze(-1) - window + torch.arange(window, device=input_ids.device)  # [B, A, W]
+        begins = torch.zeros_like(anchor_positions) if first_rows is None else first_rows
+        visible = (rows >= begins.unsqueeze(-1)) & block_keep_mask.unsqueeze(-1)
+        whose = torch.arange(batch, device=rows.device).view(-1, 1, 1)
+        context = keys[:, whose, rows.clamp(min=0), 0].flatten(1, 2)  # [L, B*A, W, hd]
+        anchor_ids = input_ids.gather(1, anchor_positions)
+        hidden = self._through(anchor_ids.flatten(), anchor_positions.flatten(), context, visible.flatten(0, 1), size)
+        return hidden.view(batch, anchor_positions.shape[1], size, -1)
+
+    @torch.no_grad()
+    def start(self, generator: torch.Generator | None = None) -> None:
+        """Fresh values of what is no linear layer: matrices N(0, initializer_range), scales 1, the others 0."""
+        for name, parameter in self.named_parameters():
+            last = name.rpartition(".")[2]
+            if last.endswith("_fn") or name.endswith("gate.weight"):
+                parameter.normal_(0.0, self.config.initializer_range, generator=generator)
+            elif last.endswith(("_base", "_scale", "attn_sink")) or name.endswith("gate.bias"):
+                parameter.fill_(1.0 if last.endswith("_scale") else 0.0)
+
+    def _stages(self) -> list[Stage]:
+        return list(self.stages)  # type: ignore[arg-type]

@@ -1,0 +1,259 @@
+"""The DSpark module of a DeepSeek-V4 checkpoint: blocks, values of quantised tensors, and what is refused by name.
+
+A small quantised module ships with the tests; the target and the other cases are read where they are present.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.anchored import entries_at
+from dspark.model.checkpoint import fingerprint, load_drafter, load_projection, load_target, save_drafter
+from dspark.model.config_file import config_to_json, parse_drafter_config
+from dspark.model.families import as_block
+from dspark.model.few_bits import values
+from dspark.model.formats.report import report
+from dspark.model.staged import StagedDrafter
+from dspark.model.target import TargetTaps
+from tests.unit.model.golden import DATA, block_cases
+from tests.unit.model.test_golden_decode import run_case
+
+SHIPPED = DATA / "dspark_deepseek_v4"
+WHOLE = Path(__file__).parents[4] / "shared" / "golden-deepseek-v4" / "dspark_deepseek_v4"
+FOLDERS = [SHIPPED, *(folder for folder in (WHOLE, WHOLE / "quantized") if folder.is_dir())]
+CLOSE = {"atol": 1e-4, "rtol": 0}
+CLOSE_STREAMS = {"atol": 5e-4, "rtol": 0}  # their values reach tens
+needs_target = pytest.mark.skipif(not WHOLE.is_dir(), reason="the target's reference data is not here")
+
+
+def staged(folder: Path) -> StagedDrafter:
+    drafter = load_drafter(folder)
+    assert isinstance(drafter, StagedDrafter)
+    drafter.serve()
+    return drafter
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+@torch.inference_mode()
+def test_every_block_is_the_references(folder: Path) -> None:
+    drafter, projection = staged(folder), load_projection(folder)
+    assert projection.fingerprint == drafter.fingerprint
+    for case in block_cases(folder):
+        rows = projection.project(case["context_features"])
+        torch.testing.assert_close(rows, case["context_rows"], **CLOSE)
+        count = rows.shape[1]
+        order = torch.randperm(count)  # rows may arrive in any order
+        keys, made = torch.empty(3, 1, count, 1, 32), drafter.context_kv(rows[:, order], order)[0]
+        keys[:, :, order] = made
+        kept = case["context_keys"]
+        torch.testing.assert_close(keys[:, 0, -kept.shape[1] :, 0], kept, **CLOSE)
+        hidden = drafter.block_hidden(
+            anchor_ids=case["anchor_id"],
+            anchor_positions=torch.tensor([count]),
+            context_k=keys,
+            context_v=keys,
+            context_len=torch.tensor([count]),
+        )
+        torch.testing.assert_close(hidden, case["head_hidden"], **CLOSE_STREAMS)
+        torch.testing.assert_close(drafter.norm(hidden), case["block_hidden"], **CLOSE)
+        torch.testing.assert_close(drafter.base_logits(hidden), case["base_logits"], **CLOSE)
+        for name, forced in (("", None), ("forced_", case["forced_previous_ids"])):
+            proposal, said, logits = drafter.proposal(hidden), [case["anchor_id"]], []
+            for slot in range(5):
+                logits.append(proposal.step(said[-1] if forced is None else forced[:, slot]))
+                said.append(logits[-1].argmax(-1))
+            previous = torch.stack(said[:-1], 1) if forced is None else forced
+            torch.testing.assert_close(torch.stack(logits, 1), case[f"{name}corrected_logits"], **CLOSE)
+            torch.testing.assert_close(proposal.confidence_logits(previous), case[f"{name}confidence_logits"], **CLOSE)
+            if forced is None:
+                assert torch.equal(torch.stack(said[1:], 1), case["draft_token_ids"])
+
+
+@torch.inference_mode()
+def test_a_padded_batch_of_unequal_contexts_equals_single_blocks() -> None:
+    drafter, cases = staged(SHIPPED), block_cases(SHIPPED)
+    lengths = torch.tensor([case["context_features"].shape[1] for case in cases])
+    keys = torch.full((3, len(cases), int(lengths.max()), 1, 32), 1e3)  # loud garbage beyond each context
+    for row, case in enumerate(cases):
+        rows = drafter.project(case["context_features"][0])
+        keys[:, row, : len(rows)], _ = drafter.context_kv(rows, torch.arange(len(rows)))
+    hidden = drafter.block_hidden(
+        anchor_ids=torch.cat([case["anchor_id"] for case in cases]),
+        anchor_positions=lengths,
+        context_k=keys,
+        context_v=keys,
+        context_len=lengths,
+    )
+    for row, case in enumerate(cases):
+        torch.testing.assert_close(hidden[row], case["head_hidden"][0], **CLOSE_STREAMS)
+
+
+def test_training_sees_what_serving_sees() -> None:
+    """All anchors of a text in one pass, dummies included, equal the blocks that are served one by one."""
+    drafter = as_block(load_drafter(SHIPPED))
+    case = block_cases(SHIPPED)[-1]
+    features, ids = case["context_features"], case["prompt_ids"]
+    anchors = torch.tensor([[3, 18, 30, 0]])
+    keep = torch.tensor([[True, True, True, False]])
+    out = drafter.forward_blocks(features=features, input_ids=ids, anchor_positions=anchors, block_keep_mask=keep)
+    assert bool(torch.isfinite(out.hidden).all())
+    loss = out.corrected_logits.logsumexp(-1).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert drafter.fc.weight.grad is not None
+    assert float(drafter.fc.weight.grad.abs().max()) > 0
+    with torch.inference_mode():
+        context, _ = entries_at(drafter, features=features[0], token_ids=ids[0], anchors=anchors[0, :3])
+        served = drafter.propose(
+            anchor_ids=ids[0, anchors[0, :3]], anchor_positions=anchors[0, :3], context=context, slots=5
+        )
+        torch.testing.assert_close(out.hidden[0, :3], served.hidden, **CLOSE_STREAMS)
+
+
+@needs_target
+def test_quantised_tensors_are_read_as_their_values() -> None:
+    drafter = staged(WHOLE / "quantized")
+    inner = {outer: name for name, outer in drafter.stored_names().items()}
+    state, wanted = drafter.state_dict(), load_file(WHOLE / "quantized" / "dequantized.safetensors")
+    assert len(wanted) == 97
+    for outer, tensor in wanted.items():
+        assert torch.equal(state[inner[outer]], tensor.float()), outer
+
+
+def test_four_bits_and_blocks_at_an_edge() -> None:
+    codes = torch.tensor([[0x10, 0x32, 0x54, 0x76] * 4, [0x98, 0xBA, 0xDC, 0xFE] * 4], dtype=torch.uint8)
+    scale = torch.tensor([[2.0], [0.5]]).to(torch.float8_e8m0fnu)
+    ladder = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    wanted = torch.stack((2 * ladder.repeat(4), -0.5 * ladder.repeat(4)))
+    assert torch.equal(values(codes.view(torch.int8), scale).float(), wanted)
+    stored = torch.ones(130, 200).to(torch.float8_e4m3fn)
+    grid = values(stored, torch.tensor([[1.0, 2.0], [4.0, 8.0]])).float()
+    assert [float(grid[at]) for at in ((127, 127), (127, 128), (128, 127), (129, 199))] == [1.0, 2.0, 4.0, 8.0]
+
+
+def unquantised(tmp_path: Path) -> Path:
+    save_drafter(load_drafter(SHIPPED), tmp_path / "plain", dtype=torch.float32)
+    return tmp_path / "plain"
+
+
+def test_an_unquantised_copy_drafts_the_same_and_keeps_its_settings(tmp_path: Path) -> None:
+    before, after = load_drafter(SHIPPED), load_drafter(unquantised(tmp_path))
+    assert {name: tensor.tolist() for name, tensor in before.state_dict().items()} == {
+        name: tensor.tolist() for name, tensor in after.state_dict().items()
+    }
+    assert parse_drafter_config(config_to_json(after.config)) == after.config
+    said = report(str(tmp_path / "plain"))
+    assert (said["format"], said["family"], said["layers"]) == ("deepseek_v4", "dspark", "3 x deepseek_v4")
+    assert fingerprint(SHIPPED) != fingerprint(tmp_path / "plain")
+
+
+def test_what_is_mixed_in_fp32_stays_so_beside_bf16() -> None:
+    drafter = load_drafter(SHIPPED, dtype=torch.bfloat16)
+    wide = {name for name, tensor in drafter.state_dict().items() if tensor.dtype == torch.float32}
+    assert {"stages.0.hc_attn_fn", "stages.1.attn.attn_sink", "stages.2.ffn.gate.bias"} <= wide
+    assert drafter.dtype == torch.bfloat16
+    with torch.inference_mode():
+        case = block_cases(SHIPPED)[-1]
+        rows = drafter.project(case["context_features"][0])
+        keys, _ = as_block(drafter).context_kv(rows, torch.arange(len(rows)))
+        hidden = as_block(drafter).block_hidden(
+            anchor_ids=case["anchor_id"],
+            anchor_positions=torch.tensor([len(rows)]),
+            context_k=keys[:, None],
+            context_v=keys[:, None],
+            context_len=torch.tensor([len(rows)]),
+        )
+        assert float((drafter.base_logits(hidden).float() - case["base_logits"]).abs().max()) < 0.5
+
+
+def _without_last(tensors: dict[str, Tensor]) -> None:
+    for name in [name for name in tensors if name.startswith("mtp.2.")]:
+        del tensors[name]
+
+
+def _classic(tensors: dict[str, Tensor]) -> None:
+    _without_last(tensors)
+    tensors["mtp.0.enorm.weight"] = torch.ones(64)
+
+
+def _next(tensors: dict[str, Tensor]) -> None:
+    tensors["mtp.2.markov_head.embed.weight"] = tensors.pop("mtp.2.markov_head.markov_w1.weight")
+
+
+def _scale(tensors: dict[str, Tensor]) -> None:
+    tensors["mtp.1.attn.wkv.scale"] = tensors["mtp.1.attn.wkv.scale"][:0]
+
+
+def _expert(tensors: dict[str, Tensor]) -> None:
+    del tensors["mtp.1.ffn.experts.3.w2.weight"], tensors["mtp.1.ffn.experts.3.w2.scale"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "named"),
+    [
+        (_classic, UnsupportedFamily, "classic multi-token-prediction module"),
+        (_next, UnsupportedFamily, r"DeepSeek-V4\.1"),
+        (_without_last, CheckpointError, r"no mtp\.2\.markov_head.*\[0, 1\]"),
+        (_scale, CheckpointError, r"mtp\.1\.attn\.wkv\.weight: scales \[0, 1\] instead of \[1, 1\]"),
+        (_expert, CheckpointError, r"missing: mtp\.1\.ffn\.experts\.3\.w2\.weight"),
+    ],
+)
+def test_other_modules_under_the_same_prefix_are_told_by_their_tensors(
+    tmp_path: Path, change: Any, error: type[Exception], named: str
+) -> None:
+    shutil.copy(SHIPPED / "config.json", tmp_path)
+    tensors = load_file(SHIPPED / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(error, match=named):
+        load_drafter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "named"),
+    [
+        ({"model_type": "deepseek_v41"}, UnsupportedFamily, r"DeepSeek-V4\.1"),
+        ({"architectures": ["DeepseekV41ForCausalLM"]}, UnsupportedFamily, r"DeepSeek-V4\.1"),
+        ({"dspark_target_layer_ids": [3, 4, 6]}, CheckpointError, "dspark_target_layer_ids"),
+        ({"dspark_noise_token_id": 128}, CheckpointError, "dspark_noise_token_id"),
+        ({"o_groups": 3}, CheckpointError, "o_groups"),
+        ({"qk_rope_head_dim": 15}, CheckpointError, "qk_rope_head_dim"),
+        ({"num_key_value_heads": 2}, CheckpointError, "num_key_value_heads"),
+        ({"num_experts_per_tok": 9}, CheckpointError, "num_experts_per_tok"),
+        ({"scoring_func": "softmax"}, CheckpointError, "scoring_func"),
+        ({"hc_eps": 0}, CheckpointError, "hc_eps"),
+    ],
+)
+def test_settings_of_another_kind_are_named(change: dict[str, Any], error: type[Exception], named: str) -> None:
+    raw = json.loads((SHIPPED / "config.json").read_text())
+    with pytest.raises(error, match=named):
+        parse_drafter_config(raw | change)
+
+
+@needs_target
+def test_the_target_is_tapped_as_the_mean_of_its_streams() -> None:
+    target = load_target(WHOLE)
+    held = load_file(WHOLE / "decode_taps.safetensors")
+    names = sorted({name.rpartition(".")[0] for name in held})
+    assert names
+    for name in names:
+        with TargetTaps(target.model, (3, 4, 5)) as taps, torch.inference_mode():
+            target.model(input_ids=held[f"{name}.input_ids"], use_cache=False)
+            torch.testing.assert_close(taps.collect(), held[f"{name}.taps"], **CLOSE)
+
+
+@needs_target
+@torch.inference_mode()
+def test_greedy_runs_of_the_whole_loop_are_the_references() -> None:
+    target, drafter = load_target(WHOLE), load_drafter(WHOLE)
+    for case in json.loads((WHOLE / "decode_cases.json").read_text()):
+        found = run_case(target, drafter, case)
+        assert found == {name: case[name] for name in found}
