@@ -1,0 +1,246 @@
+"""What each of the project's kernels for CPUs brings end to end: the shipped pair with it and without, round by round.
+
+Two pairs of engines live in this process, one with a kernel and one without. Both decode the same prompts greedily with
+blocks of a fixed length, one round each by turns, and a round's cost is the processor time of this thread, so that
+other work on the machine shifts both alike. What counts is tokens per second; the ratio is the median over pairs of
+rounds. `--compile` puts `torch.compile` in place of the layers' own kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
+from benchmarks.row import Row, note, only_rows
+from draft_service.config import DraftConfig
+from draft_service.engine import DraftEngine
+from draft_service.interface import DraftItem, Rows
+from dspark.model.target import decoder_layers
+from dspark.types import Block, Cursor, Law, Verdict
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+from verify_service.feature_store import FeatureRows
+from verify_service.sequences import VerifyItem
+
+TOKENS, SLOTS, LONGEST_PROMPT = 96, 3, 160
+SEQUENCES = (1, 8)
+BAR = 1.2
+
+Patch = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Without:
+    """How a pair is made to do without one kernel. loading, running: what is patched meanwhile."""
+
+    verify: dict[str, Any] = field(default_factory=dict)
+    loading: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
+    temperature: float = 0.0
+    compiled: bool = False
+
+
+_NO_LAYER = "dspark.native.layer.NativeLayer.found"
+_NO_BLOCKS = "dspark.native.attention.PagedAttention.for_blocks"
+_NO_RANKING = "dspark.native.ranking.available"
+_NO_HALF, _NO_PACKING = "dspark.model.products.half_works", "dspark.model.products.packing_works"
+KERNELS = {
+    "attention": Without({"attention_kernel": False}, loading=(_NO_BLOCKS,)),
+    "layers": Without(loading=(_NO_LAYER,)),
+    "ranking": Without(running=(_NO_RANKING,), temperature=1.0),
+    "half products": Without(loading=(_NO_HALF,)),
+    "lean layers": Without({"lean_layers": False}),
+    "all in C": Without({"attention_kernel": False}, (_NO_BLOCKS, _NO_LAYER), (_NO_RANKING,)),
+    "everything": Without(
+        {"attention_kernel": False, "lean_layers": False},
+        (_NO_BLOCKS, _NO_LAYER, _NO_HALF, _NO_PACKING),
+        (_NO_RANKING,),
+    ),
+    "torch.compile": Without(
+        {"attention_kernel": False, "lean_layers": False}, (_NO_BLOCKS, _NO_LAYER), (_NO_RANKING,), compiled=True
+    ),
+}
+
+
+@dataclass
+class Sequence_:
+    """One answer under way."""
+
+    cursor: Cursor
+    law: Law
+    tokens: list[int]
+
+
+class Side:
+    """Both engines, with everything or without one kernel."""
+
+    def __init__(self, pair: Pair, count: int, without: Without | None) -> None:
+        self._without = without or Without()
+        room = count * 512
+        with _patched(self._without.loading):
+            self._verifier = VerifyEngine.load(
+                VerifyConfig(
+                    target=str(pair.target),
+                    drafter=str(pair.drafter),
+                    kv_tokens=room,
+                    max_sequences=count,
+                    prefix_cache=False,
+                    measure_cost=False,
+                    threads=1,
+                    **self._without.verify,
+                )
+            )
+            self._drafter = DraftEngine.load(
+                DraftConfig(
+                    drafter=str(pair.drafter),
+                    target=str(pair.target),
+                    context_tokens=room,
+                    max_sequences=count,
+                    measure_cost=False,
+                    threads=1,
+                )
+            )
+        if self._without.compiled:
+            for layer in decoder_layers(self._verifier.target.model):
+                layer.forward = torch.compile(layer.forward, dynamic=True)
+        self._running: list[Sequence_] = []
+
+    def begin(self, prompts: Sequence[list[int]], temperature: float) -> None:
+        """Prompts take their pass; the first round is next."""
+        for number, prompt in enumerate(prompts):
+            law = Law(temperature, seed=number, prompt_len=len(prompt))
+            cursor = Cursor(number, 1, 0, len(prompt))
+            longest = len(prompt) + TOKENS + 16
+            for refusal in (
+                self._verifier.open(cursor, law, longest, False, token_ids=prompt),
+                self._drafter.open(cursor, longest),
+            ):
+                assert refusal is None, refusal
+            made = self._verifier.prefill_chunk(number, prompt)
+            assert isinstance(made, FeatureRows), made
+            self._push([(made, cursor)])
+            anchor = self._verifier.first_token(number)
+            assert isinstance(anchor, int), anchor
+            cursor = cursor._replace(round=1, committed_len=len(prompt) + 1)
+            self._running.append(Sequence_(cursor, law, [*prompt, anchor]))
+
+    def round(self) -> tuple[float, int]:
+        """(processor seconds, tokens committed) of one round of all."""
+        with _patched(self._without.running):
+            began = time.thread_time()
+            blocks = self._draft()
+            items = [
+                VerifyItem(one.cursor, one.tokens[-1], block.token_ids, block.q)
+                for one, block in zip(self._running, blocks, strict=True)
+            ]
+            judged = self._verifier.judge_cohort(items)
+            pushed, committed = [], 0
+            for one, block, verdict, rows in zip(self._running, blocks, judged.outcomes, judged.features, strict=True):
+                assert isinstance(verdict, Verdict), verdict
+                assert isinstance(rows, FeatureRows)
+                pushed.append((rows, one.cursor))
+                one.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
+                one.cursor = one.cursor._replace(round=one.cursor.round + 1, committed_len=len(one.tokens))
+                committed += verdict.accepted + 1
+            self._push(pushed)
+            return time.thread_time() - began, committed
+
+    def end(self) -> None:
+        for one in self._running:
+            self._verifier.release(one.cursor.sequence, one.cursor.epoch)
+            self._drafter.release(one.cursor.sequence, one.cursor.epoch)
+        self._running = []
+
+    def _draft(self) -> list[Block]:
+        asked = [
+            DraftItem(one.cursor, one.tokens[-1], one.cursor.anchor_position, one.law, SLOTS) for one in self._running
+        ]
+        return list(self._drafter.draft(asked))
+
+    def _push(self, made: Sequence[tuple[FeatureRows, Cursor]]) -> None:
+        chunks = []
+        for rows, cursor in made:
+            count = len(rows.token_ids)
+            taken = self._drafter.read_rows(rows.message(0, count), count)
+            chunks.append(Rows(cursor.sequence, cursor.epoch, rows.start, taken, rows.token_ids))
+        for told in self._drafter.ingest_many(chunks):
+            assert isinstance(told, int), told
+
+
+@contextlib.contextmanager
+def _patched(names: Sequence[str]) -> Iterator[None]:
+    """These say that there is nothing."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch(name, return_value=None))
+        yield
+
+
+def compare(name: str, without: Without, pair: Pair, sequences: int, repetitions: int) -> dict[str, float]:
+    """Tokens a second of both sides at so many sequences, and the ratio of what they take for the same rounds."""
+    sides = (Side(pair, sequences, None), Side(pair, sequences, without))
+    texts = [pair.token_ids(prompt)[:LONGEST_PROMPT] for domain in DOMAINS for prompt in pair.prompts(domain, 6)]
+    took: tuple[list[float], list[float]] = ([], [])
+    tokens = [0, 0]
+    for repetition in range(repetitions + 1):  # the first warms up
+        at = repetition * sequences
+        prompts = [texts[(at + n) % len(texts)] for n in range(sequences)]
+        for side in sides:
+            side.begin(prompts, without.temperature)
+        for turn in range(TOKENS // (SLOTS + 1)):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                seconds, committed = sides[which].round()
+                if repetition:
+                    took[which].append(seconds)
+                    tokens[which] += committed
+        for side in sides:
+            side.end()
+    note(f"{name}, {sequences}: {[round(1e3 * statistics.median(each), 2) for each in took]} ms a round")
+    return {
+        "with": round(tokens[0] / sum(took[0]), 1),
+        "without": round(tokens[1] / sum(took[1]), 1),
+        "with_ms": round(1e3 * statistics.median(took[0]), 2),
+        "without_ms": round(1e3 * statistics.median(took[1]), 2),
+        "ratio": round(statistics.median(off / on for on, off in zip(*took, strict=True)), 3),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_kernels", description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--kernel", choices=KERNELS, action="append", help="only this; may be said again")
+    parser.add_argument("--repetitions", type=int, default=4, help="answers of every sequence (4)")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="adds what was measured to this JSON file")
+    args = parser.parse_args(argv)
+    only_rows()
+    pair = chosen(args)
+    torch.set_num_threads(1)
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    if args.table and args.table.exists():
+        table = json.loads(args.table.read_text(encoding="utf-8"))
+    for name in args.kernel or KERNELS:
+        for sequences in SEQUENCES:
+            found = compare(name, KERNELS[name], pair, sequences, args.repetitions)
+            table.setdefault(name, {})[str(sequences)] = found
+            gc.collect()
+            if args.table:
+                args.table.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    worth = all(by["8"]["ratio"] >= BAR or by["1"]["ratio"] >= BAR for by in table.values() if by)
+    return Row("B9", "what kernels for CPUs bring", table, f"{BAR} times", worth).show(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
