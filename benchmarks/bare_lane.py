@@ -19,8 +19,8 @@ import structlog
 from benchmarks.synthetic_cell import SyntheticWorkers
 from coordinator.cells.attachment import Attachment
 from coordinator.cells.local_cell import LocalCell, Offer
-from coordinator.lanes.lane import Conduct
-from coordinator.lanes.verifier_lane import AnyLane
+from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.lane import Lane
 from coordinator.queue.admission import Admission, Bounds
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, Role
@@ -49,10 +49,8 @@ async def running_lane(
     policy: str,
     sequences: int,
     conduct: Conduct | None = None,
-    *,
-    rounds: str = "coordinator",
-) -> AsyncIterator[tuple[AnyLane, Metrics]]:
-    """A lane in the middle of its rounds. rounds: who runs them, as in the coordinator's configuration."""
+) -> AsyncIterator[tuple[Lane, Metrics]]:
+    """A lane in the middle of its rounds."""
     clock, metrics = asyncio.get_running_loop(), Metrics()
     admission = Admission(Bounds(max_running=sequences, max_queued=sequences), clock, metrics)
     membership = Membership(
@@ -62,7 +60,6 @@ async def running_lane(
         token=None,
         clock=clock,
         metrics=metrics,
-        by_verifiers=rounds == "verifier",
     )
     addresses = [
         Address(role, endpoint, 0, f"{role.value}/0") for role in Role for endpoint in workers.endpoints(role.value)
@@ -113,4 +110,4 @@ def _rounds(admission: Admission, request_id: str) -> int:
     track = admission.find(request_id)
     if track is None:
         raise RuntimeError(f"{request_id} is not running any more")
-    return track.sequence.round
+    return track.tally.rounds

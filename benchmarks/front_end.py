@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         with Processes(_pair(Path(folder), SLOW_MS), args.held) as cell:
             held = asyncio.run(_hold(cell, args.held, 64 if args.quick else 128))
     bar = f"at least {RATE_BAR:.0f} committed tokens per CPU second of the front end process"
-    code = Row("B6", "front end rate", rate, bar, rate["greedy"] >= RATE_BAR).show(as_json=args.json)
+    code = Row("B6", "front end rate", rate, bar, rate["adaptive"] >= RATE_BAR).show(as_json=args.json)
     bar = f"at least {STREAMS_BAR} client streams at once, every one with all its tokens"
     holds = held["complete"] == held["peak"] >= STREAMS_BAR
     return code | Row("B6", "front end streams", held, bar, holds).show(as_json=args.json)
@@ -219,7 +219,7 @@ async def _rates(cell: Processes, streams: int, windows: int, seconds: float) ->
     plain = (cell.frontend, cell.frontend_pid)
     paced = (cell.paced, cell.paced_pid)
     for name, policy, (front, pid) in (
-        ("greedy", "greedy", plain),
+        ("adaptive", "adaptive", plain),
         ("off", "off", plain),
         (f"off_every_{INTERVAL_MS}_ms", "off", paced),
     ):
@@ -237,7 +237,7 @@ async def _rates(cell: Processes, streams: int, windows: int, seconds: float) ->
         value[f"{name}_tokens_per_chunk"] = round(tokens / max(chunks, 1), 2)
         value[f"{name}_tokens_per_second"] = round(tokens / walls)
     for name, endpoint in (("coordinator_cpu_us_per_token", cell.frontend), ("embedded_us", cell.coordinator)):
-        async with _clients(endpoint, streams, "greedy") as heard:
+        async with _clients(endpoint, streams, "adaptive") as heard:
             before, spent = heard.tokens, cpu_seconds(cell.coordinator_pid)
             await asyncio.sleep(windows * seconds / 2)
             spent = cpu_seconds(cell.coordinator_pid) - spent
@@ -263,7 +263,7 @@ async def _hold(cell: Processes, streams: int, tokens: int) -> dict[str, Any]:
     """All clients at once, and what becomes of them."""
     clients = Clients(cell.frontend)
     began, spent = time.monotonic(), cpu_seconds(cell.frontend_pid)
-    await clients.ask(streams, "greedy", tokens, forever=False)
+    await clients.ask(streams, "adaptive", tokens, forever=False)
     ended = asyncio.create_task(clients.ended())
     peak = 0.0
     while not ended.done():

@@ -26,8 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON row")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
     parser.add_argument("--sequences", type=int, default=256, help="in rounds at one time")
-    parser.add_argument("--policy", default="greedy", help="of all requests")
-    parser.add_argument("--rounds", default="coordinator", help="who runs them: coordinator or verifier")
+    parser.add_argument("--policy", default="adaptive", help="of all requests")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the measured stretch here")
     args = parser.parse_args(argv)
     quiet()
@@ -55,7 +54,7 @@ async def _measure(
     profile_to: Path | None,
 ) -> tuple[list[float], float]:
     """Tokens per CPU second of every window, and tokens a round over all of them."""
-    async with running_lane(workers, policy, args.sequences, rounds=args.rounds) as (lane, _):
+    async with running_lane(workers, policy, args.sequences) as (lane, _):
         rates, rounds, tokens = [], lane.rounds, lane.committed_by_rounds
         profile = cProfile.Profile()
         if profile_to is not None:

@@ -19,15 +19,15 @@ import numpy as np
 
 from benchmarks.pair import DOMAINS, Pair
 from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.cost_curve import CostCurve
 from coordinator.planning.planner import Finished, Lane, Planner
-from coordinator.scheduling.cost_curve import CostCurve
 from coordinator.simulation.world import curve_of
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from draft_service.interface import DraftItem
 from draft_service.profiler import measure as measure_drafts
 from dspark.rounds.plan import prefixes
-from dspark.rounds.schedule import Floats, Ints, survival
+from dspark.rounds.survival import Floats, Ints, survival
 from dspark.runtime.cost_store import Curve
 from dspark.synthetic.spec import load_spec
 from dspark.types import Cursor, Law, Verdict

@@ -17,7 +17,7 @@ from benchmarks import two_hops
 from benchmarks.bare_lane import quiet, running_lane
 from benchmarks.row import Row, note
 from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
-from coordinator.lanes.lane import Conduct
+from coordinator.lanes.conduct import Conduct
 
 VERIFY_S, DRAFT_S = 0.015, 0.002  # of FLAT
 MOST_ONE, MOST_MANY, LEAST_BUSY = 0.06, 0.12, 0.93
@@ -37,9 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.round_overhead", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON row per statement")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
-    parser.add_argument("--rounds", default="coordinator", help="who runs a lane's rounds: coordinator or verifier")
     parser.add_argument(
-        "--two-hops", action="store_true", help="rounds between verifier and drafter, beside a lane's and bare streams"
+        "--two-hops", action="store_true", help="rounds between verifier and drafter, beside bare streams"
     )
     parser.add_argument("--verify-ms", type=float, default=1e3 * VERIFY_S, help="of a pass, with --two-hops")
     parser.add_argument("--draft-ms", type=float, default=1e3 * DRAFT_S, help="of a pass, with --two-hops")
@@ -51,9 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         return max(row.show(as_json=args.json) for row in made)
     windows, seconds = (3, 1.5) if args.quick else (7, 3.0)
     with SyntheticWorkers(FLAT, room=4 * MANY) as workers:
-        one = asyncio.run(_measure(workers, 1, 1, windows, seconds, args.rounds))
-        many = asyncio.run(_measure(workers, MANY, 1, windows, seconds, args.rounds))
-        two = asyncio.run(_measure(workers, MANY, 2, windows, seconds, args.rounds))
+        one = asyncio.run(_measure(workers, 1, 1, windows, seconds))
+        many = asyncio.run(_measure(workers, MANY, 1, windows, seconds))
+        two = asyncio.run(_measure(workers, MANY, 2, windows, seconds))
     base = f"of a round beside T_v {1e3 * VERIFY_S:g} ms and T_d {1e3 * DRAFT_S:g} ms"
     rows = (
         _row("B5 one", "round overhead, 1 sequence", one, one.overhead <= MOST_ONE, f"at most {MOST_ONE:.0%} {base}"),
@@ -84,11 +83,9 @@ def _row(number: str, name: str, measured: Measured, holds: bool, bar: str) -> R
     return Row(number, name, value, bar, holds)
 
 
-async def _measure(
-    workers: SyntheticWorkers, sequences: int, cohorts: int, windows: int, seconds: float, rounds: str
-) -> Measured:
+async def _measure(workers: SyntheticWorkers, sequences: int, cohorts: int, windows: int, seconds: float) -> Measured:
     conduct = Conduct(bypass=False, cohorts=cohorts)
-    async with running_lane(workers, "greedy", sequences, conduct, rounds=rounds) as (_, metrics):
+    async with running_lane(workers, "adaptive", sequences, conduct) as (_, metrics):
         clock, steps = asyncio.get_running_loop(), []
         for _ in range(windows):
             before, began = metrics.value("cohorts_total"), clock.time()

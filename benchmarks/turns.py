@@ -17,7 +17,7 @@ from benchmarks.row import note
 from dspark.errors import InvalidRequest
 from dspark.plots import by_streams, panels, write
 
-ADAPTIVE = ("greedy", "async")
+ADAPTIVE = ("adaptive",)
 BASELINES = ("off", *(f"fixed:{slots}" for slots in range(1, 8)))
 HOPELESS = 0.87  # of the best baseline's median; noise of one turn stays well below what is left out here
 

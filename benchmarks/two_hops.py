@@ -1,9 +1,8 @@
 """What a round takes beside its two passes when it runs between verifier and drafter (`Verify.Control`).
 
-Beside it, in the same run: the same two workers with every round through a lane of the coordinator, and two processes
-that exchange the same messages and do nothing else (`bare_hops`). Whole blocks, temperature 1, a window of two rounds;
-the three take turns. Who stands for the coordinator commits and acknowledges. Two hops are compared with bare streams
-by the median round, which a crowded machine spoils least, and with a lane's by rounds a second.
+Beside it, in the same run: two processes that exchange the same messages and do nothing else (`bare_hops`). Whole
+blocks, temperature 1, a window of two rounds; the two take turns. Who stands for the coordinator commits and
+acknowledges. They are compared by the median round, which a crowded machine spoils least.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from typing import Any
 import yaml
 
 from benchmarks import bare_hops
-from benchmarks.bare_lane import ANSWER, PROMPT, running_lane
+from benchmarks.bare_lane import ANSWER, PROMPT
 from benchmarks.row import Row, note
 from benchmarks.synthetic_cell import FLAT, SyntheticWorkers
-from coordinator.lanes.lane import Conduct
-from coordinator.workers.rounds_client import RoundsClient
+from coordinator.workers.control_client import ControlClient
 from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Up
 from dspark.rounds.events import Acknowledged, Admit
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -41,7 +39,7 @@ SETTLED = 24  # passes before anything is measured
 class Acknowledges:
     """Keeps `Listener`: everything that is reported is committed at once."""
 
-    def __init__(self, port: RoundsClient) -> None:
+    def __init__(self, port: ControlClient) -> None:
         self.passes, self.why_lost = 0, ""
         self.rounds_s: list[float] = []
         self._port = port
@@ -69,15 +67,13 @@ def rows(verify_s: float, draft_s: float, repeats: int, seconds: float) -> Itera
         with tempfile.TemporaryDirectory() as folder:
             pair = _pair(Path(folder), width, verify_s, draft_s)
             with SyntheticWorkers(pair, room=2 * sequences) as workers:
-                bare, two, means = list[float](), list[float](), dict[str, list[float]](two=[], four=[])
+                bare, two, means = list[float](), list[float](), list[float]()
                 for _ in range(repeats):
                     bare += bare_hops.measure(sequences, width, verify_s, draft_s, seconds)
                     rounds_s, mean = asyncio.run(_two_hops(workers, sequences, draft_s, seconds))
                     two += rounds_s
-                    means["two"].append(mean)
-                    means["four"].append(asyncio.run(_four_hops(workers, sequences, seconds)))
-        shown = {name: [round(1e3 * each, 2) for each in its] for name, its in means.items()}
-        note(f"{sequences} x {width}: {shown} ms")
+                    means.append(mean)
+        note(f"{sequences} x {width}: {[round(1e3 * each, 2) for each in means]} ms")
         passes = verify_s + draft_s
         yield _row(
             sequences,
@@ -85,13 +81,11 @@ def rows(verify_s: float, draft_s: float, repeats: int, seconds: float) -> Itera
             verify_s,
             draft_s,
             {name: statistics.median(its) - passes for name, its in (("bare", bare), ("two", two))},
-            {name: statistics.median(its) - passes for name, its in means.items()},
+            statistics.median(means) - passes,
         )
 
 
-def _row(
-    sequences: int, width: int, verify_s: float, draft_s: float, medians: dict[str, float], means: dict[str, float]
-) -> Row:
+def _row(sequences: int, width: int, verify_s: float, draft_s: float, medians: dict[str, float], mean: float) -> Row:
     """Of seconds that rounds take beside their passes."""
     times_bare = medians["two"] / medians["bare"]
     value: dict[str, Any] = {
@@ -99,9 +93,7 @@ def _row(
         "bare_ms": round(1e3 * medians["bare"], 2),
         "times_bare": round(times_bare, 2),
         "overhead": round(medians["two"] / (medians["two"] + verify_s + draft_s), 4),
-        "two_hops_mean_ms": round(1e3 * means["two"], 2),
-        "four_hops_mean_ms": round(1e3 * means["four"], 2),
-        "four_times_two": round(means["four"] / means["two"], 2),
+        "two_hops_mean_ms": round(1e3 * mean, 2),
     }
     return Row(
         f"hops {sequences}x{width}",
@@ -144,7 +136,7 @@ async def _rounds(workers: SyntheticWorkers, sequences: int, draft_s: float) -> 
     async with open_channel(verifier, watch_ms=WORKER_WATCH_MS) as channel, open_channel(drafter) as other:
         facts = await verify_pb2_grpc.VerifyStub(channel).Describe(types_pb2.DescribeRequest())  # type: ignore[no-untyped-call]
         its = await draft_pb2_grpc.DraftStub(other).Describe(types_pb2.DescribeRequest())  # type: ignore[no-untyped-call]
-        port = RoundsClient(
+        port = ControlClient(
             channel,
             name="verify/0",
             incarnation=facts.incarnation,
@@ -169,11 +161,3 @@ def _admission(number: int) -> Admission:
     prompt = [2 + (number * 31 + at) % 1000 for at in range(PROMPT)]
     law = replace(Law(temperature=1.0, seed=number, rule=Rule.BLOCK), prompt_len=PROMPT)
     return Admission(Admit(number, 0, PROMPT, ANSWER, frozenset(), 1), prompt, law, PROMPT + ANSWER, True)
-
-
-async def _four_hops(workers: SyntheticWorkers, sequences: int, seconds: float) -> float:
-    async with running_lane(workers, "greedy", sequences, Conduct(bypass=False, cohorts=1)) as (_, metrics):
-        clock = asyncio.get_running_loop()
-        before, began = metrics.value("cohorts_total"), clock.time()
-        await asyncio.sleep(seconds)
-        return (clock.time() - began) / (metrics.value("cohorts_total") - before)

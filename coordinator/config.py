@@ -34,21 +34,10 @@ class CoordinatorConfig(HttpConfig):
     target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
     verify: tuple[str, ...] = field(default=(), metadata={"doc": "host:port of verifiers known from the start."})
     draft: tuple[str, ...] = field(default=(), metadata={"doc": "host:port of drafters known from the start."})
-    policy: str = field(
-        default="greedy", metadata={"doc": "Default policy: off, fixed:k, threshold:t, greedy or async."}
-    )
+    policy: str = field(default="adaptive", metadata={"doc": "Default policy: off, fixed:k, threshold:t or adaptive."})
     rule: str = field(default="block", metadata={"doc": "Default acceptance rule: token, block or coupled."})
     bypass: bool = field(
-        default=True, metadata={"doc": "Let sequences under greedy and async go without drafts that do not pay."}
-    )
-    explore_share: float = field(
-        default=1 / 64, metadata={"doc": "Share of such sequences' rounds that are drafted nevertheless."}
-    )
-    rounds: str = field(
-        default="coordinator",
-        metadata={
-            "doc": "Who runs rounds: `coordinator`, or `verifier`, each with its drafters, which the coordinator plans."
-        },
+        default=True, metadata={"doc": "Let adaptive sequences go without drafts where these do not pay."}
     )
     window: int = field(
         default=2, metadata={"doc": "Rounds a verifier may run beyond the last one that is committed; 0 is lockstep."}
@@ -67,16 +56,13 @@ class CoordinatorConfig(HttpConfig):
     )
     max_unread: int = field(default=1024, metadata={"doc": "Commits a client may leave unread before it is cut."})
     request_deadline_s: float = field(default=600.0, metadata={"doc": "Longest life of any request."})
-    open_deadline_s: float = field(default=1.0, metadata={"doc": "Longest wait for a drafter to make room."})
-    draft_deadline_s: float = field(
-        default=0.5, metadata={"doc": "Least deadline of a cohort's drafts; slow passes get more."}
-    )
-    drafter_patience_s: float = field(default=5.0, metadata={"doc": "Silence after which a drafter is let go."})
-    feature_wait_us: int = field(default=3000, metadata={"doc": "Longest wait of a drafter for rows on their way."})
     prefill_deadline_s: float = field(
         default=120.0, metadata={"doc": "Silence after which a verifier that owes a prefill is lost."}
     )
-    verify_deadline_s: float = field(default=10.0, metadata={"doc": "Longest wait for the verdicts of one cohort."})
+    verify_deadline_s: float = field(
+        default=10.0,
+        metadata={"doc": "Silence after which a verifier in rounds is lost, and a sequence moves."},
+    )
     describe_deadline_s: float = field(default=2.0, metadata={"doc": "Longest wait for a worker to say what it is."})
     warm_up_s: float = field(
         default=30.0,

@@ -18,8 +18,7 @@ from coordinator.cells.local_cell import LocalCell, Offer
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.http.front import HttpFront, open_front
-from coordinator.lanes.drafting import DraftWaits
-from coordinator.lanes.lane import Conduct
+from coordinator.lanes.conduct import Conduct
 from coordinator.queue.admission import Admission, Bounds
 from coordinator.reception.input_processor import InputProcessor, prompt_bytes
 from coordinator.reception.pacing import read_pace
@@ -123,7 +122,6 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         write=journal.write if journal is not None else lambda: None,
         warm_up_s=config.warm_up_s,
         rule=rule,
-        by_verifiers=config.rounds == "verifier",
     )
     provider = _traced(config, name, admission, membership, clock, metrics)
     cell = LocalCell(admission, membership, offer, journal)
@@ -222,16 +220,13 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
     for key in ("max_running", "max_prefills", "max_unread", "default_max_tokens"):
         if getattr(config, key) < 1:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is less than 1")
-    for key in ("max_queued", "flap_limit", "max_handovers", "feature_wait_us", "live_streams", "warm_up_s", "window"):
+    for key in ("max_queued", "flap_limit", "max_handovers", "live_streams", "warm_up_s", "window"):
         if getattr(config, key) < 0:
             raise ConfigError(f"coordinator.{key}: {getattr(config, key)} is negative")
     for key in (
         "request_deadline_s",
         "queue_deadline_s",
         "max_unread_s",
-        "open_deadline_s",
-        "draft_deadline_s",
-        "drafter_patience_s",
         "prefill_deadline_s",
         "verify_deadline_s",
         "describe_deadline_s",
@@ -245,14 +240,10 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
         raise ConfigError(f"coordinator.journal_sync: {config.journal_sync!r} is none of {', '.join(SYNCS)}")
     if not 1 <= config.journal_segment_mb <= 1 << 20:
         raise ConfigError(f"coordinator.journal_segment_mb: {config.journal_segment_mb} is not in 1..{1 << 20}")
-    if not 0.0 < config.explore_share < 1.0:
-        raise ConfigError(f"coordinator.explore_share: {config.explore_share} is not between 0 and 1")
     if not 0.0 <= config.otel_share <= 1.0:
         raise ConfigError(f"coordinator.otel_share: {config.otel_share} is not between 0 and 1")
     if config.otel_endpoint is not None:
         split_endpoint(config.otel_endpoint)
-    if config.rounds not in ("coordinator", "verifier"):
-        raise ConfigError(f"coordinator.rounds: {config.rounds!r} is neither coordinator nor verifier")
     if config.cohorts not in (0, 1, 2):
         raise ConfigError(f"coordinator.cohorts: {config.cohorts} is not 0, 1 or 2")
     for endpoint in (*config.verify, *config.draft):
@@ -311,15 +302,11 @@ def _bounds(config: CoordinatorConfig) -> Bounds:
 
 
 def _waits(config: CoordinatorConfig) -> Conduct:
-    draft = DraftWaits(config.draft_deadline_s, config.drafter_patience_s, config.feature_wait_us)
     return Conduct(
-        draft,
-        config.open_deadline_s,
-        config.max_prefills,
-        config.prefill_deadline_s,
-        config.verify_deadline_s,
-        config.bypass,
-        config.explore_share,
-        config.cohorts,
-        config.window,
+        prefills=config.max_prefills,
+        prefill_s=config.prefill_deadline_s,
+        verify_s=config.verify_deadline_s,
+        bypass=config.bypass,
+        cohorts=config.cohorts,
+        window=config.window,
     )

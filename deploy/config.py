@@ -63,9 +63,7 @@ class ClusterConfig:
     tls_require_client_cert: bool = field(
         default=True, metadata={"doc": "Callers need a certificate too; off, tokens alone say who calls."}
     )
-    policy: str | None = field(
-        default=None, metadata={"doc": "Default policy: off, fixed:k, threshold:t, greedy or async."}
-    )
+    policy: str | None = field(default=None, metadata={"doc": "Default policy: off, fixed:k, threshold:t or adaptive."})
     rule: str | None = field(default=None, metadata={"doc": "Default acceptance rule: token, block or coupled."})
     device: str | None = field(default=None, metadata={"doc": "Device of both pools; absent: what is there."})
     verifier_gpus: float | None = field(

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from coordinator.scheduling.pipelining import LEAST_SEQUENCES
 from deploy.readings import DRAFT_RPC, ReadingWindow
 from dspark.client import CellStatus, MeasuredCost
 
@@ -87,7 +86,7 @@ def hint(
         return cycle_s, Hint(verifiers, streams, drafters, share, draft_s, verify_s, hop_s, cohorts)
 
     for drafters in range(1, MOST_DRAFTERS + 1):
-        halves = (1, 2) if each >= LEAST_SEQUENCES else (1,)
+        halves = (1, 2) if each >= 2 else (1,)
         found = min((of(drafters, cohorts) for cohorts in halves), key=itemgetter(0))[1]
         if found.busy <= busy or streams / drafters <= 1:
             break

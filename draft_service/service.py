@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
@@ -12,6 +13,7 @@ from draft_service.drafting import Drafting
 from draft_service.interface import Engine
 from draft_service.rounds_call import OpenRounds, carried
 from draft_service.session import DraftSession
+from dspark.errors import Unavailable
 from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker
 from dspark.wire import codec
@@ -67,6 +69,18 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         async with contextlib.aclosing(session.run(request_iterator)) as events:
             async for event in events:
                 yield event
+
+    async def Watch(
+        self, request: draft_pb2.WatchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[types_pb2.Draining, None]:
+        draining = self._worker.draining
+        if request.incarnation != self._worker.incarnation:
+            raise Unavailable(f"incarnation: this is not process {request.incarnation}")
+        begins = asyncio.Event()
+        with draining.telling(begins.set):
+            await begins.wait()
+            yield types_pb2.Draining(finish_within_ms=draining.left_ms)
+            await asyncio.Event().wait()  # until the process ends
 
     async def Rounds(
         self, request_iterator: AsyncIterator[Read[draft_pb2.RoundsCommand]], context: grpc.aio.ServicerContext

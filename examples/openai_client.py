@@ -23,7 +23,7 @@ def main(prompt: str) -> int:
             stream=True,
             stream_options={"include_usage": True},
             # Fields OpenAI does not have go here: vLLM's names, and `speculation`.
-            extra_body={"per_request_spec_decode_metrics": "summary", "speculation": {"policy": "greedy"}},
+            extra_body={"per_request_spec_decode_metrics": "summary", "speculation": {"policy": "adaptive"}},
         )
         for event in stream:
             for choice in event.choices:

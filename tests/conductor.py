@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coordinator.workers.rounds_client import RoundsClient
+from coordinator.workers.control_client import ControlClient
 from dspark.rounds.bounds import EpochLedger, ReportCursor
 from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Refused, Up
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
@@ -53,7 +53,7 @@ class Answer:
 class Conductor:
     """Keeps `Listener`."""
 
-    def __init__(self, port: RoundsClient, plan: Plan) -> None:
+    def __init__(self, port: ControlClient, plan: Plan) -> None:
         self.port, self.plan = port, plan
         self.answers: dict[int, Answer] = {}
         self.reports: list[PassReport] = []
@@ -174,7 +174,7 @@ async def conducting(
     verifier: Any, plan: Plan, *, vocab_size: int = 0, token: str | None = None, tls: Any = None
 ) -> AsyncIterator[Conductor]:
     channel = open_channel(verifier.endpoint, tls=tls)
-    port = RoundsClient(
+    port = ControlClient(
         channel,
         name="verify/0",
         incarnation=verifier.incarnation,

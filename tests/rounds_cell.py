@@ -7,10 +7,11 @@ Every wait costs nothing, and a run is a function of what the story does.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from fakes import VOCAB, after
 
@@ -18,19 +19,19 @@ from coordinator.answers.answer import Answer
 from coordinator.answers.commit_log import CommitLog
 from coordinator.answers.outlet import Outlet
 from coordinator.answers.tally import Tally
+from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.explain import Explain
-from coordinator.lanes.lane import Conduct
+from coordinator.lanes.facts import Drafter
+from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.ports import DrafterPort
 from coordinator.lanes.sequence import Sequence as Life
 from coordinator.lanes.track import Track
-from coordinator.lanes.verifier_lane import VerifierLane
 from coordinator.queue.admission import Admission, Bounds
 from coordinator.requests.request import Request
 from coordinator.simulation.device import Device
-from coordinator.simulation.drafts import SimulatedDrafts
+from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.pair import Drafted, Held, Pair
-from coordinator.simulation.rounds import SimulatedRounds
+from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import Hops, World
 from dspark.rounds.control import Down, Listener, Up
@@ -42,6 +43,7 @@ from dspark.synthetic.spec import read_spec
 from dspark.types import Law
 
 T = TypeVar("T")
+P = ParamSpec("P")
 SLOTS = 4
 COSTS = read_spec(
     {
@@ -96,9 +98,11 @@ class ToyPair:
 class Tampered:
     """A port to a verifier that says something else, and a tape of what was told both ways."""
 
-    def __init__(self, port: SimulatedRounds) -> None:
+    def __init__(self, port: SimulatedVerifier) -> None:
         self.port = port
         self.tampers: Callable[[Sequence[Up]], Sequence[Up]] = lambda news: news
+        self.holding: Callable[[Up], bool] = lambda each: False
+        self.held: list[Up] = []
         self.told: list[Down] = []
         self.said: list[Up] = []
         self.closed_because = ""
@@ -117,10 +121,27 @@ class Tampered:
         self.port.close(why)
 
     def heard(self, news: Sequence[Up]) -> None:
-        said = tuple(self.tampers(news))
+        said = [each for each in self.tampers(news) if not self._holds(each)]
         self.said.extend(said)
         if self._listener is not None and said:
             self._listener.heard(said)
+
+    def hold(self, what: Callable[[Up], bool] = lambda each: True) -> None:
+        """News of this kind wait from now on."""
+        self.holding = what
+
+    def let_go(self) -> None:
+        """What waits comes, and whatever follows."""
+        self.holding = lambda each: False
+        held, self.held = self.held, []
+        if held:
+            self.heard(held)
+
+    def _holds(self, news: Up) -> bool:
+        if self.holding(news):
+            self.held.append(news)
+            return True
+        return False
 
     def lost(self, why: str) -> None:
         if self._listener is not None:
@@ -149,12 +170,12 @@ class RoundsCell:
         self.pair = pair or ToyPair()
         self.admission = Admission(bounds or Bounds(), self.clock, self.metrics)
         self.world = World(SyntheticLaw(COSTS), Hops(1e-4, 0.0, 0.0, 0.0, 0.0, 0.0), 256)
-        self.load: Counter[DrafterPort] = Counter()
+        self.load: Counter[Drafter] = Counter()
         self.waits, self._pages, self._outlet, self._write = waits or Conduct(), pages, outlet, write
         self._drafts = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
         self._numbers, self._named = itertools.count(1), itertools.count()
-        self.drafters: list[SimulatedDrafts] = []
-        self.lanes: list[VerifierLane] = []
+        self.drafters: list[SimulatedDrafter] = []
+        self.lanes: list[Lane] = []
         self.ports: list[Tampered] = []
         for _ in range(drafters):
             self.add_drafter()
@@ -162,17 +183,17 @@ class RoundsCell:
             self.add_verifier()
 
     @property
-    def lane(self) -> VerifierLane:
+    def lane(self) -> Lane:
         return self.lanes[0]
 
     @property
     def port(self) -> Tampered:
         return self.ports[0]
 
-    def add_verifier(self) -> VerifierLane:
+    def add_verifier(self) -> Lane:
         """What membership does when a verifier comes, and when it is lost."""
         name = f"verify/{next(self._named)}"
-        rounds = SimulatedRounds(self.world, self.pair, name, Device(), self.drafters, self._pages, 4, self._drafts)
+        rounds = SimulatedVerifier(self.world, self.pair, name, Device(), self.drafters, self._pages, 4, self._drafts)
         port = Tampered(rounds)
 
         def lost(why: str) -> None:
@@ -181,7 +202,7 @@ class RoundsCell:
             lane.close()
             self.admission.lane_left(lane)
 
-        lane = VerifierLane(
+        lane = Lane(
             rounds.facts,
             port,
             self.admission,
@@ -197,29 +218,29 @@ class RoundsCell:
         self.lanes.append(lane)
         self.ports.append(port)
         for drafter in self.drafters:
-            lane.drafter_joined(cast("DrafterPort", drafter))
+            lane.drafter_joined(drafter)
         self.admission.lane_joined(lane)
         return lane
 
-    def add_drafter(self) -> SimulatedDrafts:
+    def add_drafter(self) -> SimulatedDrafter:
         number = next(self._named)
-        drafter = SimulatedDrafts(self.world, self.pair, f"draft/{number}", number + 1)
+        drafter = SimulatedDrafter(self.world, self.pair, f"draft/{number}", number + 1)
         self.drafters.append(drafter)
         for lane in self.lanes:
-            lane.drafter_joined(cast("DrafterPort", drafter))
+            lane.drafter_joined(drafter)
         return drafter
 
     def lose_verifier(self, at: int = 0) -> None:
         """As a killed process: what it knew that was not reported is gone."""
         self.ports[at].port.close("lost")
 
-    def lose_drafter(self, drafter: SimulatedDrafts) -> None:
+    def lose_drafter(self, drafter: SimulatedDrafter) -> None:
         """As a killed process: both its verifiers and the coordinator see it."""
         self.drafters.remove(drafter)
         drafter.lose()
         for lane in self.lanes:
-            lane.drafter_left(cast("DrafterPort", drafter))
-        self.load.pop(cast("DrafterPort", drafter), None)
+            lane.drafter_left(drafter)
+        self.load.pop(drafter, None)
 
     def ask(
         self,
@@ -245,7 +266,7 @@ class RoundsCell:
         for index in range(request.choices):
             log = CommitLog(request.prompt)
             answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=index)
-            life = Life(number or next(self._numbers), log)
+            life = Life(number or next(self._numbers))
             tracks.append(Track(request, life, answer, Tally(self.clock.time()), outlet, note_epoch))
         self.admission.submit(*tracks)
         return tracks
@@ -270,14 +291,29 @@ class RoundsCell:
         return not (held or rows or any(map(len, self.lanes)) or any(self.load.values()))
 
 
-def story(tell: Callable[[RoundsCell], Awaitable[T]], **settings: Any) -> T:
+def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """A test that runs in simulated time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run_virtual(_without_noise(test(*args, **kwargs)))
+
+    return run
+
+
+async def _without_noise(work: Coroutine[Any, Any, T]) -> T:
+    """Nothing goes wrong where nobody waits for it."""
+    wrong: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+    told = await work
+    assert not wrong, wrong
+    return told
+
+
+def story(tell: Callable[[RoundsCell], Coroutine[Any, Any, T]], **settings: Any) -> T:
     """What it returns, run in simulated time. `settings` are those of `RoundsCell`."""
 
     async def main() -> T:
-        wrong: list[dict[str, Any]] = []  # what went wrong where nobody waits for it
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
-        told = await tell(RoundsCell(**settings))
-        assert not wrong, wrong
-        return told
+        return await tell(RoundsCell(**settings))
 
-    return run_virtual(main())
+    return run_virtual(_without_noise(main()))

@@ -70,6 +70,7 @@ def control_bounds(context_length: int) -> Bounds:
             3: Bounds(plan, most=cohorts.MAX_ROWS),
             4: Bounds(columns),
             5: Bounds({**columns, 3: ("drop", column)}),
+            6: Bounds(columns),
         },
     )
     return Bounds({}, most=MAX_ORDERS, inner={2: order})

@@ -53,4 +53,10 @@ class VerifyConfig(ListenConfig):
     feature_dtype: str = field(
         default="bfloat16", metadata={"doc": "Feature rows on the wire: bfloat16, or float8_e4m3 with a scale per row."}
     )
+    draft_deadline_s: float = field(
+        default=0.5, metadata={"doc": "Least deadline of an order to a drafter; where drafts take longer it gets more."}
+    )
+    drafter_patience_s: float = field(
+        default=5.0, metadata={"doc": "Silence after which a drafter that owes a block is given up."}
+    )
     push_queue_rows: int = field(default=65536, metadata={"doc": "Feature rows that may wait for one drafter."})

@@ -34,6 +34,7 @@ PAUSE_S = 1.0  # after a stream broke, before the same drafter is tried again
 KEEP_S = 10.0  # between two lists of the contexts that are wanted
 GREETING_S = 5.0  # a drafter that has not answered by then is lost
 MOST_ORDERS = 256  # that are out, or whose times are remembered
+MALFORMED_ORDERS = 3  # in a row, after which a drafter is let go; its coordinator says when it is tried again
 MAX_VERSION = 256  # characters
 
 
@@ -58,6 +59,7 @@ class _Known:
     broke: float = -PAUSE_S
     wanted: set[tuple[int, int]] = field(default_factory=set)  # contexts there, by sequence and epoch
     kept: float = 0.0  # when they were listed last
+    malformed: int = 0  # orders in a row without one block that can have been drafted
 
 
 class Drafters:
@@ -211,7 +213,7 @@ class Drafters:
                 known.broke = now
                 return None
             known.stream, known.begun, known.version = mine[0], now, ""
-            known.wanted, known.kept = set(), now
+            known.wanted, known.kept, known.malformed = set(), now, 0
         return known.stream
 
     def _broke(self, drafter: int, stream: DrafterStream, why: str) -> list[Told]:
@@ -269,7 +271,11 @@ class Drafters:
             raise PeerError(f"blocks.order: {message.order} was answered")
         cursors = [Cursor(each.sequence, each.epoch, each.round, each.committed_len) for each in order.rows]
         blocks = cohorts.read_blocks_of(cursors, message, self._engine.target.vocab_size)
-        for row in self._bad(order.rows, blocks):
+        bad = self._bad(order.rows, blocks)
+        known.malformed = known.malformed + 1 if bad and len(bad) == len(blocks) else 0
+        if known.malformed >= MALFORMED_ORDERS:
+            raise PeerError(f"blocks: those of {known.malformed} orders in a row cannot have been drafted")
+        for row in bad:
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
             blocks[row] = Block(cursors[row], empty_reason=EmptyReason.INVALID, watermark=blocks[row].watermark)
         self._answered(message.order, order, message.forward_ns * 1e-9, known.version)
@@ -291,7 +297,7 @@ class Drafters:
         if len(self.orders) > MOST_ORDERS:
             del self.orders[next(at for at, each in self.orders.items() if each.came)]
 
-    def _bad(self, rows: Sequence[OrderRow], blocks: Sequence[Block]) -> Iterable[int]:
+    def _bad(self, rows: Sequence[OrderRow], blocks: Sequence[Block]) -> set[int]:
         """Blocks that cannot have been drafted as they were asked for. No honest one is among them, so that nothing of
         what was drafted decides whether it is used."""
         coupled = []

@@ -87,6 +87,8 @@ def check(config: VerifyConfig) -> None:
         "prefill_chunk": (1, 1 << 20),
         "max_sequences": (1, 1 << 20),
         "lease_s": (0.1, 86_400),
+        "draft_deadline_s": (0.001, 86_400),
+        "drafter_patience_s": (0.001, 86_400),
     }
     check_worker("verify", config, limits)
     if config.kv_tokens < config.page_size:

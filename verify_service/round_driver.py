@@ -35,6 +35,7 @@ from dspark.rounds.events import (
     Why,
 )
 from dspark.rounds.loop import RoundLoop
+from dspark.rounds.orders import Waits
 from dspark.rounds.plan import Plan
 from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
@@ -92,7 +93,9 @@ class RoundDriver:
         self._ready: deque[Ready] = deque()
         self._began: dict[int, Began] = {}  # prompts that the loop is being told of
         self._last_pass = 0.0
-        self.rounds = RoundLoop(_Cache(self._engine, self._freed))
+        config = self._engine.config
+        waits = Waits(config.draft_deadline_s, config.drafter_patience_s)
+        self.rounds = RoundLoop(_Cache(self._engine, self._freed), waits)
         self._prompts = Prompts(self._engine, owner)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
         self._drafters = Drafters(

@@ -13,9 +13,9 @@ from coordinator.cells.attachment import Attachment
 from coordinator.cells.cell_service import CellService
 from coordinator.cells.explain_wire import ended_answers, explanations
 from coordinator.cells.local_cell import LocalCell
+from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.verifier_lane import AnyLane
-from coordinator.scheduling.cost_curve import CostCurve
+from coordinator.planning.cost_curve import CostCurve
 from coordinator.workers.totals import write_totals
 from coordinator.workers.worker import Address, Role, Worker
 from dspark.errors import InvalidRequest
@@ -87,7 +87,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             metrics_port=self.metrics_port,
         )
 
-    def _lane_status(self, lane: AnyLane) -> control_pb2.LaneStatus:
+    def _lane_status(self, lane: Lane) -> control_pb2.LaneStatus:
         waiting = lane.waiting
         draft = next((drafter.facts.cost for drafter in lane.drafters if drafter.facts.cost), None)
         return control_pb2.LaneStatus(
@@ -96,8 +96,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             running=len(lane.tracks) - waiting,
             waiting=waiting,
             policy=str(self._cell.offer.policy),
-            cost_curve_in_force=lane.verify_cost is not None,
-            verify_cost=_cost(lane.verify_cost),
+            cost_curve_in_force=lane.facts.cost is not None,
+            verify_cost=_cost(lane.facts.cost),
             draft_cost=_cost(draft),
             mean_acceptance_length=lane.committed_by_rounds / lane.rounds if lane.rounds else 0.0,
             rounds=lane.rounds,

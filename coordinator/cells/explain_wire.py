@@ -83,7 +83,7 @@ def write(found: Told) -> control_pb2.RoundExplanation:
         asked=found.asked,
         slots=[
             control_pb2.SlotExplanation(
-                token_id=slot.token or 0,
+                token_id=slot.token,
                 confidence=slot.confidence,
                 survival=slot.survival,
                 gain=slot.gain,
@@ -102,7 +102,6 @@ def write(found: Told) -> control_pb2.RoundExplanation:
         step_verified=sums.verified,
         step_tokens=sums.tokens,
         step_committed=sums.committed,
-        budget=sums.budget,
         plain=sums.plain,
         round_ms=1e3 * sums.round_s,
         draft_ms=1e3 * sums.draft_s,

@@ -151,7 +151,7 @@ class LocalCell:
         if said is not None:
             log.append(said.tokens)
         answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
-        life = Life(next(self._numbers), log, epoch=said.epoch + 1 if said is not None else 0)
+        life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
         if kept is None:
             return Track(request, life, answer, Tally(arrived), sink)
         return Track(request, life, answer, Tally(arrived), kept, partial(kept.note_epoch, choice))

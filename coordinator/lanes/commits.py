@@ -14,9 +14,9 @@ import structlog
 
 from coordinator.answers.answer import Piece, Round, Started
 from coordinator.answers.outlet import Overfull
+from coordinator.lanes.owner import Owner
 from coordinator.lanes.round_counts import RoundCounts
 from coordinator.lanes.sequence import Event
-from coordinator.lanes.settling import Owner
 from coordinator.lanes.track import Track
 from dspark.errors import Overloaded, PeerError
 from dspark.rounds import control

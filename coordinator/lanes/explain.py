@@ -1,4 +1,4 @@
-"""Settled rounds, kept only while somebody watches.
+"""Reported rounds, kept only while somebody watches.
 
 A lane hands each round over as it is: references, no arithmetic, and nothing at all while nobody watches, so that a
 round pays for one look at a flag. What is kept is bounded and falls out at the old end; `explaining` makes words and
@@ -8,19 +8,13 @@ numbers of it when it is read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator.bell import Bell
-from coordinator.lanes.drafting import Asked
-from coordinator.lanes.ports import Judged
 from coordinator.lanes.reported import Reported
-from coordinator.lanes.rounds import Blocks, Terms, Turn
-from coordinator.lanes.track import Track
-from coordinator.scheduling.planning import Cohort, Plan
 from dspark.errors import Overloaded
-from dspark.rounds.schedule import Floats
 
 T = TypeVar("T")
 
@@ -30,40 +24,10 @@ MAX_WATCHES = 256  # at one time; one more is refused
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """One cohort's round, as the lane held it when the verdicts were in. Times are clock times, spans seconds."""
-
-    lane: str
-    began: float
-    ended: float
-    drafted_s: float  # asked for drafts until they were there or late
-    verified_s: float
-    turns: Sequence[Turn]
-    cohort: Cohort
-    blocks: Blocks
-    trust: Floats  # [n]
-    terms: Terms
-    plan: Plan
-    plain: bool  # drafts do not pay now: the lane goes without, but for probes
-    asked: Asked
-    judged: Judged
-    committed: int  # tokens
-
-    def of(self, request_id: str) -> Iterator[tuple[Track, int, int]]:
-        """(track, row, tokens of prompt and answer before it) of every answer of a request."""
-        for row, turn in enumerate(self.turns):
-            if turn.track.request.id == request_id:
-                yield turn.track, row, turn.cursor.committed_len
-
-
-AnyRound = Settled | Reported
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
-    """One answer's part in a settled round."""
+    """One answer's part in a reported round."""
 
-    round: AnyRound
+    round: Reported
     at: int  # which row of the cohort
     offset: int  # index in the answer of the first token it committed
     kept: int  # tokens committed, after stop tokens and limits cut the answer
@@ -77,10 +41,10 @@ class Watch:
         self.request, self._limit = request, limit
         self.bell = Bell()
         self._owner = owner
-        self._rounds: deque[AnyRound] = deque(maxlen=limit)
+        self._rounds: deque[Reported] = deque(maxlen=limit)
         self._parts: deque[Part] = deque(maxlen=limit)
 
-    def rounds(self) -> list[AnyRound]:
+    def rounds(self) -> list[Reported]:
         """Those since the last call."""
         taken = list(self._rounds)
         self._rounds.clear()
@@ -92,14 +56,14 @@ class Watch:
         self._parts.clear()
         return taken
 
-    def put(self, settled: AnyRound) -> None:
+    def put(self, round: Reported) -> None:
         if self.request is None:
-            self._put(self._rounds, settled)
+            self._put(self._rounds, round)
             return
-        for track, at, before in settled.of(self.request):
+        for track, at, before in round.of(self.request):
             log = track.answer.log
             kept = max(len(log) - before, 0)
-            self._put(self._parts, Part(settled, at, before - log.prompt_len, kept, track.answer.room + kept))
+            self._put(self._parts, Part(round, at, before - log.prompt_len, kept, track.answer.room + kept))
             self.bell.ring()
 
     def _put(self, queue: deque[T], item: T) -> None:
@@ -144,7 +108,7 @@ class Explain:
             self._watches.remove(watch)
         self.watched = bool(self._watches)
 
-    def settled(self, settled: AnyRound) -> None:
-        """Call it in the turn of the event loop in which the round was settled."""
+    def reported(self, round: Reported) -> None:
+        """Call it in the turn of the event loop in which the round was committed."""
         for watch in self._watches:
-            watch.put(settled)
+            watch.put(round)

@@ -1,361 +1,398 @@
-"""A lane: one verifier, the drafters that feed it, the sequences that share its rounds.
+"""A lane: one verifier, its drafters, its sequences. Admits, plans, commits what is reported, takes sequences back.
 
-Sequences are opened and prefilled here, beside the rounds, which `round_loop` drives. A lost verifier ends the lane
-and hands its sequences back.
+It stands beside the rounds, which the verifier runs by itself, never on their way. Invariants, those of `dspark.rounds`
+that are a coordinator's:
+R6. What is decided settles: a sequence that moves stays here until the verifier has released it. What ended is dropped.
+R7. Reports are applied exactly in order of (epoch, round): journal and log first, then the acknowledgement, then shown.
+R9. An epoch is written before anything can be drawn under it, and never given out again.
+R10. What this process cannot reach of a drafter never stops a verifier's orders to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
-from coordinator.answers.answer import Started
-from coordinator.clock import Clock, settled
-from coordinator.lanes import paging
-from coordinator.lanes.drafting import Drafting, DraftWaits, result_of
+from coordinator.clock import Clock, Timer
+from coordinator.lanes.commits import Commits
+from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.drafter_assignment import DrafterAssignment
 from coordinator.lanes.explain import Explain
-from coordinator.lanes.feeding import Feeding
+from coordinator.lanes.facts import Drafter, VerifierFacts
+from coordinator.lanes.lane_drafters import LaneDrafters
+from coordinator.lanes.members import Members
 from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.ports import Declined, DrafterPort, Prefilled, PrefillOrder, VerifierFacts, VerifierPort
-from coordinator.lanes.round_loop import Pace, RoundLoop
-from coordinator.lanes.sequence import Event, State
-from coordinator.lanes.settling import Owner, Settling
-from coordinator.lanes.siblings import Siblings
+from coordinator.lanes.owner import Owner, hand_back
+from coordinator.lanes.placed import Placed
+from coordinator.lanes.reported import Reported
+from coordinator.lanes.round_learning import RoundLearning
+from coordinator.lanes.sequence import Event
+from coordinator.lanes.silence import Silence
 from coordinator.lanes.track import Track
-from coordinator.scheduling.cost_curve import CostCurve
-from coordinator.scheduling.pipelining import Pipelining
-from coordinator.scheduling.step_cost import StepCost
+from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans
 from dspark.errors import PeerError
+from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
+from dspark.rounds.events import Acknowledged, DrafterEvent, How, Keep, Release, Released
 from dspark.runtime.telemetry import Metrics
-from dspark.types import RefusalReason
+from dspark.types import Refusal, RefusalReason
 
 log = structlog.get_logger("dspark.lane")
-
 
 MOVING_S = 1.0  # before a verifier ends, its sequences move ...
 MOVING_SHARE = 0.5  # ... but not before this share of what it gave them
 
 
-@dataclass(frozen=True, slots=True)
-class Conduct:
-    """How a lane behaves: how long it waits for whom, in seconds, how many wait at once, what it spares itself."""
-
-    draft: DraftWaits = field(default_factory=DraftWaits)
-    open_s: float = 1.0
-    prefills: int = 32  # at one time: with many streams of short answers, a handful a round would be all that enter
-    prefill_s: float = 120.0
-    verify_s: float = 10.0
-    bypass: bool = True  # adaptive sequences whose drafts do not pay go without, see `planning`
-    explore: float = 1 / 64  # share of their rounds that are drafted nevertheless
-    cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster, see `pipelining`
-    window: int = 2  # rounds that a verifier may run beyond the last acknowledged one, where it runs them by itself
-
-
 class Lane:
-    """Holds its tracks from `take` until they end, are turned away or are orphaned."""
+    """Keeps `Listener`. Holds its tracks from `take` until they end, are turned away or are orphaned."""
 
     def __init__(
         self,
-        verifier: VerifierPort,
+        facts: VerifierFacts,
+        port: RoundsPort,
         owner: Owner,
         *,
-        load: Counter[DrafterPort],
+        load: Counter[Drafter],
         waits: Conduct,
         clock: Clock,
         metrics: Metrics,
         explain: Explain | None = None,
         monitor: Monitor | None = None,
         write: Callable[[], None] = lambda: None,
+        on_lost: Callable[[str], None] = lambda why: None,
+        on_draining: Callable[[float], None] = lambda finish_within_s: None,
     ) -> None:
-        self.verifier = verifier
-        self._owner, self._waits, self._clock, self._metrics = owner, waits, clock, metrics
+        """`write` makes commits and epochs last. `on_lost`: the verifier is gone, and the lane closes."""
+        self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
+        self._clock, self._metrics, self._write = clock, metrics, write
+        self._on_lost, self._on_draining = on_lost, on_draining
+        self._explain = explain if explain is not None else Explain()
         monitor = monitor if monitor is not None else Monitor(metrics)
-        pipelining = Pipelining(waits.cohorts)
-        self._feeding = Feeding(
-            verifier, load, clock, metrics, monitor, patience_s=waits.draft.patience_s, silent=pipelining.silent
-        )
-        self._drafting = drafting = Drafting(self._feeding, waits.draft, clock, metrics, pipelining.overlaps)
-        self._settling = Settling(owner, self._orphan, self._make_room, verifier.facts.vocab_size, metrics, write)
-        self._tracks: dict[int, Track] = {}
-        self._longest = 0  # pages of all of them at their longest
-        self._intakes: set[asyncio.Task[None]] = set()
-        self._prefill_room = asyncio.Semaphore(waits.prefills)
-        self._siblings = Siblings()
-        self._closed = False
+        self._members = Members(facts, waits.prefills)
+        self._drafters = LaneDrafters(load, clock, monitor)
+        self._plans = LanePlans(facts.cost, window=waits.window, cohorts=waits.cohorts, bypass=waits.bypass)
+        self._assignment = DrafterAssignment(self._drafters, self._plans, clock, metrics)
+        self._commits = Commits(owner, facts.vocab_size, metrics)
+        self._learning = RoundLearning(facts.name, self._plans, self._commits.counts, monitor, metrics)
+        self._orders: list[Down] = []  # to be told
+        self._changed = True  # who takes part, or who drafts
+        self._due = self._closed = False
+        self._kept: frozenset[tuple[int, int]] = frozenset()  # as the verifier was told last
+        self._heard = clock.time()
+        self._silence = Silence(self._members, waits, self._heard)
+        self._watching: Timer | None = None
         self.draining = False  # it takes nobody new
-        self._heard = clock.time()  # when the verifier last answered a prefill
-        self._prefills = itertools.count(1)
-        self._prefilled = 0  # the latest of those that it has answered
-        self._loop = RoundLoop(
-            verifier,
-            self._tracks,
-            self._feeding,
-            drafting,
-            self._settling,
-            pipelining,
-            pace=Pace(waits.verify_s, waits.bypass, waits.explore),
-            lose_verifier=self._lose_verifier,
-            clock=clock,
-            metrics=metrics,
-            explain=explain,
-            monitor=monitor,
-        )
-        metrics.cost_curve_in_force.labels(lane=verifier.facts.name).set(float(self.cost.verify is not None))
-
-    async def run(self) -> None:
-        """Rounds until the lane is closed."""
-        await self._loop.run()
-
-    @property
-    def cost(self) -> StepCost:
-        return self._loop.cost
-
-    @property
-    def rounds(self) -> int:
-        """Rounds judged, counted per sequence."""
-        return self._loop.rounds
-
-    @property
-    def committed_by_rounds(self) -> int:
-        return self._loop.committed
-
-    @property
-    def facts(self) -> VerifierFacts:
-        return self.verifier.facts
-
-    @property
-    def verify_cost(self) -> CostCurve | None:
-        return self.cost.verify
-
-    @property
-    def waiting(self) -> int:
-        """Sequences that have not joined the rounds."""
-        return sum(track.sequence.state is State.PREFILLING for track in self._tracks.values())
-
-    @property
-    def depth(self) -> int:
-        """Cohorts that take turns."""
-        return self._loop.pipelining.depth
+        self.rounds = self.committed_by_rounds = 0
+        self._hear: dict[type, Callable[[Any], None]] = {
+            PassReport: self._passed,
+            Released: self._released,
+            Refused: self._refused,
+            DrafterEvent: self._drafter_event,
+            Draining: lambda said: self._on_draining(said.finish_within_s),
+        }
+        metrics.cost_curve_in_force.labels(lane=facts.name).set(float(facts.cost is not None))
+        port.listen(self)
 
     # What others ask of a lane.
 
     @property
     def tracks(self) -> Sequence[Track]:
-        return tuple(self._tracks.values())
+        return self._members.tracks
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have not joined the rounds."""
+        return self._members.waiting
 
     def __len__(self) -> int:
-        """Sequences it holds: what admission balances, for every request over all lanes."""
-        return len(self._tracks)
+        return len(self._members)
 
     def __bool__(self) -> bool:
         return True  # an empty lane is a lane
 
     @property
-    def drafters(self) -> Sequence[DrafterPort]:
-        return self._feeding.drafters
+    def drafters(self) -> Sequence[Drafter]:
+        return self._drafters.drafters
+
+    @property
+    def expected_rates(self) -> tuple[list[tuple[float, float]], float] | None:
+        """((slots verified in a round, expected tokens per second), slots chosen) of the plan in force, where there
+        is a choice."""
+        return self._plans.curve
 
     def can_take(self, track: Track) -> bool:
-        """Whether the page pool, as far as this coordinator filled it, has room for one more, see `paging`."""
-        facts = self.verifier.facts
-        if self._closed or self.draining or not facts.pages_total:
-            return not (self._closed or self.draining)
-        if self._longest + self._pages(track) <= facts.pages_total:
-            return True  # without a look at everybody that runs, for every request
-        return paging.fits(track, self._tracks.values(), page_size=facts.page_size, pages_total=facts.pages_total)
+        """Whether there is room for one more, as far as is known here."""
+        return not (self._closed or self.draining) and self._members.fits(track)
 
     def could_take(self, track: Track) -> bool:
         """Whether the sequence would fit if the pool were empty."""
-        total = self.verifier.facts.pages_total
-        return not (self._closed or self.draining) and (not total or self._pages(track) <= total)
-
-    def _pages(self, track: Track) -> int:
-        """Of a sequence at its longest."""
-        return paging.pages(track.request.longest, self.verifier.facts.page_size or 1)
+        return not (self._closed or self.draining) and self._members.could_fit(track)
 
     def take(self, track: Track) -> None:
-        """Opens and prefills beside the rounds; the sequence joins them when its anchor is there."""
+        """Its prompt is run beside the rounds; it joins them by itself."""
         track.sequence.apply(Event.PLACED)
-        track.row, track.last_verifier = self._loop.evidence.take(), self.verifier.facts.name
-        self._tracks[track.sequence.number] = track
-        self._longest += self._pages(track)
-        self._loop.pipelining.joined(len(self._tracks))
-        intake = asyncio.get_running_loop().create_task(self._take_in(track, track.sequence.epoch))
-        self._intakes.add(intake)
-        intake.add_done_callback(lambda done: self._taken_in(track, done))
+        track.last_verifier = self.facts.name
+        self._members.add(track)
+        self._soon()
 
     def forget(self, track: Track) -> None:
-        """Frees a sequence in both pools at once."""
-        if self._tracks.pop(track.sequence.number, None) is not None:
-            self._longest -= self._pages(track)
-            self._feeding.drop(track)
-            self._loop.evidence.free(track.row, ended=track.sequence.finished)
-            track.row = -1
-            self.verifier.release(track.sequence.cursor)
+        """It ended, or its client left: whatever is being drawn for it is of no use to anybody."""
+        placed = self._members.get(track.sequence.number)
+        if placed is not None:
+            self._take_out(placed)
+            if placed.admitted:
+                self._orders.append(Release(placed.number, placed.epoch, How.DROP))
 
-    def drafter_joined(self, drafter: DrafterPort) -> None:
-        self._feeding.joined(drafter)
-        self._loop.pipelining.drafters_changed()
-        self._loop.evidence.widen(drafter.facts.block_size)
+    def drafter_joined(self, drafter: Drafter) -> None:
+        self._drafters.joined(drafter)
+        self._drafters_changed()
 
-    def drafter_left(self, drafter: DrafterPort) -> None:
-        self._feeding.left(drafter, list(self._tracks.values()))
-        self._drafting.left(drafter)
+    def drafter_left(self, drafter: Drafter) -> None:
+        """Whoever is with it stays: the verifier may reach it all the same."""
+        self._drafters.left(drafter)
+        self._drafters_changed()
+
+    def drafter_leaves(self, drafter: Drafter, leaves: bool = True) -> None:
+        """It takes nobody new; its sequences go to another one as soon as there is one."""
+        self._drafters.leaves(drafter, leaves)
+        self._drafters_changed()
+
+    def _drafters_changed(self) -> None:
+        self._plans.drafters([DrafterCost(each.facts.block_size, each.facts.cost) for each in self.drafters])
+        self._assignment.look_at(self._members)
+        self._changed = True
+        self._soon()
 
     def drain(self, finish_within_s: float) -> None:
         """The verifier will leave: nobody new, and who has not ended shortly before goes to another one."""
         self.draining = True
-        self._clock.call_later(max(finish_within_s - MOVING_S, MOVING_SHARE * finish_within_s), self.move_all)
+        within_s = max(finish_within_s - MOVING_S, MOVING_SHARE * finish_within_s)
+        self._clock.call_later(within_s, self._surely, self.move_all)
 
     def move_all(self) -> None:
-        """Its sequences begin again elsewhere, the oldest first in line."""
+        """Its sequences begin again elsewhere, oldest first in line, each once the verifier has settled it."""
         self.draining = True
-        for track in reversed(list(self._tracks.values())):
-            self.forget(track)
-            track.sequence.apply(Event.MOVED)
-            track.moved = True
-            self._owner.moved(track)
+        for placed in reversed(tuple(self._members)):
+            if placed.leaving is not None:
+                continue
+            if placed.admitted:
+                self._settle(placed)
+            else:
+                self._take_out(placed)
+                hand_back(self._owner, placed.track, Event.MOVED)
+        self._soon()
 
-    def drafter_leaves(self, drafter: DrafterPort, leaves: bool = True) -> None:
-        """It takes nobody new; its sequences go to another one as soon as there is one."""
-        self._feeding.leaves(drafter, leaves)
+    async def emptied(self, longest_s: float) -> None:
+        """Until nobody is here any more, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._members.emptied()
+
+    def _settle(self, placed: Placed, becomes: Event = Event.MOVED) -> None:
+        """It leaves once everything that was drawn for it is here."""
+        placed.leaving, placed.settled_by = becomes, self._clock.time() + self._waits.verify_s
+        self._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
+        self._soon()
 
     def close(self) -> None:
         """The verifier is gone: every sequence goes back to where it came from, oldest first in line."""
         if self._closed:
             return
         self._closed = True
-        self._metrics.cost_curve_in_force.labels(lane=self.verifier.facts.name).set(0)
-        if self.draining:
-            self.move_all()  # it said so, and whoever was still on the way to it lost nothing by its end
-        for track in reversed(list(self._tracks.values())):
-            self._orphan(track)
-        for intake in self._intakes:
-            intake.cancel()  # none of them is for this lane any more, and a late one would judge the verifier
-        self._loop.close()
+        if self._watching is not None:
+            self._watching.cancel()
+        self._metrics.cost_curve_in_force.labels(lane=self.facts.name).set(0)
+        self._learning.close()
+        for placed in reversed(tuple(self._members)):
+            self._take_out(placed)  # if it said that it ends, whoever was there lost nothing by it
+            hand_back(self._owner, placed.track, Event.MOVED if self.draining else Event.ORPHANED)
 
-    # Taking in.
+    # What the verifier says.
 
-    async def _take_in(self, track: Track, epoch: int) -> None:
-        if (ahead := self._siblings.ahead(track.request)) is not None:
-            await settled((ahead,), self._waits.prefill_s, self._clock)
-        with self._siblings.first(track.request):
-            await self._take_in_now(track, epoch)
+    def heard(self, news: Sequence[Up]) -> None:
+        self._surely(self._take_in, news)
 
-    async def _take_in_now(self, track: Track, epoch: int) -> None:
-        sequence = track.sequence
-        async with self._prefill_room:
-            if (sequence.state, sequence.epoch) != (State.PREFILLING, epoch):
-                return  # it ended in line
-            opening = self._feeding.open(track)
-            if opening is not None:
-                await settled((opening,), self._waits.open_s, self._clock)
-            if (sequence.state, sequence.epoch) == (State.PREFILLING, epoch):
-                await self._prefill(track)
+    def _take_in(self, news: Sequence[Up]) -> None:
+        self._heard = self._clock.time()
+        self._silence.broken(self._heard)
+        for each in news:
+            self._hear[type(each)](each)
+        self._write()  # before this turn of the loop is over, so before anybody is shown what was committed in it
+        self._tell_orders()
+        self._soon()
 
-    async def _prefill(self, track: Track) -> None:
-        sequence, cursor = track.sequence, track.sequence.cursor
-        keep = track.speculates and bool(self.verifier.facts.projection)
-        self._metrics.prefills.labels(reason=why_prefilled(track)).inc()
-        order = PrefillOrder(
-            cursor,
-            track.answer.log.ids(),
-            track.request.law,
-            track.request.longest,
-            self._feeding.prefilling(track),
-            keep,
-            track.request.cache_salt,
-            track.scores,
-        )
-        number = next(self._prefills)
-        reply = self.verifier.prefill(order)
-        while not reply.done() and (sequence.cursor, sequence.state) == (cursor, State.PREFILLING):
-            began = self._clock.time()
-            await settled((reply,), self._waits.prefill_s, self._clock)
-            if not reply.done() and max(self._heard, self._loop.heard) < began:  # it said nothing at all in that time
-                self._lose_verifier(f"no prefill within {self._waits.prefill_s:g} s")
-            elif self._prefilled > number:
-                break  # prompts are run in their order, so this one got lost
-        prefilled = result_of(reply)
-        if prefilled is not None:
-            self._heard = self._clock.time()
-        if isinstance(prefilled, Prefilled):
-            self._prefilled = max(self._prefilled, number)
-        if sequence.cursor != cursor or sequence.state is not State.PREFILLING:
-            self._metrics.dropped.labels(kind="prefilled", reason="stale").inc()
-        elif isinstance(prefilled, Prefilled):
-            self._join(track, prefilled)
-        elif prefilled is None:
-            self._orphan(track)
-        else:
-            self._refused(track, prefilled)
-
-    def _taken_in(self, track: Track, intake: asyncio.Task[None]) -> None:
-        self._intakes.discard(intake)
-        error = None if intake.cancelled() else intake.exception()
-        if error is not None:  # a bug: the request fails and its neighbours do not notice
-            log.error("intake.failed", sequence=track.sequence.number, exc_info=error)
-            self._owner.ended(track, PeerError("the prefill failed; see the coordinator's log"))
-
-    def _join(self, track: Track, prefilled: Prefilled) -> None:
-        if prefilled.anchor >= self.verifier.facts.vocab_size:
-            self._owner.ended(track, PeerError("the verifier sent a token that is not in its vocabulary"))
-            return
-        if track.request.law.logprobs is not None and not prefilled.logprobs:
-            self._owner.ended(track, PeerError("the verifier sent a token without its log-probability"))
-            return
-        if track.scores is not None and prefilled.prompt_logprobs is None:
-            self._owner.ended(track, PeerError("the verifier sent no log-probabilities of the prompt"))
-            return
-        track.sequence.apply(Event.PREFILLED)
-        started = None
-        now = self._clock.time()
-        if track.tally.first is None:
-            track.tally.first = now
-            started = Started(track.tally.queue_s(), prefilled.cached_tokens, prefilled.prompt_logprobs)
-        piece = track.answer.take((prefilled.anchor,), prefilled.logprobs, started=started)
-        self._settling.show_first(track, piece, now)
-        self._loop.kick()
-
-    def _refused(self, track: Track, declined: Declined) -> None:
-        self._metrics.refusals.labels(reason=declined.why.name.lower()).inc()
-        if declined.why is RefusalReason.NO_PAGES:
-            self.forget(track)
-            track.sequence.apply(Event.TURNED_AWAY)
-            self._owner.turned_away(track)
-        elif declined.why is RefusalReason.INVALID:
-            self._owner.ended(track, PeerError(f"the verifier refused a prompt: {declined.message}"))
-        else:
-            track.refused = declined
-            self._orphan(track)
-
-    def _orphan(self, track: Track) -> None:
-        if track.sequence.finished:
-            return
-        self.forget(track)
-        track.sequence.apply(Event.ORPHANED)
-        self._owner.orphaned(track)
-
-    def _make_room(self) -> None:
-        """A sequence found no page: the youngest begins again later."""
-        victim = paging.youngest(self._tracks.values())
-        if victim is not None:
-            self.forget(victim)
-            victim.sequence.apply(Event.PREEMPTED)
-            self._owner.preempted(victim)
-
-    def _lose_verifier(self, why: str) -> None:
-        self.verifier.close(why)
+    def lost(self, why: str) -> None:
+        self._on_lost(why)
         self.close()
 
+    def _passed(self, said: PassReport) -> None:
+        report, now, committed = said.report, self._heard, 0
+        self._silence.reported(said, now)
+        applied, tracks = Applied(said, [], [], []), list[Track]()
+        for place, each in enumerate(report.rounds):
+            placed = self._find(each.sequence, each.epoch, "verdict")
+            if placed is None:
+                continue
+            in_order = each.round == placed.round and each.committed_before == len(placed.track.answer.log)
+            if not in_order or (each.round == 0) is not (report.number == 0):
+                self._fault(placed, "verdict")
+                continue
+            placed.round, placed.heard = placed.round + 1, now
+            if each.round == 0:
+                self._members.joined(placed)
+                self._assignment.look_at((placed,))
+                self._commits.begin(placed.track, each, said, now)
+            else:
+                applied.rounds.append(each)
+                applied.keys.append(placed.key)
+                applied.weights.append(placed.track.request.weight)
+                tracks.append(placed.track)
+                logprobs = said.logprobs[place] if place < len(said.logprobs) else ()
+                committed += self._commits.judged(
+                    placed.track, each, logprobs, self._assignment.why_empty(placed, each), now
+                )
+            if self._members.get(placed.number) is placed:  # else its answer ended
+                self._assignment.reported(placed, each, now)
+                self._orders.append(Acknowledged(placed.number, placed.epoch, each.round))
+        self.rounds += len(applied.rounds)
+        self.committed_by_rounds += committed
+        self._learning.note(applied)
+        if self._explain.watched and applied.rounds:
+            self._explain.reported(
+                Reported(self.facts.name, now, said, applied.rounds, tracks, self._plans.in_force, self._drafters.name)
+            )
 
-def why_prefilled(track: Track) -> str:
-    if track.handovers or track.moved:
-        return "handover"
-    if track.sequence.epoch > track.sequence.born + track.sequence.turned_away:
-        return "preempted"
-    return "resumed" if track.sequence.born else "new"
+    def _released(self, said: Released) -> None:
+        placed = self._find(said.sequence, said.epoch, "released")
+        if placed is None:
+            return
+        track, event = placed.track, placed.fate(said)
+        self._take_out(placed)
+        if event is not None:
+            hand_back(self._owner, track, event)
+        elif placed.refused is not None:
+            self._owner.ended(track, PeerError(f"the verifier refused a prompt: {placed.refused.message}"))
+
+    def _refused(self, said: Refused) -> None:
+        """Its release follows."""
+        placed = self._find(said.sequence, said.epoch, "refused")
+        if placed is not None:
+            self._metrics.refusals.labels(reason=said.why.name.lower()).inc()
+            if said.why is not RefusalReason.NO_PAGES:
+                placed.refused = Refusal(said.why, said.message)
+
+    def _drafter_event(self, said: DrafterEvent) -> None:
+        name = self._drafters.name(said.drafter)
+        log.warning("drafter.found_wanting", verifier=self.facts.name, drafter=name, what=said.what[:64])
+        if said.what != "late":
+            self._assignment.lost(said.drafter, self._members, full=said.what == "full")
+            self._changed = True
+
+    def _find(self, number: int, epoch: int, kind: str) -> Placed | None:
+        placed = self._members.find(number, epoch)
+        if placed is None:
+            self._metrics.dropped.labels(kind=kind, reason="stale").inc()
+        return placed
+
+    def _fault(self, placed: Placed, kind: str) -> None:
+        """What a verifier says of a sequence is not what comes next: nothing more of it is believed."""
+        self._metrics.dropped.labels(kind=kind, reason="out_of_order").inc()
+        self.forget(placed.track)
+        hand_back(self._owner, placed.track, Event.ORPHANED)
+
+    # Leaving.
+
+    def _take_out(self, placed: Placed) -> None:
+        self._members.remove(placed)
+        self._assignment.left(placed)
+        self._plans.remove(placed.number)
+        self._soon()
+
+    # Turns: everything that need not be done at once.
+
+    def _surely(self, step: Callable[..., None], *args: object) -> None:
+        """Of a bug: its sequences get a fresh lane rather than none, and what was committed before it lasts."""
+        if self._closed:
+            return
+        try:
+            step(*args)
+        except Exception as error:
+            log.error("lane.failed", verifier=self.facts.name, exc_info=error)
+            try:
+                self._write()
+            finally:
+                self._port.close("its lane failed")
+
+    def _soon(self) -> None:
+        if not self._due and not self._closed:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._surely, self._turn)
+
+    def _turn(self) -> None:
+        self._due = False
+        learned = self._learning.catch_up()
+        admissions = self._admit()
+        self._assignment.settle()
+        if learned or self._changed:
+            self._plans.replan()
+        self._orders.extend(self._drafters.news())
+        if learned or self._changed or self._assignment.named:
+            named, self._assignment.named = self._assignment.named, {}
+            if (plan := self._plans.compose(named)) is not None:
+                self._orders.append(plan)
+        self._changed = False
+        self._orders.extend(admissions)
+        self._tell_orders()
+        self._watch()
+
+    def _admit(self) -> list[Admission]:
+        """The next in line."""
+        admitted = [self._admission(placed) for placed in self._members.next()]
+        if admitted:
+            self._write()  # epochs, before anything is drawn under them
+        return admitted
+
+    def _admission(self, placed: Placed) -> Admission:
+        track, request = placed.track, placed.track.request
+        placed.epoch, placed.since = track.sequence.epoch, self._clock.time()
+        placed.speculates = track.speculates and bool(self.facts.projection)
+        track.note_epoch(placed.epoch)
+        self._metrics.prefills.labels(reason=placed.why_prefilled).inc()
+        self._assignment.admitted(placed)
+        member = self._plans.add(placed.number, request.policy, request.weight, placed.key)
+        self._changed = self._changed or not self._plans.covers(member)
+        return placed.admission()
+
+    def _tell_orders(self) -> None:
+        orders, self._orders = self._orders, []
+        if orders and not self._closed:
+            self._port.tell(orders)
+
+    # Silence.
+
+    def _watch(self) -> None:
+        if self._watching is None and (len(self) or self._kept) and not self._closed:
+            self._watching = self._clock.call_later(self._silence.each_s, self._surely, self._look)
+
+    def _look(self) -> None:
+        """A verifier that owes something and says nothing is lost; a sequence that it is silent about moves, and one
+        that it never settles is taken for lost."""
+        self._watching, now = None, self._clock.time()
+        lost = self._silence.verifier_lost(now)
+        if lost is not None:
+            self._port.close(lost)
+            return
+        for placed in self._members:
+            if placed.leaving is not None and now >= placed.settled_by:
+                self._fault(placed, "released")
+        for placed in self._silence.overdue(self._plans.in_force, now):
+            self._metrics.dropped.labels(kind="sequence", reason="silent").inc()
+            self._settle(placed)
+        self._assignment.look_at(self._members)
+        self._kept = frozenset((placed.number, placed.epoch) for placed in self._members if placed.admitted)
+        self._orders.append(Keep(self._kept))
+        self._soon()

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from coordinator.clock import Clock
+from coordinator.lanes.facts import Drafter
 from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.ports import DrafterPort
 from coordinator.lanes.track import Track
 from dspark.rounds.control import DrafterAt, Use
 
@@ -24,7 +24,7 @@ LONGEST_S = 16.0  # the same for one that is lost again and again
 class _Known:
     """One drafter process, as the verifier of this lane sees it."""
 
-    def __init__(self, number: int, port: DrafterPort) -> None:
+    def __init__(self, number: int, port: Drafter) -> None:
         self.number, self.port = number, port
         self.there = True  # this process reaches it
         self.leaves = False
@@ -43,7 +43,7 @@ class _Known:
 class LaneDrafters:
     """Of one lane. `news` is what its verifier has to be told."""
 
-    def __init__(self, load: Counter[DrafterPort], clock: Clock, monitor: Monitor) -> None:
+    def __init__(self, load: Counter[Drafter], clock: Clock, monitor: Monitor) -> None:
         """load: sequences by drafter, over all lanes."""
         self._load, self._clock, self._monitor = load, clock, monitor
         self._known: dict[tuple[str, int], _Known] = {}  # by endpoint and incarnation
@@ -51,10 +51,10 @@ class LaneDrafters:
         self._numbers = itertools.count(1)  # never given to another process
 
     @property
-    def drafters(self) -> tuple[DrafterPort, ...]:
+    def drafters(self) -> tuple[Drafter, ...]:
         return tuple(each.port for each in self._by_number.values() if each.there)
 
-    def joined(self, port: DrafterPort) -> None:
+    def joined(self, port: Drafter) -> None:
         """A process keeps its number while anybody is with it."""
         at = (port.facts.endpoint, port.facts.incarnation)
         known = self._known.get(at)
@@ -65,13 +65,13 @@ class LaneDrafters:
             self._load[port] += known.sequences
         known.port, known.there, known.leaves = port, True, False
 
-    def left(self, port: DrafterPort) -> None:
+    def left(self, port: Drafter) -> None:
         """It is out of this process's reach."""
         known = self._of(port)
         if known is not None:
             known.there = False
 
-    def leaves(self, port: DrafterPort, leaves: bool) -> None:
+    def leaves(self, port: Drafter, leaves: bool) -> None:
         """Whether it gets nobody new; who is with it goes to another one as soon as there is one."""
         known = self._of(port)
         if known is not None:
@@ -150,7 +150,7 @@ class LaneDrafters:
                 known.told = use
                 yield DrafterAt(known.number, facts.endpoint, facts.incarnation, use)
 
-    def _of(self, port: DrafterPort) -> _Known | None:
+    def _of(self, port: Drafter) -> _Known | None:
         known = self._known.get((port.facts.endpoint, port.facts.incarnation))
         return known if known is not None and known.port is port else None
 
@@ -159,13 +159,13 @@ class LaneDrafters:
         named = track.request.drafter in ("", known.port.facts.name)
         return free and named and self._fits(known.port, track)
 
-    def _fits(self, port: DrafterPort, track: Track) -> bool:
+    def _fits(self, port: Drafter, track: Track) -> bool:
         return _reaches(port, track) and self._trusts(port, track)
 
-    def _trusts(self, port: DrafterPort, track: Track) -> bool:
+    def _trusts(self, port: Drafter, track: Track) -> bool:
         return self._monitor.trusts(port.facts.fingerprint, track.request.law)
 
 
-def _reaches(port: DrafterPort, track: Track) -> bool:
+def _reaches(port: Drafter, track: Track) -> bool:
     """Whether it has blocks for a sequence of this length."""
     return len(track.answer.log) <= port.facts.context_length - port.facts.block_size

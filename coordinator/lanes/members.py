@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator
 
 from coordinator.lanes import paging
+from coordinator.lanes.facts import VerifierFacts
 from coordinator.lanes.placed import Placed
-from coordinator.lanes.ports import VerifierFacts
 from coordinator.lanes.track import Track
 
 
@@ -21,8 +22,10 @@ class Members:
         self._placed: dict[int, Placed] = {}
         self._line: deque[Placed] = deque()
         self._prompts: dict[str, Placed] = {}  # by request: who has it run, where others wait for it
+        self._left = asyncio.Event()  # somebody did
         self._longest = 0  # pages of all of them at their longest
         self.prefilling = 0  # admitted ones whose anchor is not there
+        self._turns = self._latest = 0  # prompts asked for, and the latest of them that was run
 
     def __len__(self) -> int:
         return len(self._placed)
@@ -69,8 +72,15 @@ class Members:
         self._longest += self._pages(track)
         self._line.append(placed)
 
+    async def emptied(self) -> None:
+        """Until nobody is there."""
+        while self._placed:
+            self._left.clear()
+            await self._left.wait()
+
     def remove(self, placed: Placed) -> None:
         del self._placed[placed.number]
+        self._left.set()
         self._longest -= self._pages(placed.track)
         self._prompt_over(placed)
 
@@ -87,7 +97,8 @@ class Members:
                 continue
             if request.choices > 1:
                 self._prompts[request.id] = placed
-            placed.admitted = True
+            self._turns += 1
+            placed.admitted, placed.turn = True, self._turns
             self.prefilling += 1
             yield placed
         self._line.extendleft(reversed(held))
@@ -95,7 +106,12 @@ class Members:
     def joined(self, placed: Placed) -> None:
         """Its prompt has been run."""
         self._prompt_over(placed)
+        self._latest = max(self._latest, placed.turn)
         placed.prefilled = True
+
+    def overtook(self, placed: Placed) -> bool:
+        """Whether a prompt that was asked for later has been run."""
+        return placed.turn < self._latest
 
     def _prompt_over(self, placed: Placed) -> None:
         self.prefilling -= placed.admitted and not placed.prefilled

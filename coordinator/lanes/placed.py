@@ -1,13 +1,12 @@
-"""One sequence in the lane of a verifier that runs its rounds by itself: how far it is, and who drafts for it."""
+"""One sequence in a lane: how far it is, and who drafts for it."""
 
 from __future__ import annotations
 
-from coordinator.lanes.ports import Declined
 from coordinator.lanes.sequence import Event
 from coordinator.lanes.track import Track
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Admit, Released, Why
-from dspark.types import RefusalReason
+from dspark.types import Refusal, RefusalReason
 
 GONE: dict[Why | None, tuple[RefusalReason, str]] = {
     Why.FAILED: (RefusalReason.INTERNAL, "a pass of its own failed"),
@@ -23,6 +22,7 @@ class Placed:
         "drafter",
         "epoch",
         "fed",
+        "heard",
         "key",
         "leaving",
         "not_before",
@@ -35,6 +35,7 @@ class Placed:
         "since",
         "speculates",
         "track",
+        "turn",
     )
 
     def __init__(self, track: Track) -> None:
@@ -43,7 +44,8 @@ class Placed:
         self.admitted = False  # the verifier was told of it
         self.prefilled = False
         self.speculates = False
-        self.since = 0.0  # clock time at which it was admitted
+        self.since = self.heard = 0.0  # clock times: it was admitted, its last report came
+        self.turn = 0  # among those whose prompts were asked for
         self.drafter = 0  # whom plans name; 0: nobody
         self.fed = False  # a block of it came
         self.key = 0  # drafter and bucket
@@ -51,7 +53,17 @@ class Placed:
         self.rows_missing_since: float | None = None
         self.leaving: Event | None = None  # what becomes of it once it is settled
         self.settled_by = 0.0  # clock time
-        self.refused: Declined | None = None  # what the verifier said of it
+        self.refused: Refusal | None = None  # what the verifier said of it
+
+    @property
+    def why_prefilled(self) -> str:
+        """What its prompt is run for, as metrics name it."""
+        track = self.track
+        if track.handovers or track.moved:
+            return "handover"
+        if track.sequence.epoch > track.sequence.born + track.sequence.turned_away:
+            return "preempted"
+        return "resumed" if track.sequence.born else "new"
 
     def admission(self) -> Admission:
         """What a verifier needs to run its prompt, and its rounds from then on."""
@@ -79,9 +91,9 @@ class Placed:
             return Event.PREEMPTED
         if in_order and said.why is Why.NO_PAGES and self.refused is None and not self.prefilled:
             return self.leaving or Event.TURNED_AWAY
-        if in_order and self.refused is not None and self.refused.why is RefusalReason.INVALID:
+        if in_order and self.refused is not None and self.refused.reason is RefusalReason.INVALID:
             return None
         if self.refused is None and said.why in GONE:
-            self.refused = Declined(self.track.sequence.cursor, *GONE[said.why])
+            self.refused = Refusal(*GONE[said.why])
         self.track.refused = self.refused
         return Event.ORPHANED

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import enum
+
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.round_counts import RoundCounts
 from coordinator.planning.lane_plans import Applied, LanePlans
-from coordinator.scheduling.pipelining import Mode
 from dspark.runtime.telemetry import Metrics
+
+
+class Mode(enum.Enum):
+    """How a verifier goes about its rounds, as metrics name it."""
+
+    ONE = "one cohort"
+    TWO = "two cohorts"
+    PLAIN = "no drafts"
 
 
 class RoundLearning:

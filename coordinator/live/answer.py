@@ -144,7 +144,6 @@ def batch(sums: Sums) -> dict[str, Any]:
         "answers": sums.sequences,
         "verified": sums.verified,
         "tokens": sums.tokens,
-        "budget": sums.budget,
         "late": list(sums.late),
         "ms": {
             "round": _ms(sums.round_s),

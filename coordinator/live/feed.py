@@ -17,12 +17,12 @@ import structlog
 from coordinator.clock import Clock
 from coordinator.http.api import Api
 from coordinator.http.stream import EventStream, event
-from coordinator.lanes.explain import AnyRound
-from coordinator.lanes.verifier_lane import AnyLane
+from coordinator.lanes.lane import Lane
+from coordinator.lanes.reported import Reported
 from coordinator.live.answer import prompt_of
 from coordinator.queue.admission import Admission
 from coordinator.watching.endings import Ended
-from coordinator.watching.explaining import curve, sums_of
+from coordinator.watching.explaining import sums_of
 from coordinator.watching.rounds_told import Sums
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Role, Worker
@@ -159,8 +159,8 @@ class CellFeed:
         shown, self._next = self._next, asyncio.Event()
         shown.set()
 
-    def _cell(self, rounds: list[AnyRound]) -> dict[str, Any]:
-        by_lane: dict[str, list[AnyRound]] = {}
+    def _cell(self, rounds: list[Reported]) -> dict[str, Any]:
+        by_lane: dict[str, list[Reported]] = {}
         for each in rounds:
             by_lane.setdefault(each.lane, []).append(each)
         lanes = self._membership.lanes
@@ -178,17 +178,20 @@ class CellFeed:
             ],
         }
 
-    def _lane(self, lane: AnyLane, rounds: list[AnyRound]) -> dict[str, Any]:
+    def _lane(self, lane: Lane, rounds: list[Reported]) -> dict[str, Any]:
         waiting = lane.waiting
-        costed = next((found for each in reversed(rounds) if (found := curve(each)) is not None), None)
+        expected = lane.expected_rates if rounds else None
         return {
             "name": lane.facts.name,
             "running": len(lane) - waiting,
-            "curve": lane.verify_cost is not None,
+            "curve": lane.facts.cost is not None,
             **_recent([sums_of(each) for each in rounds]),
             "rates": None
-            if costed is None
-            else {"points": [(slots, round(rate, 1)) for slots, rate in costed[0]], "chosen": costed[1]},
+            if expected is None
+            else {
+                "points": [(round(slots, 1), round(rate, 1)) for slots, rate in expected[0]],
+                "chosen": round(expected[1], 1),
+            },
         }
 
 

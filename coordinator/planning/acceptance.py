@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from dspark.rounds.schedule import Floats, Ints
+from dspark.rounds.survival import Floats, Ints
 
 MEMORY = 1024.0  # blocks after which what was seen of a key weighs a third
 STIFFNESS = 16.0  # slots that a key's mean counts for in a slot's own, and agreement in the mean

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.scheduling.cost_curve import CostCurve
-from dspark.rounds.schedule import Floats
+from coordinator.planning.cost_curve import CostCurve
+from dspark.rounds.survival import Floats
 
 DraftSeconds = Callable[[float, int], float]  # (sequences, slots) -> seconds of a pass
 WEIGHT = 0.05  # of one round, once there were as many as it takes to outweigh it

@@ -14,13 +14,13 @@ from itertools import chain
 import numpy as np
 
 from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.cost_curve import CostCurve
 from coordinator.planning.planner import Finished, Lane, Others, Planner
-from coordinator.scheduling.cost_curve import CostCurve
 from dspark.rounds.control import PassReport
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
-from dspark.rounds.schedule import Floats
+from dspark.rounds.survival import Floats
 
 HOP_S = 2e-3  # of a drafted round, until rounds were seen
 SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots
@@ -218,6 +218,11 @@ class LanePlans:
         if member.own is None:
             return self._planner is None or self._adaptive.number > 0
         return member.own == self.in_force.terms
+
+    @property
+    def curve(self) -> tuple[list[tuple[float, float]], float] | None:
+        """See `Planner.curve`."""
+        return self._planner.curve if self._planner is not None else None
 
     @property
     def mode(self) -> tuple[int, int]:

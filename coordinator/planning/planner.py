@@ -21,15 +21,15 @@ import numpy as np
 
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import CostCorrector
-from coordinator.scheduling.evidence import keyed
 from dspark.rounds.plan import NO_CAP, PLAIN, Plan, PlanKind, SequencePlan, Terms
-from dspark.rounds.schedule import Floats, Ints
+from dspark.rounds.survival import Floats, Ints
 
 WINDOW = 192  # blocks that stand for those to come; a round of more counts whole
 WARM_UP = 32  # blocks before there is an opinion on whether drafts pay
 STAYS = 1.01  # by which another plan has to be better than the one in force
 EXPLORE = 0.005  # share of tokens that trying something may cost, by what is known
 MOST_EXPLORED = 0.25  # of plans
+CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,25 @@ class Others(NamedTuple):
 NOBODY = Others()
 
 
+class Walk(NamedTuple):
+    """Algorithm 1 over m slots in descending order."""
+
+    rates: Floats  # [m + 1] expected weighted tokens per second with so many of them
+    seconds: Floats  # [m + 1]
+    chosen: int
+    price: float  # what the last chosen one is compared by; infinite where none is
+
+
+def walk(compared: Floats, gained: Floats, worth: float, seconds: Floats, most: int = NO_CAP) -> Walk:
+    """compared: [m] what the verifier will compare with the price, descending; gained: [m] expected tokens of each;
+    worth: tokens without any; seconds: [m + 1] of a round with so many; most: of them that may be chosen."""
+    brought = np.zeros(len(gained) + 1)
+    np.cumsum(gained, out=brought[1:])
+    rates = (worth + brought) / seconds
+    chosen = int(rates[: most + 1].argmax())
+    return Walk(rates, seconds, chosen, float(compared[chosen - 1]) if chosen else float("inf"))
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """Who takes part in the rounds to come."""
@@ -86,6 +105,32 @@ class _Option:
     price: float
 
 
+class _Ranked(NamedTuple):
+    """Slots of recent blocks in descending order of what they are compared by, [m] each."""
+
+    blocks: int
+    compared: Floats
+    gained: Floats
+    slot: Ints
+
+    @staticmethod
+    def of(compared: Floats, gained: Floats) -> _Ranked:
+        """[blocks, b] of both."""
+        order = np.argsort(-compared, axis=None, kind="stable")
+        return _Ranked(len(compared), compared.ravel()[order], gained.ravel()[order], order % compared.shape[1])
+
+    def among(self, slots: int) -> tuple[Floats, Floats]:
+        """The first so many of each block."""
+        inside = self.slot < slots
+        return self.compared[inside], self.gained[inside]
+
+
+def _without_drafts(lane: Lane) -> tuple[float, float]:
+    """(tokens of a pass, what they are worth), of the others' drafts all the same."""
+    count, others = len(lane.sequences), lane.others
+    return count + others.tokens, float(lane.weight.sum()) + others.worth
+
+
 class Planner:
     """Of one lane. Tell it of every finished pass, ask it for the next plan."""
 
@@ -97,6 +142,7 @@ class Planner:
         self._blocks = 0
         self._number = 0
         self._last = _Option(0.0, 1.0, slots, 1, 0.0)
+        self._lane: Lane | None = None  # as of the last plan
 
     def learn(self, done: Finished) -> None:
         count, width = done.confidence.shape
@@ -130,7 +176,7 @@ class Planner:
             self._blocks -= len(self._recent.popleft()[0])
 
     def next(self, lane: Lane) -> Plan:
-        self._number += 1
+        self._number, self._lane = self._number + 1, lane if len(lane.sequences) else None
         if not len(lane.sequences):
             return Plan(self._number, PLAIN, 1, lane.window)
         plain, drafted = self._options(lane)
@@ -154,7 +200,7 @@ class Planner:
 
     def _drawn(self, sequence: int) -> float:
         """[0, 1), keyed: whether this plan tries something."""
-        return float(keyed(np.array([sequence], np.uint64), np.array([self._number], np.uint64))[0])
+        return keyed(sequence, self._number)
 
     def _share(self, option: _Option) -> float:
         """Of plans that try this one instead: what is nearly as good costs little to try."""
@@ -167,32 +213,41 @@ class Planner:
         return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
 
     def _options(self, lane: Lane) -> tuple[_Option, list[_Option]]:
-        count, others = len(lane.sequences), lane.others
-        worth = float(lane.weight.sum()) + others.worth
-        together, tokens = count + others.sequences, count + others.tokens
+        tokens, worth = _without_drafts(lane)
         plain_s = self._plain_s(tokens, lane)
         plain = _Option(worth / plain_s if self._bypass else 0.0, plain_s, 0, 1, float("inf"))
-        compared, gains = self._past(lane)
-        scale = count / len(compared)
-        most = max(lane.most_tokens - tokens, 0)
-        order = np.argsort(-compared, axis=None, kind="stable")
-        ranked, gained, slot = compared.ravel()[order], gains.ravel()[order], order % self.block
+        ranked = _Ranked.of(*self._past(lane))
+        together = len(lane.sequences) + lane.others.sequences
         drafted = []
         for slots in range(1, self.block + 1):
-            among = slot < slots
-            ranks = ranked[among]
-            brought = np.zeros(len(ranks) + 1)
-            np.cumsum(gained[among], out=brought[1:])
-            taken = scale * np.arange(len(brought), dtype=np.float64)
-            inside = taken <= most
             for cohorts in [each for each in lane.cohorts if each <= together] or [1]:
-                longest = max(slots, others.slots)
-                seconds = self.cost.round_s(tokens + taken, lane.context, together, longest, cohorts)
-                rates = np.where(inside, (worth + scale * brought) / seconds, 0.0)
-                at = int(rates.argmax())
-                price = float(ranks[at - 1]) if at else float("inf")
-                drafted.append(_Option(float(rates[at]), float(seconds[at]), slots, cohorts, price))
+                found = self._walk(lane, ranked, slots, cohorts)
+                rate, seconds = float(found.rates[found.chosen]), float(found.seconds[found.chosen])
+                drafted.append(_Option(rate, seconds, slots, cohorts, found.price))
         return plain, drafted
+
+    def _walk(self, lane: Lane, ranked: _Ranked, slots: int, cohorts: int) -> Walk:
+        """Over blocks of so many slots."""
+        tokens, worth = _without_drafts(lane)
+        scale = len(lane.sequences) / ranked.blocks
+        compared, gained = ranked.among(slots)
+        taken = scale * np.arange(len(gained) + 1, dtype=np.float64)
+        together, longest = len(lane.sequences) + lane.others.sequences, max(slots, lane.others.slots)
+        seconds = self.cost.round_s(tokens + taken, lane.context, together, longest, cohorts)
+        return walk(compared, scale * gained, worth, seconds, int(max(lane.most_tokens - tokens, 0) / scale))
+
+    @property
+    def curve(self) -> tuple[list[tuple[float, float]], float] | None:
+        """((slots verified, expected tokens per second) thinned out, slots chosen), of the lengths of blocks in force;
+        None before there was a plan with drafts."""
+        if self._lane is None or not self._last.slots:
+            return None
+        ranked = _Ranked.of(*self._past(self._lane))
+        found = self._walk(self._lane, ranked, self._last.slots, self._last.cohorts)
+        scale = len(self._lane.sequences) / ranked.blocks
+        step = max(-(-len(found.rates) // CURVE_POINTS), 1)
+        shown = sorted({*range(0, len(found.rates), step), found.chosen, len(found.rates) - 1})
+        return [(scale * size, float(found.rates[size])) for size in shown], scale * found.chosen
 
     def _plain_s(self, tokens: float, lane: Lane) -> float:
         """Of a round in which nothing is drafted but for the others."""
@@ -223,3 +278,14 @@ class Planner:
         }
         draft_s = self.cost.draft_s(len(weights) / chosen.cohorts, chosen.slots) + self.cost.hop.value
         return Plan(self._number, terms, chosen.cohorts, lane.window, draft_s, others)
+
+
+_MIX, _MASK = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), (1 << 64) - 1
+
+
+def keyed(sequence: int, number: int) -> float:
+    """[0, 1), a function of both alone: splitmix64."""
+    mixed = (sequence * _MIX[0] + number * _MIX[1] + _MIX[2]) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * _MIX[1]) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * _MIX[2]) & _MASK
+    return float(mixed >> 11) * 2.0**-53

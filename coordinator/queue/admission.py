@@ -17,18 +17,17 @@ import structlog
 
 from coordinator.answers.commit_log import End, Reason
 from coordinator.clock import Clock, Timer, settled
-from coordinator.lanes.ports import Declined
+from coordinator.lanes.lane import Lane
 from coordinator.lanes.sequence import Event
 from coordinator.lanes.track import Track
-from coordinator.lanes.verifier_lane import AnyLane
+from coordinator.queue.mean_time import MeanTime
 from coordinator.queue.shares import Shares
 from coordinator.queue.waiting import Waiting
-from coordinator.scheduling.running_fit import Running
 from coordinator.watching.endings import Endings
 from coordinator.watching.tracing import Tracing
 from dspark.errors import DsparkError, InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.telemetry import Metrics
-from dspark.types import RefusalReason
+from dspark.types import Refusal, RefusalReason
 
 log = structlog.get_logger("dspark.admission")
 
@@ -58,10 +57,10 @@ class Admission:
         self._line = Waiting()
         self._shares = Shares()
         self._overdue: Timer | None = None  # the next look at who has waited too long
-        self._homes: dict[Track, AnyLane] = {}
-        self._lanes: list[AnyLane] = []
-        self._full: set[AnyLane] = set()
-        self._between_ends = Running(weight=0.2)
+        self._homes: dict[Track, Lane] = {}
+        self._lanes: list[Lane] = []
+        self._full: set[Lane] = set()
+        self._between_ends = MeanTime(weight=0.2)
         self._last_end = clock.time()
         self._empty: asyncio.Future[None] | None = None
         self._outage: Timer | None = None  # runs from the last loss of a verifier ...
@@ -205,7 +204,6 @@ class Admission:
     def preempted(self, track: Track) -> None:
         """Waits in the order of arrival, before everybody younger, until there is room for all it has said."""
         self._homes.pop(track, None)
-        track.drafted = None
         self._line.add(track)
         self._metrics.num_preemptions.inc()
         log.info(
@@ -220,7 +218,6 @@ class Admission:
     def moved(self, track: Track) -> None:
         """Its verifier will leave. Planned, so it does not count as a loss."""
         self._homes.pop(track, None)
-        track.drafted = None
         self._line.add(track)
         self._metrics.handovers.labels(reason="drained").inc()
         self._soon()
@@ -231,7 +228,6 @@ class Admission:
         self._line.add(track)
         track.handovers += 1
         self._metrics.handovers.labels(reason="lost").inc()
-        track.drafted = None
         log.warning(
             "sequence.orphaned",
             request=track.request.id,
@@ -247,11 +243,11 @@ class Admission:
 
     # Lanes.
 
-    def lane_joined(self, lane: AnyLane) -> None:
+    def lane_joined(self, lane: Lane) -> None:
         self._lanes.append(lane)
         self._place()
 
-    def lane_left(self, lane: AnyLane) -> None:
+    def lane_left(self, lane: Lane) -> None:
         """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to come, and to run its
         first requests once it is there."""
         self._full.discard(lane)
@@ -317,12 +313,12 @@ class Admission:
     def _alive(self) -> Iterable[Track]:
         return chain.from_iterable(self._requests.values())
 
-    def _choose(self, track: Track) -> AnyLane | None:
+    def _choose(self, track: Track) -> Lane | None:
         """The lane with the fewest sequences that has room for this one."""
         able = [lane for lane in self._lanes if lane not in self._full and lane.can_take(track)]
         return min(able, key=len, default=None)
 
-    def _retry(self, lane: AnyLane) -> None:
+    def _retry(self, lane: Lane) -> None:
         self._full.discard(lane)
         self._place()
 
@@ -354,14 +350,14 @@ class Admission:
         return error
 
 
-def _given_up(track: Track, refused: Declined | None) -> DsparkError:
+def _given_up(track: Track, refused: Refusal | None) -> DsparkError:
     """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on. A bug of
     its own is no reason for a client to try again."""
     if refused is None:
         return Unavailable(f"{track.handovers} verifiers were lost; {_said(track)}")
-    why = refused.message or refused.why.name.lower()
+    why = refused.message or refused.reason.name.lower()
     told = f"begun {track.handovers} times, and refused again: {why}; {_said(track)}"
-    return PeerError(told) if refused.why is RefusalReason.INTERNAL else Unavailable(told)
+    return PeerError(told) if refused.reason is RefusalReason.INTERNAL else Unavailable(told)
 
 
 def _said(track: Track) -> str:

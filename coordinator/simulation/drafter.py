@@ -1,31 +1,41 @@
-"""A drafter behind the lane's own port, without messages: what it says and how long it takes comes from the file of a
-synthetic pair, what lies between from `Hops`.
-
-It does what the synthetic service does (`draft_service.synthetic`): as soon as it is free it takes all cohorts that
-wait, of any lane, into one pass.
-"""
+"""A drafter without messages: as soon as it is free it takes all orders that wait, of any verifier, into one pass."""
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections import deque
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import numpy as np
-
-from coordinator.lanes.ports import Declined, Drafted, DrafterFacts, DraftOrder
+from coordinator.lanes.facts import DrafterFacts
+from coordinator.simulation.pair import Drafted, Held, Pair
 from coordinator.simulation.world import SimulatedWorker, World, curve_of
-from dspark.types import NO_Q, Block, Cursor, EmptyReason, Law
+from dspark.rounds.events import SendOrder
 
 BLOCKS_AT_ONCE = 256  # sequences of one draft pass, as `draft.max_batch_sequences`
+Key = tuple[str, int, int]  # verifier, sequence, epoch
+
+
+class Answered(NamedTuple):
+    """An order's blocks, a row for each of the order's; a row without a context is empty."""
+
+    blocks: Sequence[Drafted]
+    watermarks: Sequence[int]
+    forward_s: float
+
+
+class _Waiting(NamedTuple):
+    verifier: str
+    order: SendOrder
+    held: Sequence[Held | None]
+    answer: Callable[[Answered], object]
 
 
 class SimulatedDrafter(SimulatedWorker):
-    """Keeps `ports.DrafterPort`."""
+    """One drafter process. `rows` of contexts are counted, not kept."""
 
-    def __init__(self, world: World, name: str, incarnation: int) -> None:
+    def __init__(self, world: World, pair: Pair, name: str, incarnation: int) -> None:
         super().__init__(world)
+        self._pair = pair
         spec = world.law.spec
         self.facts = DrafterFacts(
             name=name,
@@ -41,41 +51,46 @@ class SimulatedDrafter(SimulatedWorker):
             context_length=spec.context_length,
             cost=curve_of(spec.draft),
         )
-        world.drafters[self.facts.sink] = self
-        self._rows: dict[int, tuple[int, int]] = {}  # sequence -> (epoch, rows)
-        self._waiting: deque[tuple[Sequence[DraftOrder], Future[Drafted]]] = deque()
-        self._passing: list[tuple[Sequence[DraftOrder], Future[Drafted]]] = []
+        self.rows: dict[Key, int] = {}
+        self.users: dict[str, Callable[[], object]] = {}  # told of its loss, by verifier
+        self.silent = False  # takes orders and answers none
+        self.full = False  # has room for nobody
+        self._waiting: deque[_Waiting] = deque()
+        self._passing: list[_Waiting] = []
         self._asked = False  # whether the device has been told that somebody waits
 
-    def open(self, cursor: Cursor, reserve_tokens: int, law: Law) -> Future[Declined | None]:
-        future = self._future()
+    def open(self, key: Key) -> None:
+        self.rows[key] = 0
 
-        def arrived() -> None:
-            if self._rows.get(cursor.sequence, (-1, 0))[0] < cursor.epoch:
-                self._rows[cursor.sequence] = (cursor.epoch, 0)
-            self.world.reply(future, None)
+    def forget(self, key: Key) -> None:
+        self.rows.pop(key, None)
 
-        self.command(1, arrived)
-        return future
+    def forget_all(self, verifier: str) -> None:
+        """Its stream ended."""
+        self.users.pop(verifier, None)
+        for key in [each for each in self.rows if each[0] == verifier]:
+            del self.rows[key]
 
-    def take(self, cursor: Cursor, start: int, stop: int) -> None:
-        """Rows of a verifier; they are here before any draft that counts on them, which has further to go."""
-        epoch, rows = self._rows.get(cursor.sequence, (-1, 0))
-        if epoch == cursor.epoch and start <= rows:
-            self._rows[cursor.sequence] = (epoch, max(rows, stop))
+    def take(self, key: Key, start: int, stop: int) -> int | None:
+        """Rows that came; returns how many there are without a gap, None for nobody's."""
+        if key not in self.rows:
+            return None
+        if start <= self.rows[key]:
+            self.rows[key] = max(self.rows[key], stop)
+        return self.rows[key]
 
-    def draft(self, orders: Sequence[DraftOrder], wait_us: int) -> Future[Drafted]:
-        future = self._future()
-        missing = any(self._missing(order) for order in orders)
-        late = wait_us * 1e-6 if missing else 0.0
-        self.command(len(orders), lambda: self._queue(orders, future), late)
-        return future
+    def order(
+        self, verifier: str, order: SendOrder, held: Sequence[Held | None], answer: Callable[[Answered], object]
+    ) -> None:
+        """Called by a verifier; `answer` follows on the drafter's side, when the block is there."""
+        for row in order.rows:
+            self.take((verifier, row.sequence, row.epoch), row.first_row, row.committed_len - 1)
+        self.command(len(order.rows), lambda: self._queue(_Waiting(verifier, order, held, answer)))
 
-    def release(self, cursor: Cursor) -> None:
-        self._rows.pop(cursor.sequence, None)
-
-    def _queue(self, orders: Sequence[DraftOrder], future: Future[Drafted]) -> None:
-        self._waiting.append((orders, future))
+    def _queue(self, waiting: _Waiting) -> None:
+        if self._closed or self.silent:
+            return
+        self._waiting.append(waiting)
         if not self._asked:
             self._asked = True
             self.device.submit(self._begin, self._over, urgent=True)
@@ -85,44 +100,36 @@ class SimulatedDrafter(SimulatedWorker):
         self._asked = False
         self._passing = list(self._waiting)
         self._waiting.clear()
-        merged = [order for orders, _ in self._passing for order in orders]
-        context = sum(order.cursor.committed_len for order in merged) / max(len(merged), 1)
-        table = self.world.law.spec.draft
-        pieces = (min(len(merged) - at, BLOCKS_AT_ONCE) for at in range(0, len(merged), BLOCKS_AT_ONCE))
-        return sum(table.seconds(piece, context) for piece in pieces)
+        rows = [row for each in self._passing for row in each.order.rows]
+        context = sum(row.committed_len for row in rows) / max(len(rows), 1)
+        pieces = (min(len(rows) - at, BLOCKS_AT_ONCE) for at in range(0, len(rows), BLOCKS_AT_ONCE))
+        return sum(self.world.law.spec.draft.seconds(piece, context) for piece in pieces)
 
     def _over(self, seconds: float) -> None:
         passed, self._passing = self._passing, []
-        blocks = self._blocks([order for orders, _ in passed for order in orders])
-        at = 0
-        for orders, future in passed:
-            mine = tuple(blocks[at : at + len(orders)])
-            at += len(orders)
-            held = self.world.sequences.get(orders[0].cursor.sequence) if orders else None
-            processor = held.processor if held is not None else None
-            said = Drafted(mine, seconds)
-            self.serve(len(orders), partial(self.world.reply, future, said, len(orders), processor))
+        if self._closed:
+            return
+        for each in passed:
+            marks = [self.rows.get((each.verifier, row.sequence, row.epoch), 0) for row in each.order.rows]
+            able = [
+                (held, row.slots)
+                for held, row, mark in zip(each.held, each.order.rows, marks, strict=True)
+                if held is not None and mark == row.committed_len - 1 == len(held.tokens) - 1
+            ]
+            drafted = iter(self._pair.draft(able)) if able else iter(())
+            fit = {id(held) for held, _ in able}
+            blocks = [next(drafted) if id(held) in fit else Drafted((), ()) for held in each.held]
+            self.serve(
+                len(blocks),
+                lambda each=each, blocks=blocks, marks=marks: each.answer(  # type: ignore[misc]
+                    Answered(blocks, marks, seconds)
+                ),
+            )
 
-    def _missing(self, order: DraftOrder) -> bool:
-        epoch, rows = self._rows.get(order.cursor.sequence, (-1, 0))
-        return epoch != order.cursor.epoch or rows < order.cursor.committed_len - 1
-
-    def _blocks(self, orders: Sequence[DraftOrder]) -> list[Block]:
-        law, sequences = self.world.law, self.world.sequences
-        held = [sequences.get(order.cursor.sequence) for order in orders]
-        keys = np.array([one.key if one is not None else 0 for one in held], np.uint64)
-        domains = np.array([one.domain if one is not None else 0 for one in held])
-        anchors = np.array([order.cursor.committed_len - 1 for order in orders])
-        drafted, chances = law.draft(keys, domains, anchors)
-        believed = law.confidences(keys, anchors, chances).tolist()
-        blocks = []
-        for order, one, ids, sure in zip(orders, held, drafted.tolist(), believed, strict=True):
-            cursor = order.cursor
-            rows = self._rows.get(cursor.sequence, (-1, 0))[1]
-            if one is None or self._missing(order):
-                reason = EmptyReason.UNKNOWN_SEQUENCE if one is None else EmptyReason.FEATURES_MISSING
-                blocks.append(Block(cursor, empty_reason=reason, watermark=rows))
-                continue
-            slots = order.max_slots
-            blocks.append(Block(cursor, tuple(ids[:slots]), tuple(sure[:slots]), NO_Q, EmptyReason.NONE, rows))
-        return blocks
+    def lose(self, why: str = "lost") -> None:
+        """As a killed process: every verifier's stream to it breaks."""
+        self.close(why)
+        self.rows.clear()
+        users, self.users = self.users, {}
+        for tell in users.values():
+            self.world.loop.call_later(self.world.hops.hop_s, tell)

@@ -88,7 +88,7 @@ class Load:
         log = CommitLog(prompt)
         answer = Answer(log, max_tokens=most)
         tap = Tap(self._recorder, number, self._ended)
-        track = Track(request, Sequence(number + 1, log), answer, Tally(self._loop.time()), tap)
+        track = Track(request, Sequence(number + 1), answer, Tally(self._loop.time()), tap)
         try:
             self._admission.submit(track)
         except DsparkError:

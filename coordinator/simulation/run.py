@@ -6,19 +6,16 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
+from coordinator.lanes.facts import Drafter
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.ports import DrafterPort
-from coordinator.lanes.verifier_lane import AnyLane, VerifierLane
 from coordinator.queue.admission import Admission, Bounds
 from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import SimulatedDrafter
-from coordinator.simulation.drafts import SimulatedDrafts
 from coordinator.simulation.load import Load
 from coordinator.simulation.pair import SyntheticPair
 from coordinator.simulation.recorder import Recorder
-from coordinator.simulation.rounds import SimulatedRounds
 from coordinator.simulation.scenario import Scenario
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
@@ -53,8 +50,10 @@ class _Cell:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._drafters: list[SimulatedDrafter | SimulatedDrafts] = []
-        self._verifiers: list[SimulatedVerifier | SimulatedRounds] = []
+        self._drafters: list[SimulatedDrafter] = []
+        self._verifiers: list[SimulatedVerifier] = []
+        self._lanes: list[Lane] = []
+        self._lost: list[str] = []  # why lanes ended
 
     async def run(self) -> dict[str, Any]:
         scenario, clock = self._scenario, asyncio.get_running_loop()
@@ -65,12 +64,11 @@ class _Cell:
         self._world = World(SyntheticLaw(scenario.spec), scenario.hops, scenario.prefill_chunk, scenario.cores)
         self._pages = scenario.kv_tokens // scenario.page_size
         self._processors = [Device(self._world.cores) for _ in range(scenario.coordinators)]
-        load: Counter[DrafterPort] = Counter()
-        self._lanes: list[AnyLane] = []
-        loops = self._by_themselves(admission, load) if scenario.rounds == "verifier" else self._led(admission, load)
+        load: Counter[Drafter] = Counter()
+        self._open_lanes(admission, load)
         for lane in self._lanes:
             for drafter in self._drafters:
-                lane.drafter_joined(cast("DrafterPort", drafter))
+                lane.drafter_joined(drafter)
             admission.lane_joined(lane)
         for verifier, lane, at in zip(self._verifiers, self._lanes, scenario.verifiers_lost_s, strict=False):
             clock.call_later(at, _lose_verifier, admission, lane, verifier)
@@ -83,58 +81,42 @@ class _Cell:
         before = self._marks()
         await asyncio.sleep(recorder.closes - clock.time())
         after = self._marks()
-        for loop in loops[len(scenario.verifiers_lost_s) :]:
-            if loop.done():  # a lane ended: a bug, and nothing that was measured counts
-                loop.result()
-                raise RuntimeError("a lane ended before the simulation did")
+        if len(self._lost) > len(scenario.verifiers_lost_s):  # a bug, and nothing that was measured counts
+            raise RuntimeError(f"a lane ended before the simulation did: {self._lost}")
         asking.cancel()
         return self._said(recorder, users, before, after)
 
-    def _led(self, admission: Admission, load: Counter[DrafterPort]) -> list[asyncio.Task[None]]:
-        """Lanes that run the rounds; returns their loops."""
-        scenario, world, clock = self._scenario, self._world, asyncio.get_running_loop()
-        self._drafters = [SimulatedDrafter(world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
-        loops = []
-        for number in range(scenario.verifiers):
-            processor = self._processors[number % scenario.coordinators]
-            verifier = SimulatedVerifier(world, f"verify/{number}", processor, self._pages, scenario.page_size)
-            lane = Lane(verifier, admission, load=load, waits=scenario.conduct, clock=clock, metrics=self._metrics)
-            loops.append(clock.create_task(lane.run()))
-            self._verifiers.append(verifier)
-            self._lanes.append(lane)
-        return loops
-
-    def _by_themselves(self, admission: Admission, load: Counter[DrafterPort]) -> list[asyncio.Task[None]]:
-        """Lanes of verifiers that run their rounds."""
+    def _open_lanes(self, admission: Admission, load: Counter[Drafter]) -> None:
         scenario, world, clock = self._scenario, self._world, asyncio.get_running_loop()
         pair = SyntheticPair(world.law)
-        pool = [SimulatedDrafts(world, pair, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
-        self._drafters = [*pool]
+        self._drafters = [SimulatedDrafter(world, pair, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
         for number in range(scenario.verifiers):
             processor = self._processors[number % scenario.coordinators]
-            rounds = SimulatedRounds(world, pair, f"verify/{number}", processor, pool, self._pages, scenario.page_size)
+            verifier = SimulatedVerifier(
+                world, pair, f"verify/{number}", processor, self._drafters, self._pages, scenario.page_size
+            )
             self._lanes.append(
-                VerifierLane(
-                    rounds.facts,
-                    rounds,
+                Lane(
+                    verifier.facts,
+                    verifier,
                     admission,
                     load=load,
                     waits=scenario.conduct,
                     clock=clock,
                     metrics=self._metrics,
+                    on_lost=self._lane_failed,
                 )
             )
-            self._verifiers.append(rounds)
-        return []
+            self._verifiers.append(verifier)
 
-    def _lose_drafter(self, drafter: SimulatedDrafter | SimulatedDrafts, load: Counter[DrafterPort]) -> None:
-        if isinstance(drafter, SimulatedDrafts):
-            drafter.lose()
-        else:
-            drafter.close("lost")
+    def _lane_failed(self, why: str) -> None:
+        self._lost.append(why)
+
+    def _lose_drafter(self, drafter: SimulatedDrafter, load: Counter[Drafter]) -> None:
+        drafter.lose()
         for lane in self._lanes:
-            lane.drafter_left(cast("DrafterPort", drafter))
-        load.pop(cast("DrafterPort", drafter), None)
+            lane.drafter_left(drafter)
+        load.pop(drafter, None)
 
     def _marks(self) -> _Marks:
         return _Marks(
@@ -184,7 +166,7 @@ class _Cell:
         }
 
 
-def _lose_verifier(admission: Admission, lane: AnyLane, verifier: SimulatedVerifier | SimulatedRounds) -> None:
+def _lose_verifier(admission: Admission, lane: Lane, verifier: SimulatedVerifier) -> None:
     """As the coordinator takes it: its sequences go elsewhere, with all they have said."""
     verifier.close("lost")
     lane.close()

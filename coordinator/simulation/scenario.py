@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.lanes.lane import Conduct
+from coordinator.lanes.conduct import Conduct
 from coordinator.simulation.world import Hops
 from dspark.errors import InvalidRequest
 from dspark.rounds.policy import parse_policy
@@ -27,8 +27,7 @@ class Scenario:
     verifiers: int = 1
     drafters: int = 1
     coordinators: int = 1  # processors that settle replies; verifiers are dealt out to them, drafters shared
-    policy: str = "greedy"
-    rounds: str = "coordinator"  # who runs them: the coordinator, or each verifier by itself
+    policy: str = "adaptive"
     prompt_tokens: Span = (32, 32)
     answer_tokens: Span = (128, 128)
     warmup_s: float = 5.0
@@ -64,6 +63,4 @@ class Scenario:
             raise InvalidRequest("drafters_lost_s", f"there are {self.drafters} drafters")
         if self.warmup_s < 0 or not self.window_s > 0:
             raise InvalidRequest("window_s", "the warm-up must be 0 or more seconds, the window above 0")
-        if self.rounds not in ("coordinator", "verifier"):
-            raise InvalidRequest("rounds", f"{self.rounds!r} is neither coordinator nor verifier")
         parse_policy(self.policy, field="policy")

@@ -1,51 +1,116 @@
-"""A verifier behind the lane's own port, without messages: what it says and how long it takes comes from the file of a
-synthetic pair, what lies between from `Hops`.
+"""A verifier without messages, around the `RoundLoop` that real ones run; what it carries out takes simulated time.
 
-It does what the synthetic service does (`verify_service.synthetic`, `verify_service.intake`): one packed pass per
-cohort, in which prompts ride; prompts by themselves where no round has come for a moment.
+It does what a verifier's driver does: one packed pass at a time, in which prompts ride; prompts by themselves where no
+round has come for a moment; rows and orders to drafters, blocks back; reports up. What is said comes from its `Pair`.
 """
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-import numpy as np
-
-from coordinator.lanes.ports import Declined, Judged, Prefilled, PrefillOrder, Sink, VerifierFacts, VerifyOrder
+from coordinator.lanes.facts import VerifierFacts
 from coordinator.simulation.device import Device
-from coordinator.simulation.world import Held, SimulatedWorker, World, curve_of
-from dspark.types import Cursor, RefusalReason, Verdict
+from coordinator.simulation.drafter import Answered, Key, SimulatedDrafter
+from coordinator.simulation.pages import Pages
+from coordinator.simulation.pair import Held, Pair
+from coordinator.simulation.world import SimulatedWorker, World, curve_of
+from dspark.rounds.control import Admission, Down, DrafterAt, Listener, PassReport, Started, Timing, Up, Use
+from dspark.rounds.events import (
+    BlocksCame,
+    CallBackPrefill,
+    CloseAtDrafter,
+    DrafterEvent,
+    DrafterLost,
+    DrafterReady,
+    Drawn,
+    OpenAtDrafter,
+    PassEnded,
+    Prefill,
+    Prefilled,
+    PrefillRefused,
+    Released,
+    Report,
+    RunPass,
+    SendOrder,
+    SendRows,
+    Tick,
+    Told,
+)
+from dspark.rounds.loop import RoundLoop
+from dspark.rounds.orders import Waits
+from dspark.rounds.plan import Plan
 
-RIDING = 512  # prompt tokens of one round, as `verify.step_prefill_tokens`
-IDLE_S, LIVELY_S = 0.02, 0.5  # as in `verify_service.intake`
+RIDING = 512  # prompt tokens of one pass, as `verify.step_prefill_tokens`
+IDLE_S = 0.02  # without a pass, after which prompts run by themselves
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """One prompt on its way in."""
+    """One on its way in."""
 
-    order: PrefillOrder
-    future: Future[Prefilled | Declined]
-    key: int
+    held: Held
     run: int = 0  # tokens
-    seconds: float = 0.0  # of the pass that completed it
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Cohort:
+    """What a round of one has taken so far."""
+
+    reported_at: float | None = None
+    ordered_at: float | None = None
+    block_at: float = 0.0
+    draft_s: float = 0.0
 
 
 class SimulatedVerifier(SimulatedWorker):
-    """Keeps `ports.VerifierPort`."""
+    """Keeps `RoundsPort`."""
 
-    def __init__(self, world: World, name: str, processor: Device, pages: int, page_size: int = 16) -> None:
+    def __init__(
+        self,
+        world: World,
+        pair: Pair,
+        name: str,
+        processor: Device,
+        drafters: Sequence[SimulatedDrafter],
+        pages: int,
+        page_size: int = 16,
+        waits: Waits | None = None,
+    ) -> None:
+        """processor: of its coordinator, where reports are settled one after the other."""
         super().__init__(world)
-        self.processor = processor  # of its coordinator: replies are settled one after the other
-        self._line: deque[_Prompt] = deque()  # prompts on their way in
-        self._rounds = 0  # cohorts here now
-        self._last_round = -LIVELY_S  # when one ended
+        self.processor, self._pair, self._pool = processor, pair, drafters
+        self.pages = Pages(pages, page_size, self._free)
+        self._rounds = RoundLoop(self.pages, waits)
+        self._listener: Listener | None = None
+        self.held: dict[tuple[int, int], Held] = {}  # by sequence and epoch
+        self._numbered: dict[int, SimulatedDrafter] = {}
+        self._line: deque[_Prompt] = deque()
+        self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
+        self._cohorts = (_Cohort(), _Cohort())
+        self._passes: dict[int, tuple[float, int, int, float]] = {}  # seconds, tokens, of prompts, context
+        self._prompts: dict[tuple[int, int], float] = {}  # seconds of those that are being told of
+        self._running = 0
+        self._last_pass = -IDLE_S
         self._pumping = False
-        self._pages: dict[int, int] = {}  # by sequence; handed out as sequences grow
+        self._news: list[Up] = []
+        self._tick: Any = None
+        self._carry_out: dict[type, Callable[[Any], object]] = {
+            Prefill: self._prefill,
+            CallBackPrefill: self._call_back,
+            OpenAtDrafter: self._open_at,
+            CloseAtDrafter: self._close_at,
+            SendRows: self._send_rows,
+            SendOrder: self._send_order,
+            RunPass: self._run,
+            Report: self._report,
+            Released: self._news.append,
+            DrafterEvent: self._drafter_event,
+        }
         spec = world.law.spec
         self.facts = VerifierFacts(
             name=name,
@@ -65,21 +130,158 @@ class SimulatedVerifier(SimulatedWorker):
             cost=curve_of(spec.verify),
         )
 
-    def prefill(self, order: PrefillOrder) -> Future[Prefilled | Declined]:
-        world, future, ids, law = self.world, self._future(), order.token_ids, order.law
-        key = world.law.key(ids[0], law.seed, law.choice)
-        world.sequences[order.cursor.sequence] = Held(key, world.law.domain(ids[0]), self.processor)
+    # The coordinator's side.
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def tell(self, orders: Sequence[Down]) -> None:
+        if not self._closed:
+            self.command(0, partial(self._told, tuple(orders)))
+
+    def close(self, why: str) -> None:
+        """Everything that was held here is gone."""
+        if self._closed:
+            return
+        super().close(why)
+        for drafts in self._pool:
+            drafts.forget_all(self.facts.name)
+        self.held.clear()
+        if self._tick is not None:
+            self._tick.cancel()
+        if self._listener is not None:
+            self._listener.lost(why)
+
+    def _told(self, orders: Sequence[Down]) -> None:
+        told: list[Told | Plan] = []
+        for each in orders:
+            if isinstance(each, Admission):
+                held = Held(each)
+                self._pair.admitted(held)
+                self.held[each.admit.sequence, each.admit.epoch] = held
+                told.append(each.admit)
+            elif isinstance(each, DrafterAt):
+                told.extend(self._drafter_at(each))
+            else:
+                told.append(each)
+        self._feed(*told)
+
+    def _drafter_at(self, at: DrafterAt) -> list[DrafterLost]:
+        known = self._numbered.get(at.drafter)
+        if at.use is Use.GONE:
+            return [DrafterLost(at.drafter, "gone")] if known is not None else []
+        for drafts in self._pool:
+            if (drafts.facts.endpoint, drafts.facts.incarnation) == (at.endpoint, at.incarnation):
+                self._numbered[at.drafter] = drafts
+                drafts.users[self.facts.name] = partial(self._feed, DrafterLost(at.drafter))
+        return []
+
+    def _feed(self, *told: Told | Plan) -> None:
+        if self._closed:
+            return
+        for action in self._rounds.feed_all(told, self.world.loop.time()):
+            self._carry_out[type(action)](action)
+        self._say()
+        if self._tick is not None:
+            self._tick.cancel()
+        due = self._rounds.next_at()
+        self._tick = None if due is None else self.world.loop.call_at(due, self._feed, Tick())
+
+    def _say(self) -> None:
+        news, self._news[:] = tuple(self._news), []
+        if not news:
+            return
+        rounds = sum(len(each.report.rounds) for each in news if isinstance(each, PassReport))
+        seconds = self.world.hops.settling(rounds) if rounds else 0.0
+
+        def settled(_: float) -> None:
+            if self._listener is not None and not self._closed:
+                self._listener.heard(news)
+                self.world.trail(self.processor, seconds)
+
+        arrived = partial(self.processor.submit, lambda: seconds, settled, urgent=True)
+        self.world.loop.call_later(self.world.hops.hop_s, arrived)
+
+    # Drafters.
+
+    def _key(self, sequence: int, epoch: int) -> Key:
+        return self.facts.name, sequence, epoch
+
+    def _there(self, drafter: int) -> SimulatedDrafter | None:
+        """None, and the loop hears of it, when there is nobody."""
+        drafts = self._numbered.get(drafter)
+        if drafts is None or drafts.closed:
+            self.world.loop.call_soon(self._feed, DrafterLost(drafter))
+            return None
+        return drafts
+
+    def _drafter_event(self, event: DrafterEvent) -> None:
+        """The stream to a drafter that was given up is ended, and what was opened there goes with it."""
+        if event.what != "late" and event.drafter in self._numbered:
+            self._numbered[event.drafter].forget_all(self.facts.name)
+        self._news.append(event)
+
+    def _open_at(self, action: OpenAtDrafter) -> None:
+        drafts = self._there(action.drafter)
+        if drafts is not None and drafts.full:
+            self._news.append(DrafterEvent(action.drafter, "full"))
+        elif drafts is not None:
+            drafts.open(self._key(action.sequence, action.epoch))
+
+    def _close_at(self, action: CloseAtDrafter) -> None:
+        if action.drafter in self._numbered:
+            self._numbered[action.drafter].forget(self._key(action.sequence, action.epoch))
+
+    def _send_rows(self, action: SendRows) -> None:
+        drafts = self._there(action.drafter)
+        if drafts is None:
+            return
 
         def arrived() -> None:
-            if not self._grows(order.cursor.sequence, len(ids)):
-                world.reply(future, Declined(order.cursor, RefusalReason.NO_PAGES))
-                return
-            self._line.append(_Prompt(order, future, key))
-            if not self._pumping:
-                self._pump()
+            rows = drafts.take(self._key(action.sequence, action.epoch), action.start, action.stop)
+            if rows is not None:
+                came = DrafterReady(action.drafter, action.sequence, action.epoch, rows)
+                self.world.loop.call_later(self.world.hops.hop_s, self._feed, came)
 
-        self.command(1, arrived)
-        return future
+        self.world.loop.call_later(self.world.hops.hop_s, arrived)
+
+    def _send_order(self, action: SendOrder) -> None:
+        drafts, now = self._there(action.drafter), self.world.loop.time()
+        cohort = self._cohorts[self._rounds.plan.cohort(action.rows[0].sequence)]
+        cohort.ordered_at = now if cohort.ordered_at is None else cohort.ordered_at
+        if drafts is None:
+            return
+
+        def answered(said: Answered) -> None:
+            self.world.loop.call_later(self.world.hops.hop_s, partial(self.serve, len(said.blocks), lambda: came(said)))
+
+        def came(said: Answered) -> None:
+            if self._closed:
+                return
+            cohort.block_at, cohort.draft_s = self.world.loop.time(), max(cohort.draft_s, said.forward_s)
+            for row, block in zip(action.rows, said.blocks, strict=True):
+                self._blocks[row.sequence, row.epoch] = block.token_ids
+            blocks = [block.confidence for block in said.blocks]
+            why = ["" if block.token_ids else "rows missing" for block in said.blocks]
+            self._feed(BlocksCame(action.order, blocks, said.watermarks, why))
+
+        held = [self.held.get((row.sequence, row.epoch)) for row in action.rows]
+        drafts.order(self.facts.name, action, held, answered)
+
+    # The device.
+
+    def _prefill(self, action: Prefill) -> None:
+        self._line.append(_Prompt(self.held[action.sequence, action.epoch]))
+        self._pump()
+
+    def _call_back(self, action: CallBackPrefill) -> None:
+        """Of a prompt that is in a pass its first token is as good as drawn."""
+        for prompt in self._line:
+            admit = prompt.held.admission.admit
+            if (admit.sequence, admit.epoch) == (action.sequence, action.epoch):
+                self._line.remove(prompt)
+                self.world.loop.call_soon(self._feed, PrefillRefused(action.sequence, action.epoch))
+                return
 
     def _ride(self, budget: int, most: int) -> tuple[list[_Prompt], float, int]:
         """The next tokens of prompts in line, first come, first served: the prompts they complete, their seconds, and
@@ -88,117 +290,107 @@ class SimulatedVerifier(SimulatedWorker):
         seconds, taken, tokens = 0.0, 0, 0
         while self._line and budget > 0 and taken < most:
             prompt = self._line[0]
-            count = min(budget, len(prompt.order.token_ids) - prompt.run)
+            count = min(budget, len(prompt.held.tokens) - prompt.run)
             prompt.run += count
-            budget -= count
-            taken += 1
-            tokens += count
+            budget, taken, tokens = budget - count, taken + 1, tokens + count
             seconds += self.world.law.spec.prefill_seconds(count, prompt.run)
-            if prompt.run == len(prompt.order.token_ids):
+            if prompt.run == len(prompt.held.tokens):
                 done.append(self._line.popleft())
         for prompt in done:
             prompt.seconds = seconds
         return done, seconds, tokens
 
-    def _prefilled(self, prompts: Sequence[_Prompt]) -> None:
+    def _prefilled(self, prompts: Sequence[_Prompt]) -> list[Prefilled | PrefillRefused]:
+        told: list[Prefilled | PrefillRefused] = []
+        self._prompts.clear()
         for prompt in prompts:
-            order, length = prompt.order, len(prompt.order.token_ids)
-            self._push(order.sink, order.cursor, 0, length)
-            anchor = int(self.world.law.target(np.array([prompt.key], np.uint64), np.array([length]))[0])
-            said = Prefilled(order.cursor, anchor, prompt.seconds)
-            self.serve(1, partial(self.world.reply, prompt.future, said, 1, self.processor))
+            held, admit = prompt.held, prompt.held.admission.admit
+            there = (admit.sequence, admit.epoch) in self.held  # else it was dropped meanwhile
+            if not there or self.pages.grow(admit.sequence, admit.epoch, len(held.tokens), 0) is None:
+                told.append(PrefillRefused(admit.sequence, admit.epoch))
+                continue
+            token = self._pair.first(held)
+            held.tokens.append(token)
+            told.append(Prefilled(admit.sequence, admit.epoch, token))
+            self._prompts[admit.sequence, admit.epoch] = prompt.seconds
+        return told
 
     def _pump(self) -> None:
-        """Prompts by themselves, while no round is here and none has been for a moment."""
-        self._pumping = bool(self._line)
-        if not self._pumping:
+        """Prompts by themselves, while no pass is here and none has been for a moment."""
+        if not self._line or self._pumping or self._closed:
             return
-        quiet_s = self.world.loop.time() - self._last_round
-        if self._rounds or quiet_s < IDLE_S:
-            self.world.loop.call_later(max(IDLE_S - quiet_s, IDLE_S / 4), self._pump)
+        self._pumping = True
+        quiet_s = self.world.loop.time() - self._last_pass
+        if self._running or quiet_s < IDLE_S:
+            self.world.loop.call_later(max(IDLE_S - quiet_s, IDLE_S / 4), self._again)
             return
-        budget = RIDING if quiet_s < LIVELY_S else self.world.prefill_chunk
         done: list[_Prompt] = []
 
         def begin() -> float:
-            prompts, seconds, _ = self._ride(budget, 1)
+            prompts, seconds, _ = self._ride(self.world.prefill_chunk, 1)
             done.extend(prompts)
             return seconds
 
         def over(_: float) -> None:
-            self._prefilled(done)
-            self._pump()
+            self._feed(*self._prefilled(done))
+            self._again()
 
         self.device.submit(begin, over, urgent=False)
 
-    def verify(self, orders: Sequence[VerifyOrder]) -> Future[Judged]:
-        world, future = self.world, self._future()
-        tokens = len(orders) + sum(len(order.draft_ids) for order in orders)
-        context = sum(order.cursor.committed_len for order in orders) / max(len(orders), 1)
+    def _again(self) -> None:
+        self._pumping = False
+        self._pump()
 
+    def _run(self, action: RunPass) -> None:
+        self._running += 1
+        rows = action.rows
+        own = len(rows) + sum(row.prefix for row in rows)
+        context = sum(row.committed_len for row in rows) / len(rows)
         done: list[_Prompt] = []
-        ridden = 0  # tokens of prompts
-
-        def arrived() -> None:
-            self._rounds += 1
-            self.device.submit(begin, over, urgent=True)
+        ridden = 0
 
         def begin() -> float:
             nonlocal ridden
             prompts, more, ridden = self._ride(RIDING, len(self._line))
             done.extend(prompts)
-            return world.law.spec.verify.seconds(tokens, context) + more
+            return self.world.law.spec.verify.seconds(own, context) + more
 
         def over(seconds: float) -> None:
-            self._rounds -= 1
-            self._last_round = world.loop.time()
-            said = Judged(self._judge(orders), seconds, tokens + ridden, ridden)
-            self.serve(len(orders), partial(world.reply, future, said, len(orders), self.processor))
-            self._prefilled(done)  # behind the verdicts: their first tokens are drawn after the pass
+            self._running -= 1
+            self._last_pass = self.world.loop.time()
+            if self._closed:
+                return
+            self._passes[action.number] = (seconds, own + ridden, ridden, context)
+            self._feed(PassEnded(action.number, self._judge(action)), *self._prefilled(done))
 
-        self.command(len(orders), arrived)
-        return future
+        self.device.submit(begin, over, urgent=True)
 
-    def resend(self, cursor: Cursor, sink: Sink, from_position: int) -> Future[Declined | None]:
-        future = self._future()
-        self._push(sink, cursor, from_position, cursor.committed_len - 1)
-        self.world.reply(future, None)
-        return future
+    def _judge(self, action: RunPass) -> list[Drawn]:
+        asked = []
+        for row in action.rows:
+            key = (row.sequence, row.epoch)
+            asked.append((self.held[key], self._blocks[key][: row.prefix] if row.prefix else ()))
+        drawn = self._pair.judge(asked)
+        for (held, _), tokens in zip(asked, drawn, strict=True):
+            held.tokens.extend(tokens)
+        return [Drawn(tokens) for tokens in drawn]
 
-    def release(self, cursor: Cursor) -> None:
-        self.world.sequences.pop(cursor.sequence, None)
-        self._pages.pop(cursor.sequence, None)
+    # Up.
 
-    def _grows(self, sequence: int, tokens: int) -> bool:
-        """Whether there are pages for so many tokens of a sequence; takes them if so."""
-        held, wanted = self._pages.get(sequence, 0), -(-tokens // self.facts.page_size)
-        if self.facts.pages_total and sum(self._pages.values()) - held + wanted > self.facts.pages_total:
-            return False
-        self._pages[sequence] = max(held, wanted)
-        return True
+    def _report(self, report: Report) -> None:
+        first = report.rounds[0]
+        if report.number == 0:
+            seconds = self._prompts[first.sequence, first.epoch]
+            self._news.append(PassReport(report, started=Started(seconds)))
+            return
+        now, cohort = self.world.loop.time(), self._cohorts[self._rounds.plan.cohort(first.sequence)]
+        seconds, tokens, ridden, context = self._passes.pop(report.number)
+        waited = max(cohort.block_at - cohort.ordered_at, 0.0) if cohort.ordered_at is not None else 0.0
+        since = cohort.reported_at if cohort.reported_at is not None else now
+        timing = Timing(seconds, now - since, cohort.draft_s, waited)
+        cohort.reported_at, cohort.ordered_at, cohort.draft_s = now, None, 0.0
+        self._news.append(PassReport(report, timing, context, tokens, ridden, pages_free=self.pages.left))
 
-    def _judge(self, orders: Sequence[VerifyOrder]) -> tuple[Verdict | Declined, ...]:
-        widest = 1 + max(len(order.draft_ids) for order in orders)
-        held = [self.world.sequences.get(order.cursor.sequence) for order in orders]
-        keys = np.array([one.key if one is not None else 0 for one in held], np.uint64)
-        lengths = np.array([order.cursor.committed_len for order in orders])
-        said = self.world.law.target(keys[:, None], lengths[:, None] + np.arange(widest)).tolist()
-        verdicts: list[Verdict | Declined] = []
-        for order, ids in zip(orders, said, strict=True):
-            if not self._grows(order.cursor.sequence, order.cursor.committed_len + len(order.draft_ids)):
-                verdicts.append(Declined(order.cursor, RefusalReason.OUT_OF_PAGES))
-                continue
-            accepted = 0
-            for drafted in order.draft_ids:
-                if drafted != ids[accepted]:
-                    break
-                accepted += 1
-            cursor = order.cursor
-            through = cursor.committed_len + accepted
-            self._push(order.sink, cursor, cursor.committed_len - 1, through)
-            verdicts.append(Verdict(cursor, accepted, ids[accepted], through, len(order.draft_ids)))
-        return tuple(verdicts)
-
-    def _push(self, sink: Sink | None, cursor: Cursor, start: int, stop: int) -> None:
-        if sink is not None:
-            self.world.drafters[sink].take(cursor, start, stop)
+    def _free(self, key: tuple[int, int]) -> None:
+        for kept in (self.held, self._blocks):
+            kept.pop(key, None)

@@ -34,7 +34,6 @@ class Why(enum.Enum):
     FIXED = "fixed"  # the policy's number
     THRESHOLD = "threshold"  # the next slot's confidence is below the policy's
     PRICE = "price"  # the next slot brings less than it costs
-    BUDGET = "budget"  # settled before the draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,7 @@ class Sums:
     verified: int  # slots
     tokens: int  # in the packed pass: anchors, prefixes, and prompts that rode along
     committed: int
-    budget: int | None  # slots, settled before the draft; None but under `async`
     plain: bool
-    probe: bool
     round_s: float
     draft_s: float  # waited for drafts
     draft_pass_s: float  # device time of the slowest drafter that replied

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from coordinator.clock import Clock
-from coordinator.lanes.drafting import result_of
 from coordinator.lanes.explain import Explain, Part, Watch
-from coordinator.lanes.reported import Reported
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.telemetry import Metrics
 
@@ -125,45 +123,14 @@ class Tracing:
         root.end(at(end))
 
     def _round(self, part: Part, inside: Any, at: Any) -> None:
-        settled = part.round
-        if isinstance(settled, Reported):
-            self._reported(settled, part, inside, at)
-            return
-        turn, verdict = settled.turns[part.at], settled.judged.verdicts[part.at]
-        span = self._span("round", at(settled.began), inside)
-        span.set_attributes(
-            {
-                "dspark.lane": settled.lane,
-                "dspark.cohort.sequences": len(settled.turns),
-                "dspark.spec.drafted": len(turn.block.token_ids),
-                "dspark.spec.verified": turn.prefix,
-                "dspark.spec.accepted": int(getattr(verdict, "accepted", 0)),
-                "dspark.spec.committed": part.kept,
-                **({"dspark.spec.without_draft": turn.empty_because} if turn.empty_because else {}),
-            }
-        )
-        within = _child_of(span)
-        for drafter, orders in settled.asked.orders.items():
-            if turn in orders:
-                drafted = self._span("draft", at(settled.began), within)
-                drafted.set_attribute("dspark.worker", drafter.facts.name)
-                reply = result_of(settled.asked.replies[drafter]) if settled.asked.replies[drafter].done() else None
-                if reply is not None:
-                    drafted.set_attribute("dspark.device_s", reply.forward_s)
-                drafted.end(at(settled.began + settled.drafted_s))
-        verified = self._span("verify", at(settled.ended - settled.verified_s), within)
-        verified.set_attributes({"dspark.worker": settled.lane, "dspark.device_s": settled.judged.forward_s})
-        verified.end(at(settled.ended))
-        span.end(at(settled.ended))
-
-    def _reported(self, settled: Reported, part: Part, inside: Any, at: Any) -> None:
-        said, timing = settled.rounds[part.at], settled.report.timing
-        began = settled.ended - timing.round_s
+        made = part.round
+        said, timing = made.rounds[part.at], made.report.timing
+        began = made.ended - timing.round_s
         span = self._span("round", at(began), inside)
         span.set_attributes(
             {
-                "dspark.lane": settled.lane,
-                "dspark.cohort.sequences": len(settled.rounds),
+                "dspark.lane": made.lane,
+                "dspark.cohort.sequences": len(made.rounds),
                 "dspark.spec.drafted": len(said.confidence),
                 "dspark.spec.verified": said.verified,
                 "dspark.spec.accepted": said.accepted,
@@ -174,12 +141,12 @@ class Tracing:
         within = _child_of(span)
         if len(said.confidence):
             drafted = self._span("draft", at(began), within)
-            drafted.set_attributes({"dspark.worker": settled.name_of(said.drafter), "dspark.device_s": timing.draft_s})
+            drafted.set_attributes({"dspark.worker": made.name_of(said.drafter), "dspark.device_s": timing.draft_s})
             drafted.end(at(began + timing.waited_s))
-        verified = self._span("verify", at(settled.ended - timing.forward_s), within)
-        verified.set_attributes({"dspark.worker": settled.lane, "dspark.device_s": timing.forward_s})
-        verified.end(at(settled.ended))
-        span.end(at(settled.ended))
+        verified = self._span("verify", at(made.ended - timing.forward_s), within)
+        verified.set_attributes({"dspark.worker": made.lane, "dspark.device_s": timing.forward_s})
+        verified.end(at(made.ended))
+        span.end(at(made.ended))
 
     def _span(self, name: str, start_ns: int, context: Any, *, kind: str = "internal") -> Any:
         from opentelemetry.trace import SpanKind

@@ -10,22 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
 
 import grpc
 import structlog
 
 from coordinator.clock import Clock, Timer
+from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.explain import Explain
-from coordinator.lanes.lane import Conduct, Lane
+from coordinator.lanes.facts import Drafter, DrafterFacts, VerifierFacts
+from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.ports import DrafterFacts, DrafterPort, VerifierFacts
-from coordinator.lanes.verifier_lane import AnyLane, VerifierLane
 from coordinator.queue.admission import Admission
 from coordinator.workers.breaker import Doubts
-from coordinator.workers.clients import DrafterClient, VerifierClient, drafter_facts, verifier_facts
 from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
-from coordinator.workers.rounds_verifier import RoundsVerifier
+from coordinator.workers.descriptions import drafter_facts, verifier_facts
+from coordinator.workers.drafter_client import DrafterClient
+from coordinator.workers.verifier_client import VerifierClient
 from coordinator.workers.warming import Unwarmed, warm
 from coordinator.workers.worker import Address, Role, Worker
 from dspark.runtime.telemetry import Metrics
@@ -35,7 +35,7 @@ from dspark.wire.v1 import draft_pb2, verify_pb2
 
 log = structlog.get_logger("dspark.membership")
 
-AnyVerifier = VerifierClient | RoundsVerifier
+SETTLE_S = 2.0  # for the sequences of a verifier that is let go; what has not settled by then is lost with it
 ANNOUNCE_WAIT_S = 1.0  # an announcement is answered when all are connected, or after this
 
 
@@ -56,12 +56,10 @@ class Membership:
         doubts: Doubts | None = None,
         warm_up_s: float = 0.0,
         rule: Rule = Rule.BLOCK,
-        by_verifiers: bool = False,
     ) -> None:
-        """`write` makes commits last before they are shown, see `settling`. `warm_up_s` bounds the first requests of a
-        worker, which go by `rule`, and how long the cell is not ready for want of a drafter; 0: there are none.
-        `by_verifiers`: whether verifiers run their rounds by themselves."""
-        self._warm_up_s, self._rule, self._by_verifiers = warm_up_s, rule, by_verifiers
+        """`write` makes commits last before they are shown, see `commits`. `warm_up_s` bounds the first requests of a
+        worker, which go by `rule`, and how long the cell is not ready for want of a drafter; 0: there are none."""
+        self._warm_up_s, self._rule = warm_up_s, rule
         self._ready = False
         self._patience: Timer | None = None
         self._write, self._doubts = write, doubts or Doubts()
@@ -73,10 +71,9 @@ class Membership:
         admission.verifier_warms = self._verifier_warms
         self._token, self._tls, self._clock, self._metrics = token, tls, clock, metrics
         self._workers: dict[Address, Worker] = {}
-        self._load: Counter[DrafterPort] = Counter()
-        self._lanes: dict[AnyVerifier, AnyLane] = {}
+        self._load: Counter[Drafter] = Counter()
+        self._lanes: dict[VerifierClient, Lane] = {}
         self._drafters: dict[DrafterClient, Worker] = {}
-        self._loops: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
@@ -84,7 +81,7 @@ class Membership:
         return tuple(self._workers.values())
 
     @property
-    def lanes(self) -> tuple[AnyLane, ...]:
+    def lanes(self) -> tuple[Lane, ...]:
         return tuple(self._lanes.values())
 
     @property
@@ -150,14 +147,14 @@ class Membership:
         )
 
     def _sequences(self, worker: Worker) -> int:
-        if isinstance(worker.port, AnyVerifier):
+        if isinstance(worker.port, VerifierClient):
             lane = self._lanes.get(worker.port)
             return len(lane) if lane is not None else 0
         return self._load[worker.port] if isinstance(worker.port, DrafterClient) else 0
 
     def _drain(self, worker: Worker, drains: bool) -> None:
         """By the operator's word: nobody new, and who is there finishes."""
-        if isinstance(worker.port, AnyVerifier):
+        if isinstance(worker.port, VerifierClient):
             if worker.port in self._lanes:
                 self._lanes[worker.port].draining = drains or worker.leaving
         elif isinstance(worker.port, DrafterClient):
@@ -169,7 +166,7 @@ class Membership:
         log.info("worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1))
         worker.leaving, worker.state = True, "draining"
         self._drain(worker, True)
-        if isinstance(worker.port, AnyVerifier) and worker.port in self._lanes:
+        if isinstance(worker.port, VerifierClient) and worker.port in self._lanes:
             self._lanes[worker.port].drain(finish_within_s)
         self._note_fits()
 
@@ -179,16 +176,19 @@ class Membership:
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             self._let_go(worker, "the coordinator stops")
-        await asyncio.gather(*self._leaving, *self._loops, return_exceptions=True)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _let_go(self, worker: Worker, why: str) -> None:
         log.info("worker.let_go", worker=worker.address.name, why=why)
-        if isinstance(worker.port, AnyVerifier) and worker.port in self._lanes:
-            self._lanes[worker.port].move_all()
-        leaving = asyncio.get_running_loop().create_task(worker.close(why))
+        lane = self._lanes.get(worker.port) if isinstance(worker.port, VerifierClient) else None
+        worker.retire()
+        if lane is None or not len(lane):
+            worker.drop(why)
+        else:
+            lane.move_all()
+        leaving = asyncio.get_running_loop().create_task(_close(worker, lane, why))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
-        worker.drop(why)
 
     # One worker came or went. Each changes lanes and drafters between two turns of the event loop.
 
@@ -218,9 +218,8 @@ class Membership:
         def leaves(finish_within_s: float) -> None:
             self._leaves(worker, finish_within_s)
 
-        made = RoundsVerifier if self._by_verifiers else VerifierClient
-        client: AnyVerifier = made(facts, channel, self._token, self._metrics, lost, leaves)
-        worker.hold(client, client if isinstance(client, RoundsVerifier) else client.session)
+        client = VerifierClient(facts, channel, self._token, self._metrics, lost, leaves)
+        worker.hold(client)
         if (problem := await self._warm_verifier(worker, client) or self._unlike(facts)) is not None:
             return problem
         lane = self._lanes[client] = self._lane(client)
@@ -232,28 +231,25 @@ class Membership:
             self._drain(each, each.address in self._draining)
         self._await_drafters()
         self._note_fits()
-        if isinstance(lane, Lane):
-            loop = asyncio.get_running_loop().create_task(lane.run())
-            self._loops.add(loop)
-            loop.add_done_callback(lambda done: self._loop_ended(done, client))
         self._admission.lane_joined(lane)
         log.info("lane.opened", verifier=facts.name, model=facts.model, drafters=len(lane.drafters))
         return None
 
-    def _lane(self, client: AnyVerifier) -> AnyLane:
-        common: dict[str, Any] = {
-            "load": self._load,
-            "waits": self._waits,
-            "clock": self._clock,
-            "metrics": self._metrics,
-            "explain": self.explain,
-            "monitor": self.monitor,
-            "write": self._write,
-        }
-        if not isinstance(client, RoundsVerifier):
-            return Lane(client, self._admission, **common)
-        told: dict[str, Any] = {"on_lost": client.on_lost, "on_draining": client.on_draining}
-        return VerifierLane(client.facts, client.stream, self._admission, **common, **told)
+    def _lane(self, client: VerifierClient) -> Lane:
+        return Lane(
+            client.facts,
+            client.stream,
+            self._admission,
+            load=self._load,
+            waits=self._waits,
+            clock=self._clock,
+            metrics=self._metrics,
+            explain=self.explain,
+            monitor=self.monitor,
+            write=self._write,
+            on_lost=client.on_lost,
+            on_draining=client.on_draining,
+        )
 
     def _unlike(self, facts: VerifierFacts) -> str | None:
         return next(filter(None, (verifier_mismatch(other, facts) for other in self.verifiers)), None)
@@ -275,8 +271,8 @@ class Membership:
         def leaves(finish_within_s: float) -> None:
             self._leaves(worker, finish_within_s)
 
-        client = DrafterClient(facts, channel, self._token, self._metrics, lost, leaves)
-        worker.hold(client, client.session)
+        client = DrafterClient(facts, channel, self._token, lost, leaves)
+        worker.hold(client)
         if (problem := await self._warm_drafter(worker, client)) is not None:
             return problem
         self._drafters[client] = worker
@@ -294,9 +290,9 @@ class Membership:
     def _verifier_warms(self) -> bool:
         return any(each.address.role is Role.VERIFY and each.state == "warming" for each in self._workers.values())
 
-    async def _warm_verifier(self, worker: Worker, client: AnyVerifier) -> str | None:
+    async def _warm_verifier(self, worker: Worker, client: VerifierClient) -> str | None:
         """Why it cannot serve. A drafter with which drafted steps do not run is no reason."""
-        warmed: set[DrafterPort] = set()
+        warmed: set[Drafter] = set()
         first = self._warm_up_s > 0 and not worker.has_run
         if first and (problem := await self._first_requests(client, (), plain=True)) is not None:
             return problem
@@ -310,7 +306,7 @@ class Membership:
         return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
 
     async def _warm_drafter(self, worker: Worker, client: DrafterClient) -> str | None:
-        warmed: set[AnyVerifier] = set()
+        warmed: set[VerifierClient] = set()
         while self._warm_up_s and not worker.has_run and worker.port is client:
             fit = [each for each in self._lanes if drafter_mismatch(each.facts, client.facts) is None]
             new = [each for each in fit if each not in warmed]
@@ -321,7 +317,7 @@ class Membership:
         return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
 
     async def _first_requests(
-        self, verifier: AnyVerifier, drafters: Sequence[DrafterPort], *, plain: bool = False
+        self, verifier: VerifierClient, drafters: Sequence[Drafter], *, plain: bool = False
     ) -> str | None:
         """Why they did not run to their end."""
         problem = None
@@ -376,9 +372,9 @@ class Membership:
         worker.lost(why)
         self._note_fits()
 
-    def _loop_ended(self, done: asyncio.Task[None], client: AnyVerifier) -> None:
-        self._loops.discard(done)
-        error = None if done.cancelled() else done.exception()
-        if error is not None:  # a bug: its sequences get a fresh lane rather than none
-            log.error("lane.failed", verifier=client.facts.name, exc_info=error)
-            client.close("its lane failed")
+
+async def _close(worker: Worker, lane: Lane | None, why: str) -> None:
+    """Its sequences settle first, for as long as that may take."""
+    if lane is not None:
+        await lane.emptied(SETTLE_S)
+    await worker.close(why)

@@ -1,7 +1,7 @@
 """The first requests of a worker, before anybody's: a prompt and plain steps, then drafted steps by each drafter.
 
 What runs for the first time pays for memory, kernels and connections; whoever is taken in has paid. They go through a
-lane like all others, over the same ports, but one that nobody else sees: nothing counts them, and no estimate learns
+lane like all others, but one that nobody else sees: nothing counts them, and no estimate learns
 from them.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from asyncio import Future
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
@@ -19,29 +18,18 @@ from coordinator.answers.answer import Answer, Piece
 from coordinator.answers.commit_log import CommitLog
 from coordinator.answers.tally import Tally
 from coordinator.clock import Clock
-from coordinator.lanes.lane import Conduct, Lane
-from coordinator.lanes.ports import (
-    Declined,
-    DrafterFacts,
-    DrafterPort,
-    Judged,
-    Prefilled,
-    PrefillOrder,
-    Sink,
-    VerifierFacts,
-    VerifierPort,
-    VerifyOrder,
-)
+from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.facts import Drafter, DrafterFacts, VerifierFacts
+from coordinator.lanes.lane import Lane
 from coordinator.lanes.sequence import Event
 from coordinator.lanes.sequence import Sequence as Life
 from coordinator.lanes.track import Track
-from coordinator.lanes.verifier_lane import AnyLane, VerifierLane
 from coordinator.requests.request import Request
-from coordinator.workers.rounds_verifier import RoundsVerifier
+from coordinator.workers.verifier_client import VerifierClient
 from dspark.errors import DsparkError
 from dspark.rounds.policy import Fixed, Off, Policy
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Cursor, Law, Rule
+from dspark.types import Law, Rule
 
 PROMPT = 8  # tokens, where the context has room
 PLAIN_STEPS = 2
@@ -53,8 +41,8 @@ class Unwarmed(DsparkError):
 
 
 async def warm(
-    verifier: VerifierPort | RoundsVerifier,
-    drafters: Sequence[DrafterPort],
+    verifier: VerifierClient,
+    drafters: Sequence[Drafter],
     *,
     plain: bool,
     rule: Rule,
@@ -85,33 +73,19 @@ async def warm(
 
 
 @contextlib.asynccontextmanager
-async def _lane(
-    verifier: VerifierPort | RoundsVerifier, owner: _Owner, waits: Conduct, clock: Clock
-) -> AsyncGenerator[AnyLane]:
-    """One that nobody else sees, and that ends with the first requests."""
-    metrics, load = Metrics(), Counter[DrafterPort]()
-    if isinstance(verifier, RoundsVerifier):
-        stream, facts = verifier.open(), replace(verifier.facts, cost=None)
+async def _lane(verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: Clock) -> AsyncGenerator[Lane]:
+    """One that nobody else sees, over a stream of its own, which ends with the first requests."""
+    stream, facts = verifier.open(), replace(verifier.facts, cost=None)
+    load = Counter[Drafter]()
 
-        def lost(why: str) -> None:
-            owner.why_lost = why
+    def lost(why: str) -> None:
+        owner.why_lost = why
 
-        yielded = VerifierLane(facts, stream, owner, load=load, waits=waits, clock=clock, metrics=metrics, on_lost=lost)
-        try:
-            yield yielded
-        finally:
-            stream.close("its first requests are over")
-            await stream.ended()
-        return
-    lane = Lane(_Borrowed(verifier, owner), owner, load=load, waits=waits, clock=clock, metrics=metrics)
-    rounds = asyncio.get_running_loop().create_task(lane.run())
     try:
-        yield lane
+        yield Lane(facts, stream, owner, load=load, waits=waits, clock=clock, metrics=Metrics(), on_lost=lost)
     finally:
-        lane.close()
-        rounds.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await rounds
+        stream.close("its first requests are over")
+        await stream.ended()
 
 
 class _Owner:
@@ -119,10 +93,10 @@ class _Owner:
 
     def __init__(self) -> None:
         self.why_lost = "the verifier was lost"
-        self._lane: AnyLane | None = None
+        self._lane: Lane | None = None
         self._left: dict[Track, asyncio.Future[None]] = {}
 
-    async def run(self, lane: AnyLane, tracks: Sequence[Track]) -> None:
+    async def run(self, lane: Lane, tracks: Sequence[Track]) -> None:
         """Until all have ended; what is left of them at an error or a cancellation is freed by the lane's end."""
         self._lane = lane
         self._left = {track: asyncio.get_running_loop().create_future() for track in tracks}
@@ -150,38 +124,13 @@ class _Owner:
 
     def orphaned(self, track: Track) -> None:
         refused = track.refused
-        self._settle(track, (refused.message or refused.why.name.lower()) if refused else self.why_lost)
+        self._settle(track, (refused.message or refused.reason.name.lower()) if refused else self.why_lost)
 
     def _settle(self, track: Track, why: str | None) -> None:
         future = self._left[track]
         if not future.done():
             future.set_exception(Unwarmed(why)) if why is not None else future.set_result(None)
             future.exception()  # heard, even if another one's comes first
-
-
-class _Borrowed:
-    """The verifier without its cost curve, which is the one that its own lane corrects by what steps take.
-
-    It may serve already: when the lane of the first requests gives it up they have failed, and it goes on.
-    """
-
-    def __init__(self, verifier: VerifierPort, owner: _Owner) -> None:
-        self._verifier, self._owner, self.facts = verifier, owner, replace(verifier.facts, cost=None)
-
-    def prefill(self, order: PrefillOrder) -> Future[Prefilled | Declined]:
-        return self._verifier.prefill(order)
-
-    def verify(self, orders: Sequence[VerifyOrder]) -> Future[Judged]:
-        return self._verifier.verify(orders)
-
-    def resend(self, cursor: Cursor, sink: Sink, from_position: int) -> Future[Declined | None]:
-        return self._verifier.resend(cursor, sink, from_position)
-
-    def release(self, cursor: Cursor) -> None:
-        self._verifier.release(cursor)
-
-    def close(self, why: str) -> None:
-        self._owner.why_lost = why
 
 
 class _Unread:
@@ -217,4 +166,4 @@ def _track(
     committed = CommitLog(request.prompt)
     number = secrets.randbits(62)  # those of requests are counted up, from elsewhere
     answer = Answer(committed, max_tokens=request.max_tokens)
-    return Track(request, Life(number, committed), answer, Tally(clock.time()), _Unread())
+    return Track(request, Life(number), answer, Tally(clock.time()), _Unread())

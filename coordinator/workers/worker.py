@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
-from coordinator.lanes.ports import DrafterFacts, VerifierFacts
+from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.workers.breaker import Breaker, Doubts
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
@@ -56,12 +56,8 @@ class Held(Protocol):
     def close(self, why: str) -> None:
         """Lets the worker go."""
 
-
-class Ends(Protocol):
-    """Its stream."""
-
     async def ended(self) -> None:
-        """Waits until it is gone for good."""
+        """Waits until its stream is gone for good."""
 
 
 class Worker:
@@ -86,7 +82,7 @@ class Worker:
         self.has_run = False  # it said that it served before, so that nothing runs for the first time
         self.settled = asyncio.Event()  # the first attempt is over, one way or the other
         self.port: Held | None = None
-        self._session: Ends | None = None
+        self._held: Held | None = None  # the last one, whose stream may still be ending
         self._join, self._describe_s, self._token, self._metrics = join, describe_s, token, metrics
         self._breaker, self._alone = Breaker(doubts), alone
         self._channel = open_channel(address.endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
@@ -102,9 +98,9 @@ class Worker:
         """Whether its first requests have run."""
         return self.connected and self.state != "warming"
 
-    def hold(self, port: Held, session: Ends) -> None:
+    def hold(self, port: Held) -> None:
         """The worker was taken in."""
-        self.port, self._session = port, session
+        self.port = self._held = port
         self.state, self.detail, self.leaving = "warming", "", False
         self._released.clear()
 
@@ -142,13 +138,18 @@ class Worker:
         )
         return said
 
-    async def close(self, why: str) -> None:
-        self.drop(why)
+    def retire(self) -> None:
+        """It is not tried again once it is lost; what it does goes on."""
+        self.leaving = True
         self._keeping.cancel()
+
+    async def close(self, why: str) -> None:
+        self.retire()
+        self.drop(why)
         with contextlib.suppress(asyncio.CancelledError):
             await self._keeping
-        if self._session is not None:
-            await self._session.ended()
+        if self._held is not None:
+            await self._held.ended()
         await self._channel.close()
 
     async def _keep(self) -> None:

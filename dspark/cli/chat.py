@@ -38,7 +38,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
     parser.add_argument("--seed", type=int, help="key of the draws")
-    parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t, greedy or async")
+    parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t or adaptive")
     parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
     parser.add_argument(
         "--target", metavar="PATH_OR_ID", help="whose template and tokenizer are used (those of the served model)"

@@ -264,7 +264,7 @@ def cell(connect: Callable[[], Client]) -> Iterator[Finding]:
             yield Finding("cell", Level.WARN, said, f"dspark logs {process.name}")
     for lane in reply.lanes:
         if not lane.cost_curve_in_force:
-            said = f"{lane.verifier} has no cost curve, so greedy verifies everything"
+            said = f"{lane.verifier} has no cost curve, so adaptive sequences verify everything"
             yield Finding("cell", Level.WARN, said, "start it with measure_cost on")
     yield Finding("cell", Level.OK, f"{len(reply.processes)} processes, {len(reply.lanes)} lanes")
 

@@ -1,4 +1,4 @@
-"""Decode cases: whole greedy runs through both engines as they are served, and the coordinator's threshold policy.
+"""Decode cases: whole greedy runs through both engines as they are served, and a plan's threshold.
 
 All runs of a file advance together, one cohort per round, prompts riding along; see `conformance_served`. Counting is
 the reference's own: the token from the prefill is no round, the last round may overshoot, and a stop token inside the
@@ -14,8 +14,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from dspark.cli.conformance_known import problem_with
 from dspark.cli.conformance_model import copies_differ, target_at
@@ -228,21 +226,21 @@ class _Turn:
 
 
 def _prefixes(runs: list[CaseRun], blocks: list[Block], *, ends_at_stop: bool) -> list[tuple[tuple[int, ...], SparseQ]]:
-    """What of each block goes to verification, by the coordinator's own scheduler.
+    """What of each block goes to verification, by a plan's terms as verifiers go by them.
 
     The reference drafts no further after a stop token where a family drafts token by token; slots past it are not
     proposed then. They depend on tokens before them alone, so leaving them out peeks at nothing.
     """
-    from dspark.rounds.policy import Threshold
-    from dspark.rounds.schedule import schedule
+    from dspark.rounds.plan import PlanKind, Terms, prefixes
 
-    lengths = np.array([len(block.token_ids) for block in blocks], np.int64)
     for block in blocks:
         if block.empty_reason:
             raise CheckpointError(f"the drafter sent an empty block: {block.empty_reason.name}")
-    confidence = np.array([block.confidence for block in blocks], np.float64)
-    thresholds = [Threshold(calibrated_threshold(run.threshold)) for run in runs]
-    chosen = schedule(confidence, lengths, thresholds, step_seconds=None).tolist()
+    terms = [
+        Terms(PlanKind.THRESHOLD, len(block.token_ids), calibrated_threshold(run.threshold))
+        for run, block in zip(runs, blocks, strict=True)
+    ]
+    chosen = prefixes([block.confidence for block in blocks], terms)
     if ends_at_stop:
         chosen = [
             _through_stop(block.token_ids[:n], run.stops) for run, block, n in zip(runs, blocks, chosen, strict=True)

@@ -17,7 +17,6 @@ _WHY = {
     "fixed": "the policy's number",
     "threshold": "the next one's confidence is too low",
     "price": "the next one brings less than it costs",
-    "budget": "the step's budget",
 }
 _SIGNS = {"accepted": "+", "rejected": "x", "void": "-", "unverified": ".", "cut": "|"}
 
@@ -70,7 +69,7 @@ def shape(told: RoundExplanation | EndedAnswer) -> dict[str, Any]:
     """As one JSON object; what is not there is left out."""
     from dataclasses import asdict
 
-    return {name: value for name, value in asdict(told).items() if value is not None}
+    return asdict(told, dict_factory=lambda fields: {name: value for name, value in fields if value is not None})
 
 
 def line(told: RoundExplanation) -> str:

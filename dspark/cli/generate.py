@@ -85,7 +85,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="show what ended it",
     )
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the target's stop tokens")
-    parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t, greedy or async")
+    parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t or adaptive")
     parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
     parser.add_argument("--request-id", default="", metavar="ID", help="its name, for `status --explain` and `Abort`")
     parser.add_argument("--drafter", default="", metavar="NAME", help="replica that is to draft, e.g. draft/1")

@@ -51,7 +51,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     up.add_argument("--http", metavar="HOST:PORT", help="where the HTTP front listens; none: off (127.0.0.1:8000)")
     up.add_argument("--drain-s", type=float, metavar="S", help="time of a worker that is scaled away (30)")
-    up.add_argument("--policy", help="default policy: off, fixed:k, threshold:t, greedy or async")
+    up.add_argument("--policy", help="default policy: off, fixed:k, threshold:t or adaptive")
     up.add_argument("--rule", choices=["token", "block", "coupled"], help="default acceptance rule")
     up.add_argument("-f", "--config", type=Path, metavar="FILE", help="YAML configuration")
     up.add_argument(

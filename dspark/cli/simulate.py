@@ -33,7 +33,7 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--output-len", type=_span, default=(128, 128), metavar="A[..B]", help="tokens of an answer (128)"
     )
     load.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of all requests (1)")
-    load.add_argument("--policy", default="greedy", metavar="P,P", help="policies, one series each (greedy)")
+    load.add_argument("--policy", default="adaptive", metavar="P,P", help="policies, one series each (adaptive)")
     load.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and tokens")
     load.add_argument("--warmup", type=float, default=5.0, metavar="S", help="simulated seconds before the window (5)")
     load.add_argument("--duration", type=float, default=20.0, metavar="S", help="simulated seconds of the window (20)")
@@ -47,9 +47,6 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     pools.add_argument("--kv-tokens", type=int, default=0, metavar="N", help="token slots of a verifier; 0: no limit")
     pools.add_argument("--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens of one pass (256)")
     pools.add_argument("--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement (0)")
-    pools.add_argument(
-        "--rounds", default="coordinator", choices=["coordinator", "verifier"], help="who runs them (coordinator)"
-    )
     pools.add_argument("--lose-verifiers", type=numbers, default=[], metavar="S,S", help="when one is lost for good")
     pools.add_argument("--lose-drafters", type=numbers, default=[], metavar="S,S", help="when one is lost for good")
     hops = parser.add_argument_group("what lies between, in microseconds; docs/simulator.md says how to measure it")
@@ -77,7 +74,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
     import structlog
 
-    from coordinator.lanes.lane import Conduct
+    from coordinator.lanes.conduct import Conduct
     from coordinator.simulation import plot, sweep
     from coordinator.simulation.scenario import Scenario
     from coordinator.simulation.world import Hops
@@ -108,7 +105,6 @@ def _simulate(args: argparse.Namespace) -> int:
         verifiers=max(args.verifiers),
         drafters=max(args.drafters),
         coordinators=args.coordinators,
-        rounds=args.rounds,
         cores=args.cores,
         prompt_tokens=args.input_len,
         answer_tokens=args.output_len,

@@ -163,7 +163,7 @@ def _print(shape: dict[str, Any]) -> None:
             f"tau {lane['tau']:.2f}; attention {lane['attention_path'] or 'unknown'}"
         )
         if not lane["cost_curve_in_force"]:
-            print("  no cost curve in force: greedy verifies everything")
+            print("  no cost curve in force: adaptive sequences verify everything")
         for kind, unit in (("verify", "tokens"), ("draft", "sequences")):
             curve = lane[f"{kind}_cost"]
             if curve:

@@ -12,7 +12,7 @@ from dspark.wire.v1 import control_pb2
 class SlotExplanation:
     """A drafted token and what became of it."""
 
-    token_id: int
+    token_id: int | None  # None where it was not accepted: nobody tells of those
     confidence: float  # calibrated, given that all slots before it are accepted
     survival: float  # running product of confidences
     gain: float  # tokens it was expected to bring
@@ -36,14 +36,13 @@ class RoundExplanation:
     accepted: int  # of those, accepted and committed
     token_ids: tuple[int, ...]  # committed
     origins: tuple[str, ...]  # of them: "drafted", "corrected", "bonus" or "plain"
-    why: str  # what ended the prefix: "no_draft", "whole", "room", "fixed", "threshold", "price" or "budget"
-    price: float | None  # gain from which on one slot more would have paid; None without a cost curve
+    why: str  # what ended the prefix: "no_draft", "whole", "room", "fixed", "threshold" or "price"
+    price: float | None  # gain from which on a slot is verified; None where the plan has none
     sequences: int  # in the step
     step_drafted: int
     step_verified: int
     step_tokens: int
     step_committed: int
-    budget: int | None  # slots for the rows under `async`
     plain: bool  # drafts do not pay now: the lane goes without
     round_ms: float
     draft_ms: float  # waited for drafts
@@ -114,7 +113,13 @@ def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:
         empty_because=told.empty_because,
         asked=told.asked,
         slots=tuple(
-            SlotExplanation(one.token_id, one.confidence, one.survival, one.gain, _FATES.get(one.fate, "unknown"))
+            SlotExplanation(
+                one.token_id if one.HasField("token_id") else None,
+                one.confidence,
+                one.survival,
+                one.gain,
+                _FATES.get(one.fate, "unknown"),
+            )
             for one in told.slots
         ),
         prefix=told.prefix,
@@ -128,7 +133,6 @@ def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:
         step_verified=told.step_verified,
         step_tokens=told.step_tokens,
         step_committed=told.step_committed,
-        budget=told.budget if told.HasField("budget") else None,
         plain=told.plain,
         round_ms=told.round_ms,
         draft_ms=told.draft_ms,

@@ -51,7 +51,7 @@ class Sampling:
     include_stop_str_in_output: keep what ended it in the text. ignore_eos: do not end at the target's stop tokens.
     logprobs: tell each token's log-probability and so many likeliest ones. prompt_logprobs: the same of the prompt,
     and with max_tokens 0 of nothing else. n: answers to the same prompt.
-    seed: key of the draws. policy: "off", "fixed:k", "threshold:t", "greedy" or "async". rule: "token", "block" or
+    seed: key of the draws. policy: "off", "fixed:k", "threshold:t" or "adaptive". rule: "token", "block" or
     "coupled". weight: what a token of this answer is worth to the scheduler beside those of others.
     drafter: replica that is to draft, e.g. "draft/1"; empty takes the least loaded one.
     cache_salt: computed prefixes are shared with requests of the same salt only.

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, Release, Released, Report
+from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, Keep, Release, Released, Report
 from dspark.rounds.plan import Plan
 from dspark.types import Draws, Law, PromptLogprobs, RefusalReason, TokenLogprobs
 
@@ -97,7 +97,7 @@ class Draining(NamedTuple):
     finish_within_s: float
 
 
-Down = Admission | DrafterAt | Plan | Acknowledged | Release
+Down = Admission | DrafterAt | Plan | Acknowledged | Release | Keep
 Up = PassReport | Released | Refused | DrafterEvent | Draining
 
 

@@ -68,6 +68,12 @@ class Release(NamedTuple):
     how: How
 
 
+class Keep(NamedTuple):
+    """Everything that is wanted, now and then: a word of what else was dropped got lost."""
+
+    wanted: frozenset[tuple[int, int]]  # sequence, epoch
+
+
 class BlocksCame(NamedTuple):
     """A drafter's answer to an order, a row for each of the order's."""
 
@@ -241,6 +247,7 @@ Told = (
     | PrefillRefused
     | Acknowledged
     | Release
+    | Keep
     | BlocksCame
     | DrafterLost
     | DrafterReady

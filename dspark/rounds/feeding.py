@@ -69,6 +69,12 @@ def resend(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
     send_rows(sequence, start, most, ask)
 
 
+def reopen(sequence: SequenceState, most: int, ask: Ask) -> None:
+    """Its drafter has forgotten it: all over again."""
+    drafter, sequence.drafter = sequence.drafter, 0
+    feed_by(sequence, drafter, most, ask)
+
+
 def lost(sequence: SequenceState, drafter: int) -> None:
     """That drafter is gone; there is nobody left to tell."""
     if sequence.drafter == drafter:

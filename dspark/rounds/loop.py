@@ -28,6 +28,7 @@ from dspark.rounds.events import (
     DrafterLost,
     DrafterReady,
     How,
+    Keep,
     PassEnded,
     PassFailed,
     Prefill,
@@ -49,6 +50,7 @@ from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.rounds.state import Event, SequenceState, State
 
 BETWEEN = (State.IDLE, State.HELD)  # rounds
+FORGOTTEN = "unknown sequence"  # what a drafter says that has no context of it
 REMEMBERED = 1 << 16  # sequences whose last epoch is known after they are gone
 
 
@@ -71,6 +73,7 @@ class RoundLoop:
             PrefillRefused: self._prefill_refused,
             Acknowledged: self._acknowledged,
             Release: self._release,
+            Keep: self._keep,
             BlocksCame: self._blocks_came,
             DrafterLost: self._drafter_lost,
             DrafterReady: self._drafter_ready,
@@ -152,6 +155,11 @@ class RoundLoop:
             self._leaving.settle(sequence)
         else:
             self.counts["release of who settles already"] += 1
+
+    def _keep(self, told: Keep, now: float) -> None:
+        for sequence in [each for each in self._live.values() if (each.number, each.epoch) not in told.wanted]:
+            self.counts["sequence that nobody wants"] += 1
+            self._leaving.drop(sequence)
 
     def _session_lost(self, told: SessionLost, now: float) -> None:
         for sequence in list(self._live.values()):
@@ -242,9 +250,12 @@ class RoundLoop:
                 self.counts["block that fits no order"] += 1
                 self._without_block(sequence, "invalid")
             elif told.watermarks[place] != sequence.rows_sent:
-                start = min(max(told.watermarks[place], 0), sequence.rows_sent)
                 self._without_block(sequence, "rows missing")
-                feeding.resend(sequence, start, self._waits.inline_rows, self._ask)
+                if reasons[place] == FORGOTTEN:
+                    feeding.reopen(sequence, self._waits.inline_rows, self._ask)
+                else:
+                    start = min(max(told.watermarks[place], 0), sequence.rows_sent)
+                    feeding.resend(sequence, start, self._waits.inline_rows, self._ask)
             else:
                 slots = sequence.terms.slots
                 sequence.block, sequence.why_empty = told.confidence[place][:slots], reasons[place]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dspark.rounds.schedule import Floats, Ints, survival
+from dspark.rounds.survival import Floats, Ints, survival
 
 NO_CAP = 1 << 30
 

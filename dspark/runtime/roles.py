@@ -44,6 +44,7 @@ METHODS: Mapping[str, Roles] = {
     f"/{PACKAGE}.Verify/Control": _WORKERS,
     f"/{PACKAGE}.Draft/Describe": _WORKERS | _OPERATORS,
     f"/{PACKAGE}.Draft/Session": _WORKERS,
+    f"/{PACKAGE}.Draft/Watch": _WORKERS,
     f"/{PACKAGE}.Draft/Rounds": _WORKERS,
     f"/{PACKAGE}.Features/Push": _WORKERS,
     # The protocol's descriptions, for tools: no secret, but none of a stranger's business either.

@@ -171,7 +171,7 @@ class Metrics:
         )
         self.cost_curve_in_force = self._gauge(
             "cost_curve_in_force",
-            "1 when greedy decides by a measured cost curve, 0 when it verifies everything.",
+            "1 when adaptive sequences go by a measured cost curve, 0 when they verify everything.",
             "lane",
         )
         self.draft_rpc = self._histogram("draft_rpc_seconds", "Round trip of a Draft cohort.", _SECONDS)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from dspark.errors import PeerError
 from dspark.rounds.control import Admission, Down, DrafterAt, Refused, Use
-from dspark.rounds.events import Acknowledged, Admit, How, Release
+from dspark.rounds.events import Acknowledged, Admit, How, Keep, Release
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
 from dspark.types import RefusalReason
 from dspark.wire import codec
@@ -55,6 +55,8 @@ def read_down(message: verify_pb2.ControlDown) -> list[Down | Refused]:
                 told += _read_acknowledged(order.acknowledged)
             case "released":
                 told += _read_released(order.released)
+            case "kept":
+                told.append(_read_kept(order.kept))
             case _:
                 raise PeerError("orders: one is empty")
     return told
@@ -126,6 +128,18 @@ def _read_released(message: verify_pb2.Releases) -> Iterator[Release]:
     fit(count, of="released.", epoch=message.epoch, drop=message.drop)
     how = [How.DROP if drop else How.SETTLE for drop in message.drop]
     return map(Release, message.sequence[:], message.epoch[:], how)
+
+
+def _kept(told: Keep) -> verify_pb2.ControlDown.Order:
+    wanted = sorted(told.wanted)
+    columns = verify_pb2.Kept(sequence=[at[0] for at in wanted], epoch=[at[1] for at in wanted])
+    return _Order(kept=columns)
+
+
+def _read_kept(message: verify_pb2.Kept) -> Keep:
+    count = _rows(message, "kept")
+    fit(count, of="kept.", epoch=message.epoch)
+    return Keep(frozenset(zip(message.sequence, message.epoch, strict=True)))
 
 
 def _rows(message: Any, name: str) -> int:
@@ -225,4 +239,5 @@ _SINGLE: dict[type, Callable[[Any], verify_pb2.ControlDown.Order]] = {
     Admission: _admission,
     DrafterAt: _drafter,
     Plan: _plan,
+    Keep: _kept,
 }

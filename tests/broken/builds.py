@@ -6,10 +6,9 @@ from tests.broken.planting import Build
 
 BUILDS = (
     Build(
-        "wrong ids at re-prefill", "1", "kill", "coordinator/lanes/lane.py",
-        "            track.answer.log.ids(),\n",
-        "            track.answer.log.ids()[:1] + (3,) * (cursor.committed_len - 1)"
-        " if cursor.epoch else track.answer.log.ids(),\n",
+        "wrong ids at re-prefill", "1", "kill", "coordinator/lanes/placed.py",
+        "        ids = answer.log.ids()\n",
+        "        ids = answer.log.ids()[:1] + (3,) * (len(answer.log) - 1) if self.epoch else answer.log.ids()\n",
     ),
     Build(
         "an epoch kept at failover", "1", "kill", "coordinator/lanes/sequence.py",
@@ -46,9 +45,8 @@ BUILDS = (
         "            self._holdings.rows(state, min(start + self.config.page_size, stop), stop)\n",
     ),
     Build(
-        "a verdict applied twice", "15", "rules", "coordinator/lanes/settling.py",
-        "            (*turn.block.token_ids[: verdict.accepted], verdict.next_token),\n",
-        "            (*turn.block.token_ids[: verdict.accepted], verdict.next_token) * 2,\n",
+        "a verdict applied twice", "15", "rules", "coordinator/lanes/commits.py",
+        "track.answer.take(said.tokens, logprobs, round=", "track.answer.take(said.tokens * 2, logprobs, round=",
     ),
     Build(
         "a repeated batch shown twice", "15", "batches", "coordinator/frontend/link.py",
@@ -56,8 +54,8 @@ BUILDS = (
         "        if self._in_order.takes(batch.number) is None:\n",
     ),
     Build(
-        "a release that is forgotten", "17", "leave", "coordinator/lanes/lane.py",
-        "            self.verifier.release(track.sequence.cursor)\n", "            pass\n",
+        "a release that keeps its pages", "17", "leave", "dspark/rounds/leaving.py",
+        "        self._cache.free(sequence.number, sequence.epoch)\n", "        pass\n",
     ),
     Build(
         "another prefix's page", "20", "prefixes", "verify_service/prefix_cache.py",
@@ -81,8 +79,10 @@ BUILDS = (
         "seed=entry.seed))", "seed=request.law.seed))",
     ),
     Build(
-        "a first token shown before the log has it", "21", "first token", "coordinator/lanes/settling.py",
-        "        self._show(track, piece, at)\n        self._write()\n", "        self._show(track, piece, at)\n",
+        "a first token shown before the log has it", "21", "first token", "coordinator/lanes/lane.py",
+        "        self._write()  # before this turn of the loop is over",
+        "        if len(news) > 1 or any(each.report.number for each in news if isinstance(each, PassReport)):\n"
+        "            self._write()  # before this turn of the loop is over",
     ),
     Build(
         "another tenant's page", "27", "tenants", "verify_service/prefix_cache.py",

@@ -53,7 +53,7 @@ def test_the_workers_of_a_lane_share_a_processor_and_the_coordinator_has_the_oth
         assert os.sched_getaffinity(child.pid) == wanted[name]
 
 
-@pytest.mark.parametrize("policy", ["off", "greedy", "fixed:1", "fixed:7", "threshold:0.5"])
+@pytest.mark.parametrize("policy", ["off", "adaptive", "fixed:1", "fixed:7", "threshold:0.5"])
 def test_greedy_answers_equal_the_target_alone_under_every_policy(
     cell: ProcessCell, plain: list[list[int]], policy: str
 ) -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 NEAR = 0.6  # of verified drafts are kept: 1.8 tokens a round and more
 KINDS = list(PARAMETERS)
 SETTINGS = (
-    Setting("block", "greedy", KINDS[0], PARAMETERS[KINDS[0]]),
+    Setting("block", "adaptive", KINDS[0], PARAMETERS[KINDS[0]]),
     Setting("token", "fixed:3", KINDS[1], PARAMETERS[KINDS[1]]),
     Setting("coupled", "fixed:3", KINDS[2], PARAMETERS[KINDS[2]]),
 )

@@ -1,7 +1,8 @@
 """Every kind of message that crosses from one process to another, read from the protocol itself.
 
-A kind is the message's type and, where the type is a choice, what was chosen: `VerifyCommand.verify`,
-`VerifyEvent.verdicts`, `FeatureChunk`, `DescribeRequest`. A command that is added to the protocol is a kind at once.
+A kind is the message's type and, where the type is a choice or a list of choices, what was chosen:
+`RoundsCommand.order`, `ControlUp.report`, `FeatureChunk`, `DescribeRequest`. Of a list it is what stands last in the
+protocol: what is said rarely. A command that is added to the protocol is a kind at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ INTERNAL = (verify_pb2, draft_pb2, features_pb2, frontend_pb2, control_pb2)  # f
 
 @functools.cache
 def methods() -> dict[str, tuple[Descriptor, Descriptor]]:
-    """Path of every internal method, e.g. "/dspark.wire.v1.Verify/Session" -> (request, response)."""
+    """Path of every internal method, e.g. "/dspark.wire.v1.Verify/Control" -> (request, response)."""
     return {
         f"/{service.full_name}/{method.name}": (method.input_type, method.output_type)
         for file in INTERNAL
@@ -33,8 +34,12 @@ def kinds() -> Iterator[tuple[str, bool, str]]:
     """(method, whether it is a request, kind) of everything that can be said between processes."""
     for method, pair in methods().items():
         for asked, descriptor in zip((True, False), pair, strict=True):
-            choice = _choice(descriptor)
-            names = [f".{field.name}" for field in choice.fields] if choice is not None else [""]
+            choice, listed = _choice(descriptor), _list(descriptor)
+            names = [""]
+            if choice is not None:
+                names = [f".{field.name}" for field in choice.fields]
+            elif listed is not None:
+                names = [".empty", *(f".{field.name}" for field in listed[1].fields)]
             for name in names:
                 yield method, asked, descriptor.name + name
 
@@ -45,15 +50,29 @@ def kind_of(method: str, asked: bool, data: bytes) -> str:
     if pair is None:
         return ""
     descriptor = pair[0 if asked else 1]
-    choice = _choice(descriptor)
-    if choice is None:
+    choice, listed = _choice(descriptor), _list(descriptor)
+    if choice is None and listed is None:
         return str(descriptor.name)
     message: Any = GetMessageClass(descriptor)()
     message.ParseFromString(data)
-    return f"{descriptor.name}.{message.WhichOneof(choice.name)}"
+    if choice is not None:
+        return f"{descriptor.name}.{message.WhichOneof(choice.name)}"
+    assert listed is not None
+    field, each = listed
+    said = [one.WhichOneof(each.name) for one in getattr(message, field)]
+    order = [its.name for its in each.fields]
+    return f"{descriptor.name}.{max(said, key=order.index, default='empty')}"
 
 
 def _choice(descriptor: Descriptor) -> OneofDescriptor | None:
     """The choice a message is made of; `optional` fields are choices in name only."""
     real = [one for one in descriptor.oneofs if not one.name.startswith("_")]
     return max(real, key=lambda one: len(one.fields), default=None)
+
+
+def _list(descriptor: Descriptor) -> tuple[str, OneofDescriptor] | None:
+    """The field that lists choices, and the choice, of a message that is such a list."""
+    for field in descriptor.fields:
+        if field.message_type is not None and field.is_repeated and (each := _choice(field.message_type)) is not None:
+            return field.name, each
+    return None

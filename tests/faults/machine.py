@@ -17,13 +17,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from faults import oracle, pair
 from faults.plan import Action, Plan, once
+from faults.promises import take_out_youngest
 from faults.simulated import Answer, SimulatedCell, in_memory
 from faults.simulation import Simulation
 
 PROMPTS = tuple(pair.prompt(number, length) for number, length in enumerate((4, 1, 38, 6)))
 LONGEST = 24
-POLICIES = ("greedy", "async", "fixed:3", "threshold:0.5", "off")
-KINDS = ("VerifyEvent.verdicts", "VerifyEvent.prefilled", "DraftEvent.blocks", "DraftEvent.opened", "FeatureChunk")
+POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
+KINDS = (
+    "ControlUp.report",
+    "ControlUp.released",
+    "ControlDown.acknowledged",
+    "ControlDown.admission",
+    "RoundsEvent.blocks",
+    "RoundsEvent.opened",
+    "RoundsCommand.order",
+    "FeatureChunk",
+)
 MAX_RUNNING, MAX_QUEUED, PAGE = 6, 4, 16
 SETTINGS: dict[str, Any] = {
     "verifiers": 2,
@@ -118,7 +128,7 @@ class CellMachine(RuleBasedStateMachine):
     @rule()
     def preempt(self) -> None:
         for lane in self.membership.lanes:
-            self._now(lane._make_room)  # as if a sequence found no page
+            self._now(take_out_youngest, lane)  # as if a sequence found no page
         self._pass(0.0)
 
     @property

@@ -16,17 +16,16 @@ from typing import Any
 
 import grpc
 
+from coordinator.lanes.lane import Lane
 from coordinator.lanes.sequence import Event
-from coordinator.lanes.verifier_lane import VerifierLane
 from dspark.client.request import Sampling, write_request
-from dspark.rounds.events import How, Release
 from dspark.wire.v1 import generate_pb2_grpc
 from faults import pair
 from faults.plan import Action, Plan, once
 from faults.simulated import Answer, SimulatedCell, simulate
 
 TOKENS = 28
-POLICIES = ("fixed:4", "greedy", "fixed:2", "async")
+POLICIES = ("fixed:4", "adaptive", "fixed:2", "threshold:0.5")
 PATIENT = {"max_handovers": 1000, "flap_limit": 0}
 
 
@@ -80,20 +79,15 @@ async def _preempt(cell: SimulatedCell, draw: random.Random) -> list[str]:
     for _ in range(5):
         await cell.after(draw.uniform(0.01, 0.05))
         for lane in cell.processes["coordinator/0"].membership.lanes:
-            if isinstance(lane, VerifierLane):
-                take_out_youngest(lane)
-            else:
-                lane._make_room()  # what an OUT_OF_PAGES does, at any step
+            take_out_youngest(lane)
     return judged(cell, await asyncio.gather(*asked)) + await freed(cell)
 
 
-def take_out_youngest(lane: VerifierLane) -> None:
+def take_out_youngest(lane: Lane) -> None:
     """As where pages run out: it is settled, and begins again."""
     placed = max((each for each in lane._members if each.admitted), key=lambda each: each.number, default=None)
     if placed is not None and placed.leaving is None:
-        placed.leaving, placed.settled_by = Event.PREEMPTED, lane._clock.time() + 10.0
-        lane._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
-        lane._soon()
+        lane._settle(placed, Event.PREEMPTED)
 
 
 async def _drafters_gone(cell: SimulatedCell, draw: random.Random) -> list[str]:

@@ -43,7 +43,6 @@ from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
 SYNTHETIC = ROOT / "benchmarks" / "synthetic" / "flat.yaml"
-ROUNDS = "coordinator"  # who runs them, where a story does not say so
 LONGEST_S = 3600.0  # simulated seconds that a story may take
 
 T = TypeVar("T")
@@ -101,7 +100,7 @@ class SimulatedCell:
             given["draft"].update(drafter=str(DRAFTER))
         given["verify"].update(verify or {})
         given["draft"].update(draft or {})
-        given["coordinator"] = {"rounds": ROUNDS, **(coordinator or {})}
+        given["coordinator"] = dict(coordinator or {})
         for more in given.values():
             more.setdefault("metrics_port", None)  # a server on a thread is not simulated
         self._given = given

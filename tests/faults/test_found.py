@@ -38,18 +38,17 @@ def test_a_lost_batch_of_commits_ends_the_answer_where_it_stands(place: int) -> 
     assert answer.ids == plain.ids[: len(answer.ids)]
 
 
-@pytest.mark.parametrize("kind", ["VerifyCommand.release", "DraftCommand.release"])
-def test_what_a_lost_release_left_behind_is_freed_by_its_lease(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["ControlDown.released", "RoundsCommand.close"])
+def test_what_a_lost_release_left_behind_is_freed_by_what_is_kept(kind: str) -> None:
     async def story(cell: SimulatedCell) -> None:
         leaving = asyncio.create_task(cell.ask([9, 9], max_tokens=500))
         await cell.after(0.05)
         leaving.cancel()
-        await cell.after(1.0)
+        await cell.after(0.5)
         assert cell.left_over(), "the release was lost"
         await cell.until(lambda: not cell.left_over(), within_s=60.0)
 
-    leases = {"verify": {"lease_s": 20.0}, "draft": {"lease_s": 20.0}}
-    simulate(story, synthetic=True, plan=Plan(once(kind, Action.DROP)), **leases)
+    simulate(story, synthetic=True, plan=Plan(once(kind, Action.DROP)))
 
 
 def test_a_drafter_that_is_always_sure_and_always_wrong_is_done_without() -> None:

@@ -78,15 +78,15 @@ def test_a_frozen_verifier_is_given_up_and_its_late_words_change_nothing() -> No
 
 @pytest.mark.parametrize("action", [Action.TWICE, Action.CUT])
 def test_a_rule_for_one_message_hurts_that_one(action: Action) -> None:
-    plan = Plan(once("VerifyEvent.verdicts", action, at=3))
+    plan = Plan(once("ControlUp.report", action, at=3))
     assert simulate(calm, plan=plan, synthetic=True) == simulate(calm, synthetic=True)
-    assert plan.hurt == {("VerifyEvent.verdicts", action): 1}
-    assert plan.seen["VerifyEvent.verdicts"] > 3
+    assert plan.hurt == {("ControlUp.report", action): 1}
+    assert plan.seen["ControlUp.report"] > 3
 
 
 def test_every_message_of_the_protocol_has_a_kind() -> None:
     known = {kind for _, _, kind in kinds()}
-    assert {"VerifyCommand.verify", "VerifyEvent.verdicts", "DraftEvent.blocks", "FeatureChunk", "CellBatch"} <= known
+    assert {"ControlDown.plan", "ControlUp.report", "RoundsEvent.blocks", "FeatureChunk", "CellBatch"} <= known
     plan = Plan()
     simulate(calm, plan=plan, synthetic=True)
     assert set(plan.seen) - {""} <= known, '"" is what clients say'

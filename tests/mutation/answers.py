@@ -1,72 +1,18 @@
-"""Bugs of what becomes of verdicts: settling, sequences that begin again, answers, and rows that drafters are fed."""
+"""Bugs of what becomes of verdicts: commits, sequences that begin again, answers, and rows that drafters are fed."""
 
 from __future__ import annotations
 
 from tests.mutation.mutant import harmless, in_file
 
 C = "tests/unit/coordinator/"
-LANE = (f"{C}test_lane.py",)
-LOST = (f"{C}test_preemption.py", f"{C}test_draining.py", f"{C}test_sequence.py")
+LANES = f"{C}test_lane.py::test_"
+LOST = (f"{C}test_sequence.py",)
 RESUME = (f"{C}test_resumption.py",)
 ANSWER = (f"{C}test_answer.py", f"{C}test_sequence.py")
 FAMILY = "tests/unit/draft_service/test_family_contexts.py"
 ROWS = ("tests/unit/draft_service/test_contexts.py",)
 
 ANSWERS = [
-    *in_file(
-        "coordinator/lanes/settling.py",
-        (
-            "the first token is shown before the journal has it",
-            "        self._show(track, piece, at)\n        self._write()\n",
-            "        self._show(track, piece, at)\n",
-            RESUME,
-        ),
-        (
-            "tokens of a round are shown before the journal has them",
-            "        self._write()  # before this turn",
-            "        # before this turn",
-            RESUME,
-        ),
-        (
-            "a verdict of another moment is settled",
-            "verdict.cursor != turn.cursor:",
-            "verdict.cursor.committed_len != turn.cursor.committed_len:",
-            LANE,
-        ),
-        (
-            "drafted tokens that were rejected are committed",
-            "(*turn.block.token_ids[: verdict.accepted], verdict.next_token)",
-            "(*turn.block.token_ids[: verdict.judged], verdict.next_token)",
-            LANE,
-        ),
-        (
-            "a verdict that fits no prefix is settled",
-            "elif not verdict.accepted <= verdict.judged <= turn.prefix or",
-            "elif",
-            LANE,
-        ),
-        (
-            "a token outside the vocabulary is committed",
-            " or verdict.next_token >= self._vocab_size:",
-            ":",
-            LANE,
-        ),
-        (
-            "a verdict without its log-probabilities is settled",
-            "elif track.request.law.logprobs is not None and len(verdict.logprobs) != verdict.accepted + 1:",
-            "elif False:",
-            (f"{C}test_choices.py",),
-        ),
-    ),
-    *in_file(
-        "coordinator/lanes/rounds.py",
-        (
-            "a sequence that left and came back is still in its round",
-            "return sequence.state is state and sequence.epoch == self.cursor.epoch",
-            "return sequence.state is state",
-            (f"{C}test_draining.py",),
-        ),
-    ),
     *in_file(
         "coordinator/lanes/sequence.py",
         (
@@ -88,12 +34,6 @@ ANSWERS = [
             LOST,
         ),
         (
-            "rounds go on counting in a new epoch",
-            "            self.epoch += 1\n            self.round = 0\n",
-            "            self.epoch += 1\n",
-            LOST,
-        ),
-        (
             "a resumed sequence begins at epoch 0",
             "self.epoch = self.born = epoch",
             "self.epoch = self.born = 0 * epoch",
@@ -103,28 +43,32 @@ ANSWERS = [
     *in_file(
         "coordinator/lanes/lane.py",
         (
-            "a hand-over takes the prompt alone",
-            "track.answer.log.ids(),",
-            "track.request.prompt,",
-            LANE,
+            "tokens of a round are shown before the journal has them",
+            "        self._write()  # before this turn",
+            "        # before this turn",
+            RESUME,
         ),
         (
-            "a prefill of an earlier epoch is joined",
-            "if sequence.cursor != cursor or sequence.state is not State.PREFILLING:",
-            "if sequence.state is not State.PREFILLING:",
-            (*LANE, f"{C}test_chaos.py"),
+            "the first token is shown before the journal has it",
+            "        self._write()  # before this turn",
+            "        len(news) > 1 or not isinstance(news[0], PassReport) or news[0].report.number == 0"
+            " or self._write()  # before this turn",
+            RESUME,
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/placed.py",
+        (
+            "a hand-over takes the prompt alone",
+            "        ids = answer.log.ids()",
+            "        ids = request.prompt",
+            (f"{LANES}a_verifier_that_dies_is_replaced_and_nothing_said_changes",),
         ),
         (
             "cache salts are not passed on",
-            "            track.request.cache_salt,\n",
+            "            request.cache_salt,\n",
             '            "",\n',
-            LANE,
-        ),
-        (
-            "an anchor outside the vocabulary is committed",
-            "if prefilled.anchor >= self.verifier.facts.vocab_size:",
-            "if prefilled.anchor < 0:",
-            LANE,
+            (f"{LANES}a_prompt_is_run_under_its_own_salt_wherever_it_goes",),
         ),
     ),
     *in_file(
@@ -227,27 +171,6 @@ ANSWERS = [
         ),
     ),
     *in_file(
-        "coordinator/lanes/feeding.py",
-        (
-            "a drafter that rested is sent one row too few",
-            "Feed.RESTING, track.sequence.cursor.committed_len - 1",
-            "Feed.RESTING, track.sequence.cursor.committed_len",
-            LANE,
-        ),
-        (
-            "a drafter that comes back is not sent the prompt's first row",
-            'self._resend(track, 0, "attached")',
-            'self._resend(track, 1, "attached")',
-            LANE,
-        ),
-        (
-            "rows that are missing are asked for one row late",
-            'self._resend(track, track.watermark, "features_missing")',
-            'self._resend(track, track.watermark + 1, "features_missing")',
-            LANE,
-        ),
-    ),
-    *in_file(
         "coordinator/requests/tenancy.py",
         (
             "a tenant may spell another's salt",
@@ -261,13 +184,6 @@ ANSWERS = [
             "cache_salt=request.cache_salt",
             (f"{C}test_tenancy.py",),
         ),
-    ),
-    harmless(
-        "a block reaches past the answer's end",
-        "coordinator/lanes/rounds.py",
-        "turn.prefix = min(prefix, turn.track.answer.room - 1)",
-        "turn.prefix = prefix",
-        "drafters are asked for no more slots, and what a verdict holds behind the end is cut where it is committed",
     ),
     harmless(
         "an answer's room shrinks by what was cut off",

@@ -1,10 +1,10 @@
-"""Bugs to put into the lane of a verifier that runs its rounds by itself: what it decides, believes and tells."""
+"""Bugs to put into a lane: what it decides, believes and tells."""
 
 from __future__ import annotations
 
 from tests.mutation.mutant import Mutant, in_file
 
-L = "tests/unit/coordinator/test_verifier_lane.py::test_"
+L = "tests/unit/coordinator/test_lane.py::test_"
 E = "tests/unit/coordinator/test_epochs_journaled.py::test_"
 SETTLES = (f"{L}a_verifier_that_will_leave_settles_its_sequences_and_they_move",)
 WRITTEN = (f"{L}r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown",)
@@ -15,9 +15,11 @@ REACH = (f"{L}r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who
 NO_PAGE = (f"{L}a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch",)
 POLICIES = (f"{L}several_policies_share_the_rounds_of_a_lane",)
 
+SILENT = (f"{L}a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_does",)
+
 LANES: list[Mutant] = [
     *in_file(
-        "coordinator/lanes/verifier_lane.py",
+        "coordinator/lanes/lane.py",
         (
             "R6: whoever moves is dropped",
             "Release(placed.number, placed.epoch, How.SETTLE)",
@@ -26,8 +28,8 @@ LANES: list[Mutant] = [
         ),
         (
             "R6: whoever moves is handed back at once",
-            "            if placed.admitted:\n                placed.leaving, placed.settled_by",
-            "            if False:\n                placed.leaving, placed.settled_by",
+            "            if placed.admitted:\n                self._settle(placed)",
+            "            if False:\n                self._settle(placed)",
             SETTLES,
         ),
         (
@@ -57,16 +59,64 @@ LANES: list[Mutant] = [
             (f"{L}cancelling_at_any_moment_leaves_nothing_behind",),
         ),
         (
+            "whoever is never settled waits for ever",
+            "if placed.leaving is not None and now >= placed.settled_by:",
+            "if False:",
+            (f"{L}a_verifier_that_never_settles_a_sequence_loses_it",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/lane.py",
+        (
+            "whoever is silent about is not asked back",
+            "            self._settle(placed)\n        self._assignment",
+            "            pass\n        self._assignment",
+            SILENT,
+        ),
+        (
+            "a lost release is lost for good",
+            "        self._orders.append(Keep(self._kept))\n",
+            "",
+            (f"{L}what_a_lost_release_left_behind_is_dropped",),
+        ),
+    ),
+    *in_file(
+        "coordinator/lanes/silence.py",
+        (
             "silence begins anew with everybody who comes",
             "since = min(",
             "since = max(",
             (f"{L}a_verifier_that_never_prefills_is_let_go_although_more_are_asked_of_it",),
         ),
         (
-            "whoever is never settled waits for ever",
-            "if placed.leaving is not None and now >= placed.settled_by:",
-            "if False:",
-            (f"{L}a_verifier_that_never_settles_a_sequence_loses_it",),
+            "a sequence that its verifier forgot waits for ever",
+            "late = now >= placed.heard + self._waits.verify_s",
+            "late = False",
+            SILENT,
+        ),
+        (
+            "whoever is paused is taken for forgotten",
+            "stands = self._no_page or plan.paused(placed.number)",
+            "stands = self._no_page",
+            (f"{L}whoever_stands_still_by_plan_is_not_taken_for_forgotten",),
+        ),
+        (
+            "whoever waits for a page is taken for forgotten",
+            "stands = self._no_page or plan.paused(placed.number)",
+            "stands = plan.paused(placed.number)",
+            (f"{L}nobody_moves_for_silence_while_the_verifier_has_no_page_left",),
+        ),
+        (
+            "a prompt that was overtaken waits on",
+            "placed.since if self._members.overtook(placed) else",
+            "placed.since if False else",
+            (f"{L}a_prompt_that_others_overtook_is_run_again",),
+        ),
+        (
+            "prompts of others that get on are not seen",
+            "if said.started is not None or said.prefill_tokens:",
+            "if said.started is not None:",
+            (f"{L}a_prompt_is_waited_for_while_prompts_get_on",),
         ),
     ),
     *in_file(

@@ -103,6 +103,24 @@ MUTANTS: list[Mutant] = [
             R11,
         ),
         (
+            "what nobody wants is kept",
+            "            self._leaving.drop(sequence)\n\n    def _session_lost",
+            "            pass\n\n    def _session_lost",
+            (f"{L}whatever_is_not_wanted_any_more_is_dropped",),
+        ),
+        (
+            "what is wanted is dropped",
+            "if (each.number, each.epoch) not in told.wanted]",
+            "if (each.number, each.epoch) in told.wanted]",
+            (f"{L}whatever_is_not_wanted_any_more_is_dropped",),
+        ),
+        (
+            "a context that a drafter forgot is not opened again",
+            "if reasons[place] == FORGOTTEN:",
+            "if False:",
+            (f"{L}a_drafter_that_forgot_a_sequence_gets_it_again",),
+        ),
+        (
             "a drafter that owes a reply is asked again",
             "if self._orders.owes(sequence.drafter):",
             "if self._orders.owes(-1):",

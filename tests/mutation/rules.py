@@ -10,8 +10,12 @@ from tests.mutation.mutant import in_file
 
 D, ROUNDS = "tests/unit/decoding/", "tests/unit/rounds/"
 LAW = f"{D}test_exact_law.py::test_output_distribution_equals_target"
-TOKEN = (f"{LAW}[greedy-token-logits]", f"{LAW}[fixed-token-zeros]", f"{LAW}[threshold-token-ties]")
-BLOCK = (f"{LAW}[greedy-block-logits]", f"{LAW}[async-block-zeros]", f"{LAW}[threshold-block-ties]")
+TOKEN = (f"{LAW}[adaptive-token-logits]", f"{LAW}[fixed-token-zeros]", f"{LAW}[threshold-token-ties]")
+BLOCK = (
+    f"{LAW}[adaptive-block-logits]",
+    f"{LAW}[adaptive, by older rounds-block-zeros]",
+    f"{LAW}[threshold-block-ties]",
+)
 COINS_TOKEN = (f"{D}test_forced_coins.py::test_the_rule_induces_its_law_on_every_table",)
 COINS_BLOCK = (f"{D}test_forced_coins.py::test_the_block_rule_decides_as_the_paper_says_on_every_table",)
 REAL = (f"{D}test_real_draws.py",)
@@ -26,15 +30,10 @@ NUMBERS = (f"{D}test_acceptance.py::test_the_very_numbers_that_were_sent_are_wei
 FIRST = (f"{D}test_acceptance.py::test_a_coupled_first_token_is_the_one_a_round_would_have_added",)
 LIES = (f"{D}test_acceptance.py::test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept",)
 DRAWN = (f"{D}test_sampling.py::test_a_draft_is_drawn_from_the_very_numbers_that_are_sent",)
-S = f"{ROUNDS}test_schedule.py::test"
-SCHEDULER = (
-    f"{S}_early_stop_does_not_look_past_the_first_slot_in_the_paper_s_counterexample",
-    f"{S}_no_improvement_is_no_reason_to_verify",
-    f"{S}_async_gives_its_budget_to_the_slots_that_rank_first",
-    f"{S}_survival_is_a_running_product_that_is_zero_beyond_each_block",
-    f"{S}_ties_go_to_earlier_slots_and_then_to_the_lower_row",
-    "tests/paper/test_appendix_a.py::test_early_stop_is_lossless_and_the_search_is_not",
-    "tests/paper/test_algorithm_1.py::test_the_scheduler_is_algorithm_1",
+SURVIVAL = (f"{ROUNDS}test_survival.py",)
+WALKED = (
+    "tests/paper/test_algorithm_1.py::test_the_price_is_where_algorithm_1_stops_when_theta_has_one_peak",
+    "tests/paper/test_algorithm_1.py::test_an_improvement_must_be_strict",
 )
 WALK = ("tests/unit/draft_service/test_walk.py",)
 C = "tests/unit/draft_service/test_family_contexts.py"
@@ -332,26 +331,24 @@ RULES = [
         ),
     ),
     *in_file(
-        "dspark/rounds/schedule.py",
+        "dspark/rounds/survival.py",
+        ("survival is not a running product", "np.cumprod(own, axis=0, out=own)", "pass", SURVIVAL),
+        ("what is no number is certain", "inside & (by_slot > 0.0)", "inside & ~(by_slot <= 0.0)", SURVIVAL),
+    ),
+    *in_file(
+        "coordinator/planning/planner.py",
         (
-            "the scheduler searches all lengths",
-            "if worse[first]:\n            return start + first",
-            "if worse[first]:\n            return start + int(rate.argmax())",
-            SCHEDULER,
+            "the price is that of the next slot",
+            "compared[chosen - 1]",
+            "compared[min(chosen, len(compared) - 1)]",
+            WALKED,
         ),
-        ("an equal rate is an improvement", "worse = rate[1:] <= rate[:-1]", "worse = rate[1:] < rate[:-1]", SCHEDULER),
+        ("no drafted slot is ever worth it", "rates[: most + 1].argmax()", "rates[:1].argmax()", WALKED),
         (
-            "a budget is spent without regard to rank",
-            "place = max(len(flat) - count, 0)",
-            "place = min(count, len(flat) - 1)",
-            SCHEDULER,
-        ),
-        ("survival is not a running product", "np.cumprod(own, axis=0, out=own)", "pass", SCHEDULER),
-        (
-            "ties go to later slots",
-            "np.flatnonzero(by_slot == least)[:",
-            "np.flatnonzero(by_slot == least)[::-1][:",
-            SCHEDULER,
+            "a walk forgets what is drafted anyhow",
+            "rates = (worth + brought) / seconds",
+            "rates = brought / seconds",
+            WALKED,
         ),
     ),
     *in_file(

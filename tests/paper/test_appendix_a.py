@@ -1,4 +1,4 @@
-"""Appendix A: looking back over all lengths breaks losslessness, early stop does not.
+"""Appendix A: looking back over all lengths breaks losslessness, a price that is older than the block does not.
 
 One request, two slots, c_1 = 0.8, SPS(1, 2, 3) = 1.0, 0.5, 0.45; p = (0.7, 0.3) and q = (0.5, 0.5) over {A, B}. The
 second confidence depends on the drafted first token: 0.9 after A, 0 after B.
@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from dspark.decoding.acceptance import accept_probability, residual, token_rule
-from dspark.rounds.policy import Async, Fixed, Greedy, Off, Policy, Threshold
-from dspark.rounds.schedule import schedule
+from dspark.rounds.plan import PLAIN, PlanKind, Terms, prefixes
 
 A, B = 0, 1
 P, Q = [0.7, 0.3], [0.5, 0.5]
@@ -24,25 +23,16 @@ SPS = {1: 1.0, 2: 0.5, 3: 0.45}
 Prefix = Callable[[list[float]], int]
 
 
-def by(policy: Policy) -> Prefix:
-    """The scheduler that is deployed."""
-
-    def prefix(confidence: list[float]) -> int:
-        def seconds(tokens: np.ndarray) -> np.ndarray:
-            return np.array([1.0 / SPS[int(count)] for count in tokens])
-
-        return int(schedule(np.array([confidence]), np.array([2]), [policy], seconds)[0])
-
-    return prefix
+PRICES = (0.0, 0.5, 0.75, 0.8, 0.81, float("inf"))
 
 
-def by_budget(slots: int) -> Prefix:
-    """The deployed `async` with a budget fixed before the draft."""
+def by(terms: Terms) -> Prefix:
+    """What verifiers that are deployed take."""
+    return lambda confidence: prefixes([confidence[: terms.slots]], [terms])[0]
 
-    def prefix(confidence: list[float]) -> int:
-        return int(schedule(np.array([confidence]), np.array([2]), [Async()], None, budget=slots)[0])
 
-    return prefix
+def priced(price: float) -> Prefix:
+    return by(Terms(PlanKind.PRICE, 2, price))
 
 
 def search(confidence: list[float]) -> int:
@@ -70,34 +60,42 @@ def test_the_first_confidence_is_the_acceptance_of_the_example() -> None:
     assert sum(min(p, q) for p, q in zip(P, Q, strict=True)) == pytest.approx(0.8)
 
 
-def test_early_stop_verifies_nothing_whatever_the_second_confidence() -> None:
-    assert [by(Greedy())([0.8, SECOND[x]]) for x in (A, B)] == [0, 0]
+@pytest.mark.parametrize("price", PRICES)
+def test_whether_the_first_slot_is_verified_is_the_same_whatever_the_second_confidence(price: float) -> None:
+    assert len({priced(price)([0.8, SECOND[x]]) >= 1 for x in (A, B)}) == 1
 
 
 def test_a_search_over_all_lengths_lets_the_drafted_token_decide() -> None:
     assert [search([0.8, SECOND[x]]) for x in (A, B)] == [2, 0]
 
 
-def test_early_stop_is_lossless_and_the_search_is_not() -> None:
-    assert first_token_law(by(Greedy())) == pytest.approx([0.7, 0.3], abs=1e-12)
+@pytest.mark.parametrize("price", PRICES)
+def test_a_price_that_is_older_than_the_draft_is_lossless(price: float) -> None:
+    assert first_token_law(priced(price)) == pytest.approx([0.7, 0.3], abs=1e-12)
+
+
+def test_the_search_is_not() -> None:
     assert first_token_law(search) == pytest.approx([0.85, 0.15], abs=1e-12)
 
 
-@pytest.mark.parametrize("slots", [0, 1, 2])
-def test_a_budget_that_is_older_than_the_draft_is_lossless(slots: int) -> None:
-    assert first_token_law(by_budget(slots)) == pytest.approx([0.7, 0.3], abs=1e-12)
-
-
 @pytest.mark.parametrize(
-    "policy", [Off(), Fixed(1), Fixed(2), Threshold(0.5), Threshold(0.85), Threshold(0.95)], ids=str
+    "terms",
+    [
+        PLAIN,
+        Terms(PlanKind.FIXED, 1),
+        Terms(PlanKind.FIXED, 2),
+        *(Terms(PlanKind.THRESHOLD, 2, at) for at in (0.5, 0.85, 0.95)),
+        Terms(PlanKind.PRICE, 2, 0.5, 1.0, 1),
+    ],
+    ids=lambda terms: f"{terms.kind.name.lower()} {terms.slots} {terms.price:g}",
 )
-def test_the_other_policies_are_lossless_on_the_example_too(policy: Policy) -> None:
-    assert first_token_law(by(policy)) == pytest.approx([0.7, 0.3], abs=1e-12)
+def test_other_terms_are_lossless_on_the_example_too(terms: Terms) -> None:
+    assert first_token_law(by(terms)) == pytest.approx([0.7, 0.3], abs=1e-12)
 
 
 def test_the_deployed_rule_shows_the_same_two_laws_on_a_grid_of_coins() -> None:
     grid = (np.arange(20) + 0.5) / 20  # every chance of the example is a multiple of 1/20: no error is left
-    for prefix, want in ((by(Greedy()), [0.7, 0.3]), (search, [0.85, 0.15])):
+    for prefix, want in ((priced(0.75), [0.7, 0.3]), (search, [0.85, 0.15])):
         law = [0.0, 0.0]
         for x in (A, B):
             sent = min(prefix([0.8, SECOND[x]]), 1)  # the first token is decided by the first slot

@@ -28,7 +28,7 @@ from dspark.types import Law, Rule, Verdict
 
 pytestmark = pytest.mark.services
 
-POLICIES = ("greedy", "fixed:3", "threshold:0.4", "off")
+POLICIES = ("adaptive", "fixed:3", "threshold:0.4", "off")
 
 
 @dataclass

@@ -162,7 +162,7 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
     prompts = [*_prompts(3), [9]]
     async with _cell(target, made) as cell:
         plain = _plain(target, prompts, 24)
-        for policy in ("fixed:4", "greedy"):
+        for policy in ("fixed:4", "adaptive"):
             assert await cell.answers(prompts, 24, temperature=0.0, policy=policy) == plain
         assert cell.counted("draft") > 0
         if name == "the target as its own drafter":
@@ -295,6 +295,6 @@ async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path,
     target, made = _thin(name)(tmp_path)
     prompts = _prompts(2, 20)
     async with _cell(target, made) as cell:
-        for policy in ("fixed:7", "greedy"):
+        for policy in ("fixed:7", "adaptive"):
             assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == _plain(target, prompts, 12)
         assert cell.counted("draft") > 0

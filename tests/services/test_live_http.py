@@ -49,7 +49,7 @@ def ask(http: httpx.Client, *contents: str, **wish: Any) -> list[dict[str, Any]]
         return list(events(response))
 
 
-@pytest.mark.parametrize("policy", ["greedy", "fixed:3", "off"])
+@pytest.mark.parametrize("policy", ["adaptive", "fixed:3", "off"])
 def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, http: httpx.Client, policy: str) -> None:
     with Client(cell.coordinator.endpoint) as client:
         expected = client.complete(PROMPT, max_tokens=48, temperature=0.0, policy=policy)
@@ -72,7 +72,7 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, htt
 
 
 def test_rounds_that_the_verifier_runs_are_told_in_the_same_words() -> None:
-    with HttpCell(rounds="verifier") as running, httpx.Client(base_url=running.url, timeout=30.0) as http:
+    with HttpCell() as running, httpx.Client(base_url=running.url, timeout=30.0) as http:
         _, _, *plain, _ = ask(http, policy="off", max_tokens=8)
         assert {told["told"]["empty_because"] for told in plain} == {"policy_off"}
         _, _, *rounds, end = ask(http, policy="fixed:3")

@@ -24,16 +24,13 @@ from verify_service.config import VerifyConfig
 pytestmark = pytest.mark.services
 
 
-@pytest_asyncio.fixture(params=["coordinator", "verifier"])
-async def cell(
-    golden_target: Path, golden_drafter: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[CoordinatorProcess]:
-    """By whom rounds are run."""
+@pytest_asyncio.fixture
+async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[CoordinatorProcess]:
     target, drafter = str(golden_target), str(golden_drafter)
     verifier = await verify_process.start(VerifyConfig(target=target, drafter=drafter, measure_cost=False))
     draft = await draft_process.start(DraftConfig(drafter=drafter, measure_cost=False))
     workers = {"verify": (verifier.endpoint,), "draft": (draft.endpoint,)}
-    config = CoordinatorConfig(**workers, policy="fixed:7", metrics_port=None, warm_up_s=0.0, rounds=request.param)
+    config = CoordinatorConfig(**workers, policy="fixed:7", metrics_port=None, warm_up_s=0.0)
     coordinator = await coordinator_process.start(config)
     yield coordinator
     for process in (coordinator, draft, verifier):

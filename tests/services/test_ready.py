@@ -16,8 +16,9 @@ from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend import process as frontend_process
 from coordinator.frontend.config import FrontendConfig
-from coordinator.lanes.ports import DrafterPort, VerifierPort
+from coordinator.lanes.facts import Drafter
 from coordinator.workers import membership
+from coordinator.workers.verifier_client import VerifierClient
 from coordinator.workers.warming import Unwarmed
 from dspark.cli.main import main
 from dspark.client import AsyncClient
@@ -112,7 +113,7 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in(
 ) -> None:
     real, fails = membership.warm, True
 
-    async def warm(verifier: VerifierPort, drafters: Sequence[DrafterPort], **options: Any) -> None:
+    async def warm(verifier: VerifierClient, drafters: Sequence[Drafter], **options: Any) -> None:
         if fails:
             raise Unwarmed("there is no page for it")
         await real(verifier, drafters, **options)
@@ -134,7 +135,7 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in(
             await coordinator.stop(0.0)
 
 
-async def test_a_bug_in_the_first_requests_leaves_no_session_behind(
+async def test_a_bug_in_the_first_requests_leaves_no_stream_behind(
     golden_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def warm(*_: Any, **__: Any) -> None:
@@ -156,15 +157,15 @@ async def test_a_bug_in_the_first_requests_leaves_no_session_behind(
 class _Odd(verify_pb2_grpc.VerifyServicer):
     """A verifier of no vocabulary."""
 
-    sessions = 0
+    streams = 0
 
     async def Describe(self, request: Any, context: Any) -> verify_pb2.VerifierDescription:
         return verify_pb2.VerifierDescription(incarnation=7, model="odd", fingerprint="odd", context_length=64)
 
-    async def Session(self, commands: AsyncIterator[Any], context: Any) -> AsyncIterator[verify_pb2.VerifyEvent]:
-        self.sessions += 1
-        async for _ in commands:
-            yield verify_pb2.VerifyEvent()
+    async def Control(self, orders: AsyncIterator[Any], context: Any) -> AsyncIterator[verify_pb2.ControlUp]:
+        self.streams += 1
+        async for _ in orders:
+            yield verify_pb2.ControlUp()
 
 
 async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> None:
@@ -176,7 +177,7 @@ async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> No
         (worker,) = coordinator.membership.workers
         await until(lambda: "vocab_size: 0, and at least 1 is wanted" in worker.detail)
         assert not worker.connected
-        assert not odd.sessions
+        assert not odd.streams
     finally:
         await coordinator.stop(0.0)
         await server.drain(0.0)
@@ -187,9 +188,10 @@ async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_of
 ) -> None:
     real = membership.warm
 
-    async def warm(verifier: VerifierPort, drafters: Sequence[DrafterPort], **options: Any) -> None:
+    async def warm(verifier: VerifierClient, drafters: Sequence[Drafter], **options: Any) -> None:
         if verifier.facts.name == "verify/1":
             verifier.close("it went away")
+            raise Unwarmed("it went away")
         await real(verifier, drafters, **options)
 
     monkeypatch.setattr(membership, "warm", warm)
@@ -210,7 +212,7 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
 ) -> None:
     real, go = membership.warm, asyncio.Event()
 
-    async def warm(verifier: VerifierPort, drafters: Sequence[DrafterPort], **options: Any) -> None:
+    async def warm(verifier: VerifierClient, drafters: Sequence[Drafter], **options: Any) -> None:
         if verifier.facts.name == "verify/1":
             await go.wait()
         await real(verifier, drafters, **options)
@@ -274,9 +276,7 @@ async def test_a_coordinator_that_comes_back_finds_workers_that_have_run(
     ):
         config = CoordinatorConfig(verify=(v.endpoint,), draft=(d.endpoint,), warm_up_s=LONG_S)
         first = await coordinator_process.start(config)
-        cost = first.membership.lanes[0].verify_cost
-        assert cost is not None
-        assert not cost.live.seen, "first steps correct nothing"
+        assert first.membership.lanes[0].facts.cost is not None
         await first.stop(0.0)
         run = v.metrics.value("forward_seconds_count", kind="verify")
         again = await coordinator_process.start(config)

@@ -30,8 +30,7 @@ OPTIONS: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, "policy": "
 class Site:
     """Real workers, and a coordinator with a journal that can go and come back."""
 
-    def __init__(self, target: Path, drafter: Path, journal: Path, rounds: str) -> None:
-        self._rounds = rounds  # who runs them
+    def __init__(self, target: Path, drafter: Path, journal: Path) -> None:
         self._target, self._drafter, self._journal = str(target), str(drafter), str(journal)
         self._workers: list[Any] = []
         self._endpoint = "127.0.0.1:0"
@@ -51,7 +50,6 @@ class Site:
             draft=(self._workers[1].endpoint,),
             journal=self._journal if journal else None,
             warm_up_s=0.0,
-            rounds=self._rounds,
         )
         self.coordinator = await coordinator_process.start(config)
         self._endpoint = self.coordinator.endpoint
@@ -71,11 +69,9 @@ class Site:
                 await process.stop(0.1)
 
 
-@pytest_asyncio.fixture(params=["coordinator", "verifier"])
-async def site(
-    golden_target: Path, golden_drafter: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[Site]:
-    site = Site(golden_target, golden_drafter, tmp_path / "journal", request.param)
+@pytest_asyncio.fixture
+async def site(golden_target: Path, golden_drafter: Path, tmp_path: Path) -> AsyncIterator[Site]:
+    site = Site(golden_target, golden_drafter, tmp_path / "journal")
     await site.start()
     yield site
     await site.close()

@@ -77,9 +77,9 @@ async def test_an_answer_is_the_same_under_every_policy(pair: str) -> None:
         plain = await answers(client, "off", 1.0)
         cases = [
             ("fixed:4", 1.0, "block"),
-            ("greedy", 1.0, "token"),
-            ("greedy", 0.0, "block"),
-            ("async", 1.0, "coupled"),
+            ("adaptive", 1.0, "token"),
+            ("adaptive", 0.0, "block"),
+            ("adaptive", 1.0, "coupled"),
         ]
         for policy, temperature, rule in cases:
             drafted = await answers(client, policy, temperature, rule=rule)
@@ -90,8 +90,8 @@ async def test_an_answer_is_the_same_under_every_policy(pair: str) -> None:
 async def test_the_lane_knows_the_cost_curves_of_the_file(pair: str) -> None:
     async with cell(pair) as (coordinator, _):
         (lane,) = coordinator.membership.lanes
-        assert lane.verify_cost is not None
-        tokens, contexts, seconds = lane.verify_cost.grid()
+        assert lane.facts.cost is not None
+        tokens, contexts, seconds = lane.facts.cost.grid()
         assert (tokens, contexts) == ([1, 64], [0])
         assert seconds == pytest.approx([0.0003, 0.001])
         assert lane.drafters[0].facts.cost is not None

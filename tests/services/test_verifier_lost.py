@@ -33,8 +33,7 @@ LAWS: dict[str, dict[str, Any]] = {
 class Pool:
     """Two verifiers, a drafter and a coordinator."""
 
-    def __init__(self, target: Path, drafter: Path, rounds: str) -> None:
-        self._rounds = rounds  # who runs them
+    def __init__(self, target: Path, drafter: Path) -> None:
         self._settings = {"target": str(target), "drafter": str(drafter), "measure_cost": False}
         self._drafter = str(drafter)
         self.verifiers: list[Any] = []
@@ -51,7 +50,6 @@ class Pool:
                 verify=tuple(each.endpoint for each in self.verifiers),
                 draft=(drafter.endpoint,),
                 warm_up_s=0.0,
-                rounds=self._rounds,
                 **settings,
             )
         )
@@ -66,9 +64,9 @@ class Pool:
             await process.stop(0.0)
 
 
-@pytest_asyncio.fixture(params=["coordinator", "verifier"])
-async def pool(golden_target: Path, golden_drafter: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pool]:
-    pool = Pool(golden_target, golden_drafter, request.param)
+@pytest_asyncio.fixture
+async def pool(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Pool]:
+    pool = Pool(golden_target, golden_drafter)
     yield pool
     await pool.close()
 

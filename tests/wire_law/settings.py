@@ -9,7 +9,7 @@ from typing import Any
 VOCABULARY, LENGTH = 6, 4
 PROMPTS = ((0, 1, 2, 3, 1), (2, 5, 1, 0, 4, 3, 1, 0, 2, 5, 3))
 RULES = ("token", "block", "coupled")
-POLICIES = ("fixed:3", "greedy")
+POLICIES = ("fixed:3", "adaptive")
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "T=1": {"temperature": 1.0},
     "T=0.7, top-k 5, top-p 0.95": {"temperature": 0.7, "top_k": 5, "top_p": 0.95},

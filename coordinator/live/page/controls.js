@@ -12,7 +12,6 @@ const SHOWN = 4; // questions to begin with
 /** Fills in the cell's own defaults. */
 export function prepare(cell) {
   const [given, amount] = cell.policy.split(":");
-  const policy = given === "greedy" ? "adaptive" : given; // its older name
   if (![...$("policy").options].some((option) => option.value === policy)) $("policy").append(el("option", {}, policy));
   $("policy").value = policy;
   showAmount();

@@ -65,8 +65,6 @@ function chosen(told) {
       return told.prefix
         ? `${first} of ${drafted} ${were} verified: the next one’s confidence, ${percent(next.confidence)}, is below the policy’s threshold.`
         : `Nothing was verified: even the first token’s confidence, ${percent(next.confidence)}, is below the policy’s threshold.`;
-    case "budget":
-      return `How many drafted tokens the pass would verify, ${told.batch.budget ?? told.batch.verified}, was settled before the draft; ${told.prefix} of ${drafted} fell to this answer.`;
   }
   const least = bar(told);
   const asked = least === null ? "" : `, and ${least >= 1 ? "none is worth its time" : `at least ${percent(least)} is worth its time`}`;

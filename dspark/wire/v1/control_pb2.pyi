@@ -42,7 +42,6 @@ class PrefixEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREFIX_END_FIXED: _ClassVar[PrefixEnd]
     PREFIX_END_THRESHOLD: _ClassVar[PrefixEnd]
     PREFIX_END_PRICE: _ClassVar[PrefixEnd]
-    PREFIX_END_BUDGET: _ClassVar[PrefixEnd]
 ROLE_UNSPECIFIED: Role
 ROLE_COORDINATOR: Role
 ROLE_VERIFY: Role
@@ -66,7 +65,6 @@ PREFIX_END_ROOM: PrefixEnd
 PREFIX_END_FIXED: PrefixEnd
 PREFIX_END_THRESHOLD: PrefixEnd
 PREFIX_END_PRICE: PrefixEnd
-PREFIX_END_BUDGET: PrefixEnd
 
 class WorkerEndpoint(_message.Message):
     __slots__ = ("role", "endpoint", "incarnation", "name", "draining")
@@ -220,7 +218,7 @@ class SlotExplanation(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., confidence: _Optional[float] = ..., survival: _Optional[float] = ..., gain: _Optional[float] = ..., fate: _Optional[_Union[Fate, str]] = ...) -> None: ...
 
 class RoundExplanation(_message.Message):
-    __slots__ = ("lane", "index", "round", "offset", "policy", "drafter", "empty_because", "asked", "slots", "prefix", "accepted", "token_ids", "origins", "why", "price", "sequences", "step_drafted", "step_verified", "step_tokens", "step_committed", "budget", "plain", "round_ms", "draft_ms", "draft_pass_ms", "verify_ms", "verify_pass_ms", "late")
+    __slots__ = ("lane", "index", "round", "offset", "policy", "drafter", "empty_because", "asked", "slots", "prefix", "accepted", "token_ids", "origins", "why", "price", "sequences", "step_drafted", "step_verified", "step_tokens", "step_committed", "plain", "round_ms", "draft_ms", "draft_pass_ms", "verify_ms", "verify_pass_ms", "late")
     LANE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -241,7 +239,6 @@ class RoundExplanation(_message.Message):
     STEP_VERIFIED_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    BUDGET_FIELD_NUMBER: _ClassVar[int]
     PLAIN_FIELD_NUMBER: _ClassVar[int]
     ROUND_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -269,7 +266,6 @@ class RoundExplanation(_message.Message):
     step_verified: int
     step_tokens: int
     step_committed: int
-    budget: int
     plain: bool
     round_ms: float
     draft_ms: float
@@ -277,7 +273,7 @@ class RoundExplanation(_message.Message):
     verify_ms: float
     verify_pass_ms: float
     late: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lane: _Optional[str] = ..., index: _Optional[int] = ..., round: _Optional[int] = ..., offset: _Optional[int] = ..., policy: _Optional[str] = ..., drafter: _Optional[str] = ..., empty_because: _Optional[str] = ..., asked: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotExplanation, _Mapping]]] = ..., prefix: _Optional[int] = ..., accepted: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., why: _Optional[_Union[PrefixEnd, str]] = ..., price: _Optional[float] = ..., sequences: _Optional[int] = ..., step_drafted: _Optional[int] = ..., step_verified: _Optional[int] = ..., step_tokens: _Optional[int] = ..., step_committed: _Optional[int] = ..., budget: _Optional[int] = ..., plain: _Optional[bool] = ..., round_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., draft_pass_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., verify_pass_ms: _Optional[float] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, lane: _Optional[str] = ..., index: _Optional[int] = ..., round: _Optional[int] = ..., offset: _Optional[int] = ..., policy: _Optional[str] = ..., drafter: _Optional[str] = ..., empty_because: _Optional[str] = ..., asked: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotExplanation, _Mapping]]] = ..., prefix: _Optional[int] = ..., accepted: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., why: _Optional[_Union[PrefixEnd, str]] = ..., price: _Optional[float] = ..., sequences: _Optional[int] = ..., step_drafted: _Optional[int] = ..., step_verified: _Optional[int] = ..., step_tokens: _Optional[int] = ..., step_committed: _Optional[int] = ..., plain: _Optional[bool] = ..., round_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., draft_pass_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., verify_pass_ms: _Optional[float] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetEndedRequest(_message.Message):
     __slots__ = ("request_id", "most")

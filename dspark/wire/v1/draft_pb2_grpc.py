@@ -45,6 +45,11 @@ class DraftStub:
                 request_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftCommand.SerializeToString,
                 response_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftEvent.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/dspark.wire.v1.Draft/Watch',
+                request_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.WatchRequest.SerializeToString,
+                response_deserializer=dspark_dot_wire_dot_v1_dot_types__pb2.Draining.FromString,
+                _registered_method=True)
         self.Rounds = channel.stream_stream(
                 '/dspark.wire.v1.Draft/Rounds',
                 request_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.RoundsCommand.SerializeToString,
@@ -69,6 +74,13 @@ class DraftServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """Open for as long as the process lives; says when it is about to leave. For a coordinator, which asks it nothing else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Rounds(self, request_iterator, context):
         """Rounds of one verifier: orders in, blocks out. When the stream ends, what it opened is freed.
         """
@@ -88,6 +100,11 @@ def add_DraftServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftCommand.FromString,
                     response_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftEvent.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.WatchRequest.FromString,
+                    response_serializer=dspark_dot_wire_dot_v1_dot_types__pb2.Draining.SerializeToString,
             ),
             'Rounds': grpc.stream_stream_rpc_method_handler(
                     servicer.Rounds,
@@ -149,6 +166,33 @@ class Draft:
             '/dspark.wire.v1.Draft/Session',
             dspark_dot_wire_dot_v1_dot_draft__pb2.DraftCommand.SerializeToString,
             dspark_dot_wire_dot_v1_dot_draft__pb2.DraftEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dspark.wire.v1.Draft/Watch',
+            dspark_dot_wire_dot_v1_dot_draft__pb2.WatchRequest.SerializeToString,
+            dspark_dot_wire_dot_v1_dot_types__pb2.Draining.FromString,
             options,
             channel_credentials,
             insecure,

@@ -255,18 +255,20 @@ class VerifyReleased(_message.Message):
 class ControlDown(_message.Message):
     __slots__ = ("incarnation", "orders")
     class Order(_message.Message):
-        __slots__ = ("admission", "drafter", "plan", "acknowledged", "released")
+        __slots__ = ("admission", "drafter", "plan", "acknowledged", "released", "kept")
         ADMISSION_FIELD_NUMBER: _ClassVar[int]
         DRAFTER_FIELD_NUMBER: _ClassVar[int]
         PLAN_FIELD_NUMBER: _ClassVar[int]
         ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
         RELEASED_FIELD_NUMBER: _ClassVar[int]
+        KEPT_FIELD_NUMBER: _ClassVar[int]
         admission: Admission
         drafter: DrafterAt
         plan: RoundPlan
         acknowledged: Acknowledgements
         released: Releases
-        def __init__(self, admission: _Optional[_Union[Admission, _Mapping]] = ..., drafter: _Optional[_Union[DrafterAt, _Mapping]] = ..., plan: _Optional[_Union[RoundPlan, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledgements, _Mapping]] = ..., released: _Optional[_Union[Releases, _Mapping]] = ...) -> None: ...
+        kept: Kept
+        def __init__(self, admission: _Optional[_Union[Admission, _Mapping]] = ..., drafter: _Optional[_Union[DrafterAt, _Mapping]] = ..., plan: _Optional[_Union[RoundPlan, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledgements, _Mapping]] = ..., released: _Optional[_Union[Releases, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
@@ -385,6 +387,14 @@ class Releases(_message.Message):
     epoch: _containers.RepeatedScalarFieldContainer[int]
     drop: _containers.RepeatedScalarFieldContainer[bool]
     def __init__(self, sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., drop: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("sequence", "epoch")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    sequence: _containers.RepeatedScalarFieldContainer[int]
+    epoch: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ControlUp(_message.Message):
     __slots__ = ("incarnation", "lease_ms", "news")

@@ -1,7 +1,7 @@
 """Row 2: what several rounds emit is the target's law, whatever is drafted and however little of it is verified.
 
-Coins are integrated, not drawn: the real acceptance code of each rule, with the real scheduler deciding how much of
-every block it sees. Tables of seven kinds, adversarial ones, ties and zeros among them.
+Coins are integrated, not drawn: the real acceptance code of each rule, with the plans that verifiers go by deciding how
+much of every block it sees. Tables of seven kinds, adversarial ones, ties and zeros among them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from enumeration import (
     dyadic_world,
     emitted,
     exact,
-    older_budget,
+    older_price,
     random_world,
-    real_scheduler,
+    real_plan,
     variation,
 )
 from test_exact_law import CELLS, RULES, policy_of
@@ -43,18 +43,18 @@ def main() -> int:
         for seed in range(each):
             world = random_world(kind, seed)
             rng = np.random.default_rng((seed, 1))
-            prefix = real_scheduler(policy_of(policy, rng), world, rng)
-            budget = older_budget(world, rng) if policy == "async" else None
-            law = emitted(world, Machine(prefix, budget=budget, rounds=RULES[rule]))
+            prefix = real_plan(policy_of(policy, rng), world, rng)
+            price = older_price(world, rng) if "older" in policy else None
+            law = emitted(world, Machine(prefix, price=price, rounds=RULES[rule]))
             worst = max(worst, variation(law, exact(world)), abs(sum(law.values()) - 1.0))
             tables += 1
         note(f"{policy} {rule} {kind}: worst {worst:.1e} of {tables} tables")
-    for seed, policy in enumerate(("fixed", "greedy", "threshold", "async")):
+    for seed, policy in enumerate(("fixed", "threshold", "adaptive", "adaptive, by older rounds")):
         rng = np.random.default_rng((seed, 4))
         world = dyadic_world(rng)
-        prefix = real_scheduler(policy_of(policy, rng), world, rng)
-        budget = older_budget(world, rng) if policy == "async" else None
-        worst = max(worst, variation(coupled_law(world, Machine(prefix, budget=budget), 8), exact(world)))
+        prefix = real_plan(policy_of(policy, rng), world, rng)
+        price = older_price(world, rng) if "older" in policy else None
+        worst = max(worst, variation(coupled_law(world, Machine(prefix, price=price), 8), exact(world)))
         tables += 1
     value = {
         "tables": tables,
@@ -62,7 +62,7 @@ def main() -> int:
         "worst_total_variation": float(f"{worst:.2e}"),
         "seconds": round(time.monotonic() - began, 1),
     }
-    bar = f"total variation <= {BOUND:g} on {LEAST} tables or more, scheduler in the loop"
+    bar = f"total variation <= {BOUND:g} on {LEAST} tables or more, plans in the loop"
     return Row("2", "what is emitted follows the target's law", value, bar, worst <= BOUND and tables >= LEAST).show(
         as_json=args.json
     )

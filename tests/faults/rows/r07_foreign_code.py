@@ -39,7 +39,7 @@ def main() -> int:
     with Watch() as watch, FaultCell(verifiers=2, coordinator={"http": "127.0.0.1:0"}) as cell:
         noticed = len(watch.events())  # of the start, unpickling only
         with cell.client() as client:
-            for policy in ("greedy", "off"):  # what a first request imports
+            for policy in ("adaptive", "off"):  # what a first request imports
                 client.complete([5, 9], max_tokens=8, policy=policy, ignore_eos=True)
         watch.arm()
         asyncio.run(attack(cell, 2_000))

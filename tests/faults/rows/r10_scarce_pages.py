@@ -12,7 +12,7 @@ import sys
 
 from benchmarks.row import Row, note
 from faults import pair
-from faults.promises import judged
+from faults.promises import judged, take_out_youngest
 from faults.rows.program import arguments
 from faults.simulated import Answer, SimulatedCell, simulate
 
@@ -43,7 +43,7 @@ async def scarce(cell: SimulatedCell, seed: int, forced: int) -> tuple[list[Answ
         for _ in range(forced):
             await cell.after(draw.uniform(0.002, 0.05))
             for lane in membership.lanes:
-                lane._make_room()  # what an OUT_OF_PAGES does, at any step
+                take_out_youngest(lane)  # what running out of pages does, at any step
 
     async def watch() -> None:
         nonlocal most

@@ -26,7 +26,7 @@ from faults.simulated import Answer, SimulatedCell, simulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "decoding"))
 
-from enumeration import Machine, coupled_law, dyadic_world, exact, real_scheduler, variation
+from enumeration import Machine, coupled_law, dyadic_world, exact, real_plan, variation
 from test_exact_law import policy_of
 
 BOUND = 1e-9
@@ -73,9 +73,9 @@ def lying(lie: Lie) -> Plan:
     plan, draw = Plan(), random.Random("lies")
 
     def tamper(message: Message, data: bytes) -> bytes:
-        if message.kind != "DraftEvent.blocks":
+        if message.kind != "RoundsEvent.blocks":
             return data
-        event = draft_pb2.DraftEvent.FromString(data)
+        event = draft_pb2.RoundsEvent.FromString(data)
         lie(event.blocks, draw)
         return event.SerializeToString()
 
@@ -83,7 +83,7 @@ def lying(lie: Lie) -> Plan:
     return plan
 
 
-async def answers(cell: SimulatedCell, policy: str = "greedy") -> tuple[list[Answer], float]:
+async def answers(cell: SimulatedCell, policy: str = "adaptive") -> tuple[list[Answer], float]:
     """Greedy and coupled ones beside each other, and the seconds they took."""
     began = cell.now
     asked = [
@@ -99,7 +99,7 @@ def enumerated(tables: int) -> float:
         rng = np.random.default_rng((seed, 11))
         world = dyadic_world(rng)
         hostile = np.eye(2)[rng.integers(0, 2, len(world.q))] if seed % 2 else rng.dirichlet([0.1, 0.1], len(world.q))
-        prefix = real_scheduler(policy_of(("fixed", "greedy", "threshold")[seed % 3], rng), world, rng)
+        prefix = real_plan(policy_of(("fixed", "adaptive", "threshold")[seed % 3], rng), world, rng)
         law = coupled_law(world, Machine(prefix, draft=lambda _, hostile=hostile: hostile), 8)
         worst = max(worst, variation(law, exact(world)))
     return worst

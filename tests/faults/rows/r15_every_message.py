@@ -28,12 +28,12 @@ SETTINGS: dict[str, Any] = {
     "drafters": 2,
     "frontends": 1,
     "seconds": {"judge_cohort": 0.08},  # answers last until a drafter is asked again and rows are sent again
-    "verify": {"lease_s": 20.0},
+    "verify": {"lease_s": 20.0, "drafter_patience_s": 1.0},
     "draft": {"lease_s": 20.0},
-    "coordinator": {"verify_deadline_s": 1.0, "prefill_deadline_s": 1.0, "drafter_patience_s": 1.0},
+    "coordinator": {"verify_deadline_s": 1.0, "prefill_deadline_s": 1.0},
 }
-# Calls of operators change nothing, or say the same again when repeated; lanes use the other two streams not yet.
-LEFT_OUT = ("/dspark.wire.v1.Control/", "/dspark.wire.v1.Verify/Control", "/dspark.wire.v1.Draft/Rounds")
+LEFT_OUT = ("/dspark.wire.v1.Control/",)  # calls of operators change nothing, or say the same again when repeated
+TOO_SMALL = "RoundsCommand.rows"  # rows of this pair fit beside their order; tests of services have wider ones
 
 
 async def story(cell: SimulatedCell) -> list[str]:
@@ -76,7 +76,7 @@ def main() -> int:
     args = arguments(__doc__)
     seen = Plan()
     assert not (found := simulate(story, plan=seen, **SETTINGS)), found
-    wanted = sorted({kind for method, _, kind in kinds() if not method.startswith(LEFT_OUT)})
+    wanted = sorted({kind for method, _, kind in kinds() if not method.startswith(LEFT_OUT) and kind != TOO_SMALL})
     cases = failed = 0
     why: list[str] = []
     hurt: Counter[str] = Counter()

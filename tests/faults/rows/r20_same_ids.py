@@ -17,13 +17,13 @@ from benchmarks.row import Row, note
 from dspark.client import AsyncClient
 from faults import oracle, pair
 from faults.processes import FaultCell
-from faults.promises import PATIENT, judged
+from faults.promises import PATIENT, judged, take_out_youngest
 from faults.rows.program import arguments
 from faults.simulated import Answer, SimulatedCell, simulate
 
 REQUESTS, LONG_REQUESTS, EACH = 60, 600, 30
 PLAIN, LONG_PLAIN, PLAIN_TOKENS = 12, 60, 96
-POLICIES = ("off", "greedy", "async", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3", "threshold:0.7")
+POLICIES = ("off", "adaptive", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3", "threshold:0.7")
 
 
 def options(prompt: list[int], draw: random.Random) -> dict[str, Any]:
@@ -52,7 +52,7 @@ async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
     for name in ("draft/0", "verify/0"):
         await cell.after(0.3)
         for lane in cell.processes["coordinator/0"].membership.lanes:
-            lane._make_room()  # what an OUT_OF_PAGES does
+            take_out_youngest(lane)  # what running out of pages does
         cell.kill(name)
         await cell.restart(name)
     answers = list(await asyncio.gather(*asked))

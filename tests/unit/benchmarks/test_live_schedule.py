@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.live_schedule import HOP_S, Live, Plain, Priced, Recorded, Recording, rate
-from coordinator.scheduling.cost_curve import CostCurve
+from coordinator.planning.cost_curve import CostCurve
 
 TOKENS = [1, 8, 64, 512]
 CHEAP = CostCurve(TOKENS, [1], [0.020, 0.021, 0.023, 0.050])

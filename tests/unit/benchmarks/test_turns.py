@@ -11,7 +11,7 @@ import pytest
 from benchmarks.turns import ADAPTIVE, BASELINES, Book, Tournament, draw
 from dspark.errors import InvalidRequest
 
-SPEED = {"off": 50.0, "fixed:5": 100.0, "fixed:6": 96.0, "greedy": 104.0, "async": 60.0}
+SPEED = {"off": 50.0, "fixed:5": 100.0, "fixed:6": 96.0, "adaptive": 104.0}
 
 
 class Bench:
@@ -38,21 +38,21 @@ def test_the_far_behind_leave_after_a_turn_and_adaptive_ones_stay() -> None:
     times = [policy for policy, _ in bench.asked]
     assert len(times) == len(BASELINES) + len(ADAPTIVE) + 2 * (2 + len(ADAPTIVE))
     assert times.count("off") == 1
-    assert times.count("fixed:6") == times.count("async") == 3
-    assert (point["best"], point["rival"]) == ("greedy", "fixed:5")
-    first, second = times[: len(BASELINES) + 2], times[len(BASELINES) + 2 :][:4]
+    assert times.count("fixed:6") == times.count("adaptive") == 3
+    assert (point["best"], point["rival"]) == ("adaptive", "fixed:5")
+    first, second = times[: len(BASELINES) + 1], times[len(BASELINES) + 1 :][:3]
     assert first == [*BASELINES, *ADAPTIVE]
-    assert second == ["async", "greedy", "fixed:6", "fixed:5"]  # backwards
+    assert second == ["adaptive", "fixed:6", "fixed:5"]  # backwards
 
 
 def test_a_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     file, settings = tmp_path / "book.jsonl", {"quick": True, "answers": (24, 72), "work": {1: 6}}
     with pytest.raises(RuntimeError):
-        _run(Bench(fails_after=11), Book(file, settings))
-    assert len(file.read_text().splitlines()) == 12  # and the settings
+        _run(Bench(fails_after=10), Book(file, settings))
+    assert len(file.read_text().splitlines()) == 11  # and the settings
     rest = Bench()
     point = _run(rest, Book(file, settings))["8"]
-    assert len(rest.asked) == 18 - 11
+    assert len(rest.asked) == 15 - 10
     assert json.dumps(point) == json.dumps(_run(Bench(fails_after=0), Book(file, settings))["8"])
     with pytest.raises(InvalidRequest, match="save"):
         Book(file, {"quick": False})

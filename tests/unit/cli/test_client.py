@@ -84,7 +84,7 @@ class Counter(generate_pb2_grpc.GenerationServicer):
                 finish_reason=generate_pb2.FINISH_REASON_LENGTH,
                 usage=generate_pb2.Usage(prompt_tokens=1, completion_tokens=request.sampling_params.max_tokens),
                 speculation=generate_pb2.SpeculationStats(
-                    rounds=2, mean_acceptance_length=1.5, acceptance_histogram=[1, 1], policy="greedy", rule=1
+                    rounds=2, mean_acceptance_length=1.5, acceptance_histogram=[1, 1], policy="adaptive", rule=1
                 ),
             ),
         )

@@ -228,7 +228,7 @@ def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
             LaneStatus(
                 verifier="verify/0",
                 drafters=("draft/0",),
-                policy="greedy",
+                policy="adaptive",
                 mean_acceptance_length=2.5,
                 verify_cost=MeasuredCost((1, 4), (64, 128), ((0.1, 0.2), (0.3, 0.4))),
             ),
@@ -238,7 +238,7 @@ def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
     (process,), (found,) = shape["processes"], shape["lanes"]
     assert (process["role"], process["name"], process["pid"], process["incarnation"]) == ("draft", "draft/0", 5, 2**62)
     assert {"endpoint", "state", "sequences", "pages_held", "pages_total"} <= set(process)
-    assert (found["policy"], found["tau"]) == ("greedy", 2.5)
+    assert (found["policy"], found["tau"]) == ("adaptive", 2.5)
     assert found["verify_cost"]["seconds"] == [[0.1, 0.2], [0.3, 0.4]]
     assert found["draft_cost"] is None
 

@@ -115,7 +115,7 @@ STATUS = CellStatus(
             role="draft", name="draft/0", endpoint="10.0.0.2:7000", state="draining", pid=3, busy_s=1,
         ),
     ),
-    lanes=(LaneStatus(verifier="verify/0", drafters=("draft/0",), running=3, policy="greedy"),),
+    lanes=(LaneStatus(verifier="verify/0", drafters=("draft/0",), running=3, policy="adaptive"),),
     totals={"dspark_generation_tokens_total": 10, "dspark_rounds_total": 4},
 )  # fmt: skip
 
@@ -170,7 +170,7 @@ def test_a_frame_shows_rates_of_the_window() -> None:
     assert "100" in text, "tokens per second"
     assert "2.50" in text, "tau"
     assert "draining" in text
-    assert "greedy" in text
+    assert "adaptive" in text
 
 
 def test_the_doctor_says_what_is_wrong_with_a_pair_and_how_to_mend_it(

@@ -1,9 +1,12 @@
 """What the coordinator holds of one front end, with a cell made of arithmetic behind it."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes import answer_of
+from rounds_cell import RoundsCell, virtual
 
 from coordinator.cells import attachment as room
 from coordinator.cells.attachment import Attachment
@@ -12,14 +15,10 @@ from coordinator.lanes.monitor import Monitor
 from dspark.errors import Overloaded
 from dspark.rounds.policy import parse_policy
 from dspark.wire.v1 import frontend_pb2, generate_pb2
-from tests.fakes import ToyCell, answer_of, calm
 
 
-async def attached(cell: ToyCell) -> Attachment:
-    await calm(20)
-    members: Any = SimpleNamespace(
-        verifiers=[cell.verifier.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics)
-    )
+async def attached(cell: RoundsCell) -> Attachment:
+    members: Any = SimpleNamespace(verifiers=[cell.lane.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics))
     local = LocalCell(cell.admission, members, Offer(parse_policy("off")))
     return Attachment(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
 
@@ -50,8 +49,9 @@ async def heard(attachment: Attachment, call: int) -> tuple[list[int], int]:
     return tokens, batches
 
 
+@virtual
 async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
-    cell = ToyCell()
+    cell = RoundsCell()
     attachment = await attached(cell)
     attachment.heard(submit(1, 12))
     await cell.finish(*[track for tracks in cell.admission._requests.values() for track in tracks])
@@ -59,30 +59,29 @@ async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
     assert tokens == answer_of([5, 6], 12)
     assert batches == 1
     attachment.close()
-    await cell.close()
 
 
+@virtual
 async def test_a_front_end_that_goes_takes_its_sequences_along() -> None:
-    cell = ToyCell()
+    cell = RoundsCell()
     attachment = await attached(cell)
     for number in range(3):
         attachment.heard(submit(number, 90, n=2))
     assert attachment.requests == 3
     attachment.close()
-    await calm(50)
+    await asyncio.sleep(0.2)
     assert cell.admission.running == cell.admission.queued == attachment.requests == 0
     assert cell.clean()
-    await cell.close()
 
 
+@virtual
 async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_UNSENT", 5)
-    cell = ToyCell()
+    cell = RoundsCell()
     attachment = await attached(cell)
     attachment.heard(submit(1, 90))
     for _ in range(100):
-        await calm(20)
-        await cell.clock.advance(0.001)
+        await asyncio.sleep(0.01)
         if not attachment.requests:
             break
     assert not cell.admission.running
@@ -91,16 +90,16 @@ async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.Monk
         await attachment.next()
     attachment.heard(submit(2, 4))  # too late for anything
     assert not cell.admission.running
-    await cell.close()
 
 
+@virtual
 async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() -> None:
-    cell = ToyCell()
+    cell = RoundsCell()
     attachment = await attached(cell)
     attachment.heard(submit(1, 90))
-    await calm(60)
+    await asyncio.sleep(0.1)
     attachment.heard(frontend_pb2.FrontendBatch(finishes=[frontend_pb2.Finish(call=1, index=0)]))
-    await calm(50)
+    await asyncio.sleep(0.2)
     assert attachment.requests == cell.admission.running == 0
     assert cell.metrics.value("requests_total", outcome="stop") == 1
     batch = await attachment.next()
@@ -108,4 +107,3 @@ async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() 
     assert not batch.ended
     assert not batch.failed
     attachment.close()
-    await cell.close()

@@ -1,13 +1,41 @@
 from dataclasses import replace
 
 import pytest
-from fakes import FakeDrafter, FakeVerifier, Talk
 
-from coordinator.lanes.ports import DrafterFacts, VerifierFacts
+from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
 
-VERIFIER = FakeVerifier(Talk()).facts
-DRAFTER = FakeDrafter(Talk()).facts
+VERIFIER = VerifierFacts(
+    name="verify/0",
+    endpoint="h:1",
+    incarnation=1,
+    pid=1,
+    model="toy",
+    fingerprint="toy-target",
+    vocab_size=97,
+    context_length=4096,
+    hidden_size=8,
+    projection="toy-projection",
+    page_size=16,
+    pages_total=0,
+    attention_path="toy",
+    stop_token_ids=(),
+    cost=None,
+)
+DRAFTER = DrafterFacts(
+    name="draft/0",
+    endpoint="h:2",
+    incarnation=2,
+    pid=2,
+    model="toy",
+    fingerprint="toy-drafter",
+    vocab_size=97,
+    hidden_size=8,
+    projection="toy-projection",
+    block_size=3,
+    context_length=4096,
+    cost=None,
+)
 
 
 def test_workers_of_one_make_fit() -> None:

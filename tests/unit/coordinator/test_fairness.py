@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
+from fakes import answer_of, read
+from rounds_cell import RoundsCell, virtual
 
 from coordinator.lanes.track import Track
 from coordinator.queue.admission import Bounds
 from coordinator.queue.shares import ANSWER, MOST_TENANTS, PROMPT, Shares
 from dspark.errors import Overloaded
-from tests.fakes import ToyCell, answer_of, calm, read
 
 
-@pytest_asyncio.fixture
-async def cells() -> AsyncIterator[list[ToyCell]]:
-    made: list[ToyCell] = []
-    yield made
-    for cell in made:
-        await cell.close()
+def make(**bounds: Any) -> RoundsCell:
+    return RoundsCell(bounds=Bounds(**bounds))
 
 
-def make(cells: list[ToyCell], **bounds: Any) -> ToyCell:
-    cell = ToyCell(bounds=Bounds(**bounds))
-    cells.append(cell)
+def held(cell: RoundsCell) -> RoundsCell:
+    """Nothing gets on."""
+    cell.port.hold()
     return cell
 
 
-def held(cell: ToyCell) -> ToyCell:
-    cell.verifier.holding.add("verify")
-    return cell
-
-
-async def test_the_gap_between_tenants_that_wait_stays_within_the_bound(cells: list[ToyCell]) -> None:
+@virtual
+async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> None:
     running, longest, prompt = 3, 12, 4
-    cell = make(cells, max_running=running)
+    cell = make(max_running=running)
     draw = random.Random(5)
     tracks: list[Track] = []
     for tenant, count in (("flood", 60), ("light", 30), ("third", 30)):
@@ -49,48 +41,52 @@ async def test_the_gap_between_tenants_that_wait_stays_within_the_bound(cells: l
     widest, looks = 0.0, 0
     while len(given := cell.admission.given()) > 1:
         widest, looks = max(widest, max(given.values()) - min(given.values())), looks + 1
-        await calm(3)
+        await asyncio.sleep(0.001)
     assert looks > 50
     assert 0.0 < widest <= bound
     await cell.finish(*tracks)
     assert cell.clean()
 
 
-async def test_a_light_tenant_is_next_however_long_the_line_of_another(cells: list[ToyCell]) -> None:
-    cell = held(make(cells, max_running=1))
+@virtual
+async def test_a_light_tenant_is_next_however_long_the_line_of_another() -> None:
+    cell = held(make(max_running=1))
     flood = [cell.ask((7, seed), max_tokens=3, tenant="flood") for seed in range(20)]
     light = cell.ask((5, 6), max_tokens=3, tenant="light")
-    cell.verifier.let_go("verify")
+    cell.port.let_go()
     await cell.finish(light)
     assert sum(track.sequence.finished for track in flood) <= 2
     await cell.finish(*flood)
     assert await read(light) == answer_of((5, 6), 3)
 
 
-async def test_idleness_is_no_credit(cells: list[ToyCell]) -> None:
-    cell = make(cells, max_running=1)
+@virtual
+async def test_idleness_is_no_credit() -> None:
+    cell = make(max_running=1)
     await cell.finish(*[cell.ask((seed,), max_tokens=10, tenant="busy") for seed in range(10)])
     held(cell)
     running = cell.ask((1,), max_tokens=4, tenant="busy")
-    await calm()
+    await asyncio.sleep(0.1)
     for seed in range(3):
         cell.ask((seed,), max_tokens=4, tenant="busy")
         cell.ask((seed,), max_tokens=4, tenant="back again")
     given = cell.admission.given()
     assert given["back again"] >= given["busy"] - ANSWER * 4 - PROMPT
-    cell.verifier.let_go("verify")
+    cell.port.let_go()
     await cell.finish(running)
 
 
-async def test_no_place_stays_empty_for_anybody(cells: list[ToyCell]) -> None:
-    cell = held(make(cells, max_running=8))
+@virtual
+async def test_no_place_stays_empty_for_anybody() -> None:
+    cell = held(make(max_running=8))
     for _ in range(8):
         cell.ask(tenant="alone")
     assert (cell.admission.running, cell.admission.queued) == (8, 0)
 
 
-async def test_a_full_line_refuses_whoever_fills_it(cells: list[ToyCell]) -> None:
-    cell = held(make(cells, max_running=1, max_queued=8))
+@virtual
+async def test_a_full_line_refuses_whoever_fills_it() -> None:
+    cell = held(make(max_running=1, max_queued=8))
     flood = [cell.ask(tenant="flood") for _ in range(9)]
     with pytest.raises(Overloaded):
         cell.ask(tenant="flood")
@@ -103,37 +99,39 @@ async def test_a_full_line_refuses_whoever_fills_it(cells: list[ToyCell]) -> Non
     with pytest.raises(Overloaded):
         cell.ask(tenant="light")
     assert cell.metrics.value("admission_rejections_total", reason="displaced") == 4
-    cell.verifier.let_go("verify")
+    cell.port.let_go()
     await cell.finish(*flood, *light)
     assert cell.clean()
 
 
-async def test_whoever_had_a_place_is_not_displaced(cells: list[ToyCell]) -> None:
-    cell = make(cells, max_running=4, max_queued=4)
+@virtual
+async def test_whoever_had_a_place_is_not_displaced() -> None:
+    cell = make(max_running=4, max_queued=4)
     held(cell)
     old = [cell.ask(max_tokens=20, tenant="flood") for _ in range(4)]
-    await calm()
+    await asyncio.sleep(0.1)
     cell.lose_verifier()  # all four wait again
-    await calm()
+    await asyncio.sleep(0.1)
     assert cell.admission.queued == 4
-    cell.add_lane(type(cell.verifier)(cell.talk, cell.drafters))
+    cell.add_verifier()
     await cell.finish(*old)
     assert [len(await read(track)) for track in old] == [20] * 4
 
 
-async def test_waiting_for_a_first_place_has_an_end(cells: list[ToyCell]) -> None:
-    cell = held(make(cells, max_running=1, queue_s=4.0))
+@virtual
+async def test_waiting_for_a_first_place_has_an_end() -> None:
+    cell = held(make(max_running=1, queue_s=4.0))
     running, waiting = cell.ask(), cell.ask()
-    await cell.clock.advance(3.9)
+    await asyncio.sleep(3.9)
     late = cell.ask()
     assert not waiting.sequence.finished
-    await cell.clock.advance(0.5)
+    await asyncio.sleep(0.5)
     with pytest.raises(Overloaded, match="no place was free") as refused:
         await read(waiting)
     assert refused.value.retry_after_s > 0
     assert not late.sequence.finished
     assert cell.metrics.value("admission_rejections_total", reason="queue_deadline") == 1
-    cell.verifier.let_go("verify")
+    cell.port.let_go()
     await cell.finish(running, late)
     assert await read(late) == answer_of((5, 6), 8)
 
@@ -145,8 +143,9 @@ def test_remembered_tenants_are_bounded() -> None:
     assert len(shares._settled) <= MOST_TENANTS + 1
 
 
-async def test_a_tenant_with_nobody_running_does_not_wait_for_others_to_end(cells: list[ToyCell]) -> None:
-    cell = held(make(cells, max_running=8))
+@virtual
+async def test_a_tenant_with_nobody_running_does_not_wait_for_others_to_end() -> None:
+    cell = held(make(max_running=8))
     for _ in range(12):
         cell.ask(tenant="flood")
     assert (cell.admission.running, cell.admission.queued) == (8, 4)

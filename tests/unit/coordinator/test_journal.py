@@ -18,7 +18,7 @@ from dspark.types import Law, TokenLogprobs
 
 
 def request(name: str = "r", *, seed: int = 7, choices: int = 1, prompt: tuple[int, ...] = (5, 6)) -> Request:
-    return Request(name, prompt, Law(temperature=0.7, seed=seed), 100, parse_policy("greedy"), choices=choices)
+    return Request(name, prompt, Law(temperature=0.7, seed=seed), 100, parse_policy("adaptive"), choices=choices)
 
 
 class Hand:
@@ -201,7 +201,7 @@ def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path) -> Non
     [
         request(prompt=(5, 7)),
         request(choices=2),
-        Request("r", (5, 6), Law(), 100, parse_policy("greedy")),
+        Request("r", (5, 6), Law(), 100, parse_policy("adaptive")),
         replace(request(), cache_salt="another"),
         replace(request(), stop_ids=frozenset({2})),
         replace(request(), max_tokens=101),

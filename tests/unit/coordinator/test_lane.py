@@ -1,870 +1,1129 @@
-"""The round loop against arithmetic workers: no ports, no sleeps, a clock turned by hand."""
+"""A lane beside the rounds of its verifier: admission, lane, planner and `RoundLoop` in simulated time."""
+
+from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
-import pytest_asyncio
-from fakes import VOCAB, FakeVerifier, ToyCell, answer_of, calm, read
+from fakes import answer_of, read
+from rounds_cell import RoundsCell, ToyPair, story
 
 from coordinator.answers.commit_log import End, Reason
-from coordinator.lanes.drafting import DraftWaits
-from coordinator.lanes.lane import Conduct
-from coordinator.lanes.ports import Declined
+from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.sequence import Event
 from coordinator.queue.admission import Bounds
-from coordinator.scheduling.cost_curve import CostCurve
-from coordinator.scheduling.pipelining import Mode
-from dspark.errors import Cancelled, Overloaded, PeerError, Unavailable
-from dspark.types import Cursor, RefusalReason, Verdict
+from coordinator.requests.request import Request
+from dspark.errors import Cancelled, DsparkError, Overloaded, PeerError, Unavailable
+from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
+from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, Why
+from dspark.rounds.plan import Plan, PlanKind, SequencePlan
+from dspark.rounds.policy import parse_policy
+from dspark.types import Draws, Law, RefusalReason
 
-MakeCell = Callable[..., ToyCell]
-
-
-@pytest_asyncio.fixture
-async def make_cell() -> AsyncIterator[MakeCell]:
-    cells: list[ToyCell] = []
-
-    def make(**settings: object) -> ToyCell:
-        cells.append(ToyCell(**settings))
-        return cells[-1]
-
-    yield make
-    for cell in cells:
-        await cell.close()
+POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 
 
-@pytest.mark.parametrize("policy", ["greedy", "async", "fixed:1", "fixed:3", "threshold:0.5", "off"])
-async def test_the_answer_is_what_plain_decoding_gives_under_every_policy(make_cell: MakeCell, policy: str) -> None:
-    cell = make_cell()
-    track = cell.ask(max_tokens=23, policy=policy)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 23)
-    assert track.end == End(Reason.LENGTH)
-    await calm()
-    assert cell.clean()
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_answer_is_what_plain_decoding_gives_under_every_policy(policy: str, window: int) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=23, policy=policy)
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 23)
+        assert track.end == End(Reason.LENGTH)
+        assert cell.clean()
+        assert (track.tally.drafted > 0) is (policy != "off")
+
+    story(tell, waits=Conduct(window=window))
 
 
-async def test_speculation_takes_fewer_rounds_than_tokens(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    plain, fast = cell.ask(max_tokens=40, policy="off"), cell.ask(max_tokens=40)
-    await cell.finish(plain, fast)
-    assert plain.tally.rounds == 39
-    assert fast.tally.rounds < 20
+def test_several_policies_share_the_rounds_of_a_lane() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60, policy=policy) for seed, policy in enumerate(POLICIES)]
+        await cell.finish(*tracks)
+        for seed, track in enumerate(tracks):
+            assert await read(track) == answer_of((seed, 3), 60)
+        one, three, off = tracks[1].tally, tracks[2].tally, tracks[-1].tally
+        assert max(i for i, count in enumerate(one.verified_histogram) if count) == 1
+        assert max(i for i, count in enumerate(three.verified_histogram) if count) == 3
+        assert off.drafted == 0
+        assert off.rounds == 59
+        assert max(report.tokens for report in cell.port.said if isinstance(report, PassReport)) > len(POLICIES)
+
+    story(tell)
 
 
-async def test_policy_off_never_speaks_to_a_drafter(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    track = cell.ask(policy="off")
-    await cell.finish(track)
-    assert not [line for line in cell.talk.lines if line.startswith("draft/")]
-    assert not [line for line in cell.talk.lines if "rows->" in line or " keep" in line]
+def test_drafts_take_fewer_rounds_than_tokens() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=60)
+        await cell.finish(track)
+        assert track.tally.rounds < 30
 
-
-async def test_a_round_takes_at_most_two_control_round_trips(make_cell: MakeCell) -> None:
-    cell = make_cell(drafters=2)
-    tracks = [cell.ask((seed, 7), max_tokens=30) for seed in range(6)]
-    await cell.finish(*tracks)
-    trips = sum(cell.metrics.value("control_round_trips_total", kind=kind) for kind in ("draft", "verify"))
-    assert trips <= 2 * cell.metrics.value("cohorts_total")
-    assert {track.request.id for track in tracks} == {f"r{n}" for n in range(1, 7)}
-
-
-async def test_sequences_join_and_leave_between_rounds(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.holding.add("verify")
-    first = cell.ask((5, 6), max_tokens=30)
-    await calm()
-    second = cell.ask((8, 9), max_tokens=3)  # arrives in the middle of a round
-    await calm()
-    cell.verifier.let_go("verify")
-    await cell.finish(first, second)
-    assert await read(first) == answer_of((5, 6), 30)
-    assert await read(second) == answer_of((8, 9), 3)
-    cohorts = [line for line in cell.talk.lines if "<- verify" in line]
-    assert ["s2" in cohort for cohort in cohorts[:3]] == [False, True, False]
-
-
-async def test_rounds_of_others_go_on_while_a_long_prompt_prefills(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    quick = cell.ask((5, 6), max_tokens=4)
-    await calm(4)
-    cell.verifier.holding.add("prefill")
-    slow = cell.ask(tuple(range(60)), max_tokens=4)
-    await cell.finish(quick)
-    assert not slow.sequence.finished
-    cell.verifier.let_go("prefill")
-    await cell.finish(slow)
-    assert await read(slow) == answer_of(tuple(range(60)), 4)
-
-
-async def test_prefills_go_a_few_at_a_time_in_order(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Conduct(prefills=2))
-    cell.verifier.holding.add("prefill")
-    tracks = [cell.ask((seed, 7), max_tokens=3) for seed in range(5)]
-    await calm()
-    assert cell.verifier.prefills == 2
-    cell.admission.ended(tracks[2], Cancelled("gone while in line"))
-    cell.verifier.let_go("prefill")
-    await cell.finish(*tracks)
-    assert cell.verifier.prefills == 4
-    assert [await read(track) for track in tracks[3:]] == [answer_of((seed, 7), 3) for seed in (3, 4)]
-
-
-async def test_a_lost_drafter_only_slows_the_answer(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.drafters[0].holding.add("draft")
-    track = cell.ask(max_tokens=20)
-    await calm()
-    cell.lose_drafter(cell.drafters[0])  # with a draft in flight
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 20)
-    assert track.tally.rounds == 19
-    assert cell.metrics.value("empty_blocks_total", reason="drafter_lost") == 1
-    assert cell.metrics.value("empty_blocks_total", reason="no_drafter") == 18
-
-
-async def test_a_drafter_that_comes_back_is_filled_without_a_second_prefill(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.holding.add("verify")
-    track = cell.ask(max_tokens=60)
-    await calm()
-    cell.lose_drafter(cell.drafters[0])
-    await cell.clock.advance(1.0)
-    back = cell.new_drafter(incarnation=99)
-    cell.verifier.let_go("verify")
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 60)
-    assert cell.verifier.prefills == 1
-    assert cell.metrics.value("resends_total", reason="attached") == 1
-    assert cell.metrics.value("spec_decode_num_accepted_tokens_total") > 20
-    assert not back.rows
-
-
-async def test_a_late_draft_is_dropped_and_counted(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Conduct(draft=DraftWaits(deadline_s=0.1, patience_s=9.0)))
-    drafter = cell.drafters[0]
-    drafter.holding.add("draft")
-    track = cell.ask(max_tokens=5)
-    await calm()
-    assert track.tally.rounds == 0
-    await cell.clock.advance(0.2)  # the deadline passes; the sequence finishes by plain decoding
-    assert await read(track) == answer_of((5, 6), 5)
-    drafter.let_go("draft")
-    await calm()
-    assert cell.metrics.value("empty_blocks_total", reason="late") == 1
-    assert cell.metrics.value("empty_blocks_total", reason="drafter_late") == 2  # and the last token needs no draft
-    assert cell.metrics.value("dropped_total", kind="block", reason="late") == 1
-
-
-async def test_a_drafter_known_to_be_slow_gets_a_longer_deadline(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Conduct(draft=DraftWaits(deadline_s=0.1, patience_s=9.0)))
-    drafter = cell.drafters[0]
-    drafter.step_s = 0.2
-    drafter.holding.add("draft")
-    track = cell.ask(max_tokens=40)
-    await calm()
-    cell.verifier.holding.add("verify")
-    await cell.clock.advance(0.15)  # late; it answers while the round goes on, and says how long its pass took
-    drafter.let_go("draft")
-    await calm()
-    drafter.holding.add("draft")
-    cell.verifier.let_go("verify")
-    await calm()
-    await cell.clock.advance(0.5)  # in time now
-    drafter.let_go("draft")
-    await cell.finish(track)
-    assert cell.metrics.value("empty_blocks_total", reason="late") == 1
-    assert await read(track) == answer_of((5, 6), 40)
-
-
-async def test_a_drafter_that_stays_silent_is_let_go(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Conduct(draft=DraftWaits(deadline_s=0.1, patience_s=3.0)))
-    cell.drafters[0].holding.add("draft")
-    cell.ask(max_tokens=5)
-    await calm()
-    await cell.clock.advance(3.5)
-    assert cell.drafters[0].closed_because == "silent for more than 3 s"
-
-
-async def test_one_draft_attempt_per_anchor(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.decline = Declined(Cursor(0, 0, 0, 0), RefusalReason.INVALID, "q_probs: not a number")
-    track = cell.ask(max_tokens=10)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 10)
-    drafts = [line.split("anchor=")[0] for line in cell.talk.lines if "<- draft" in line]
-    assert len(drafts) == len(set(drafts))
-    assert cell.metrics.value("empty_blocks_total", reason="drafted_before") == 1
-    assert cell.metrics.value("refusals_total", reason="invalid") == 1
-
-
-async def test_missing_rows_are_asked_for_again_after_three_rounds(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.holding.add("verify")
-    track = cell.ask(max_tokens=60)
-    await calm()
-    del cell.drafters[0].rows[track.sequence.number][1]  # a row is lost on its way
-    await cell.clock.advance(1.0)
-    cell.verifier.let_go("verify")
-    await cell.finish(track)
-    assert cell.metrics.value("empty_blocks_total", reason="features_missing") == 3
-    assert cell.metrics.value("resends_total", reason="features_missing") == 1
-    assert [line for line in cell.talk.lines if "resend" in line and "from=1" in line]
-    assert cell.metrics.value("spec_decode_num_accepted_tokens_total") > 20
-
-
-async def test_rows_that_come_late_but_come_are_not_asked_for_again(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    drafter = cell.drafters[0]
-    ingest, late = drafter.ingest, []
-
-    def one_round_late(sequence: int, epoch: int, start: int, tokens: list[int]) -> None:
-        late.append((sequence, epoch, start, tokens))
-        if len(late) > 1:
-            ingest(*late[-2])
-
-    drafter.ingest = one_round_late
-    track = cell.ask(max_tokens=20)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 20)
-    assert cell.metrics.value("empty_blocks_total", reason="features_missing") > 10
-    assert not [line for line in cell.talk.lines if "resend" in line]
-
-
-async def test_a_cancelled_request_is_freed_in_both_pools_at_once(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.holding.add("verify")
-    track = cell.ask(max_tokens=50)
-    await calm()
-    assert not cell.clean()
-    cell.admission.ended(track, Cancelled("the client went away"))
-    assert cell.clean()
-    cell.verifier.let_go("verify")
-    await calm()
-    assert cell.metrics.value("dropped_total", kind="verdict", reason="stale") == 1
-    assert cell.metrics.value("requests_total", outcome="cancelled") == 1
-    with pytest.raises(Cancelled):
-        await read(track)
-
-
-@pytest.mark.parametrize("stage", ["open", "prefill", "draft"])
-async def test_cancelling_at_any_stage_leaves_nothing_behind(make_cell: MakeCell, stage: str) -> None:
-    cell = make_cell()
-    cell.verifier.holding.add(stage)
-    cell.drafters[0].holding.add(stage)
-    track = cell.ask(max_tokens=50)
-    await calm()
-    cell.admission.ended(track, Cancelled("the client went away"))
-    cell.verifier.let_go(stage)
-    cell.drafters[0].let_go(stage)
-    await calm()
-    assert cell.clean()
-    assert cell.admission.running == cell.admission.queued == 0
-
-
-async def test_a_stop_token_inside_an_accepted_prefix_ends_the_answer_there(make_cell: MakeCell) -> None:
-    whole = answer_of((5, 6), 12)
-    cell = make_cell()
-    track = cell.ask(max_tokens=12, stop_ids=frozenset({whole[3]}))
-    await cell.finish(track)
-    assert await read(track) == whole[: whole.index(whole[3]) + 1]
-    assert track.end == End(Reason.STOP, token_id=whole[3])
+    story(tell)
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
-async def test_histograms_agree_with_the_counters_for_every_length(make_cell: MakeCell, max_tokens: int) -> None:
-    cell = make_cell()
-    track = cell.ask(max_tokens=max_tokens)
-    await cell.finish(track)
-    tokens, tally = await read(track), track.tally
-    assert len(tokens) == max_tokens
-    assert sum(tally.acceptance_histogram) == sum(tally.verified_histogram) == tally.rounds
-    assert tally.accepted <= tally.verified <= tally.drafted
-    assert tally.committed_by_rounds == max_tokens - 1
-    assert tally.accepted == cell.metrics.value("spec_decode_num_accepted_tokens_total")
-    wasted = sum(
-        cell.metrics.value("draft_wasted_tokens_total", reason=why) for why in ("not_verified", "rejected", "cut")
-    )
-    assert tally.drafted == tally.accepted + wasted
+def test_histograms_agree_with_the_counters_for_every_length(max_tokens: int) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=max_tokens)
+        await cell.finish(track)
+        tokens, tally = await read(track), track.tally
+        assert len(tokens) == max_tokens
+        assert sum(tally.acceptance_histogram) == sum(tally.verified_histogram) == tally.rounds
+        assert tally.accepted <= tally.verified <= tally.drafted
+        assert tally.committed_by_rounds == max_tokens - 1
+        assert tally.accepted == cell.metrics.value("spec_decode_num_accepted_tokens_total")
+        wasted = sum(
+            cell.metrics.value("draft_wasted_tokens_total", reason=why) for why in ("not_verified", "rejected", "cut")
+        )
+        assert tally.drafted == tally.accepted + wasted
+        assert cell.metrics.value("generation_tokens_total") == max_tokens
+
+    story(tell)
 
 
-async def test_slots_the_verifier_had_no_pages_for_are_counted_as_not_verified(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.tampers = lambda verdict: verdict._replace(judged=verdict.accepted)
-    track = cell.ask(max_tokens=30)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 30)
-    assert track.tally.verified == track.tally.accepted < track.tally.drafted
-    assert cell.metrics.value("draft_wasted_tokens_total", reason="rejected") == 0
-    assert cell.metrics.value("draft_wasted_tokens_total", reason="not_verified") > 0
+def test_a_stop_token_inside_an_accepted_prefix_ends_the_answer_there() -> None:
+    whole = answer_of((5, 6), 12)
+
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=12, stop_ids=frozenset({whole[3]}))
+        await cell.finish(track)
+        assert await read(track) == whole[: whole.index(whole[3]) + 1]
+        assert track.end == End(Reason.STOP, token_id=whole[3])
+        assert cell.clean()
+
+    story(tell)
 
 
-async def test_no_draft_reaches_past_the_answer_s_end(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.drafters[0].wrong_every = 1000
-    track = cell.ask(max_tokens=4)
-    await cell.finish(track)
-    assert track.tally.rounds == 1
-    assert [line for line in cell.talk.lines if "slots=2" in line]
+@pytest.mark.parametrize("window", [0, 1, 2])
+def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window: int) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=400, policy="off")
+        await cell.until(lambda: len(track.answer.log) >= 30, each_s=0.0005)
+        known = len(track.answer.log)
+        cell.admission.finish(track)
+        await asyncio.sleep(0.1)
+        assert cell.clean()
+        drawn = {len(each.report.rounds) for each in cell.port.said if isinstance(each, PassReport)}
+        assert drawn == {1}
+        beyond = sum(1 for each in cell.port.said if isinstance(each, PassReport)) - (known - 2)
+        assert 0 <= beyond <= window + 1, "the round that was running, and as many more as a verifier may run ahead"
+
+    story(tell, waits=Conduct(window=window))
 
 
-async def test_a_verifier_that_dies_is_replaced_and_nothing_said_changes(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.holding.add("verify")
-    tracks = [cell.ask((seed, 3), max_tokens=20) for seed in range(3)]
-    await calm()
-    cell.lose_verifier()
-    assert cell.admission.queued == 3
-    cell.verifier = FakeVerifier(cell.talk, cell.drafters, "verify/1", incarnation=22)
-    cell.lane = cell.add_lane(cell.verifier)
-    await cell.finish(*tracks)
-    assert [await read(track) for track in tracks] == [answer_of((seed, 3), 20) for seed in range(3)]
-    assert {track.sequence.epoch for track in tracks} == {1}
-    assert cell.metrics.value("prefills_total", reason="handover") == 3
-    await calm()
-    assert cell.clean()
+@pytest.mark.parametrize("after_s", [0.0, 0.00005, 0.0015, 0.004, 0.012, 0.02, 0.03])
+def test_cancelling_at_any_moment_leaves_nothing_behind(after_s: float) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=50)
+        other = cell.ask((8, 9), max_tokens=20)
+        await asyncio.sleep(after_s)
+        cell.admission.ended(track, Cancelled("the client went away"))
+        await cell.finish(other)
+        assert await read(other) == answer_of((8, 9), 20)
+        assert cell.clean()
+        with pytest.raises(Cancelled):
+            await read(track)
+
+    story(tell)
 
 
-async def test_without_another_verifier_the_client_hears_where_the_answer_stands(make_cell: MakeCell) -> None:
-    cell = make_cell(bounds=Bounds(verifier_wait_s=20.0))
-    cell.verifier.holding.add("verify")
-    track = cell.ask(max_tokens=9)
-    await calm()
-    cell.lose_verifier()
-    await cell.clock.advance(19.0)
-    assert not track.sequence.finished
-    await cell.clock.advance(2.0)
-    with pytest.raises(Unavailable, match="within 20 s; the answer stands at offset 1"):
-        await read(track)
-    (told,) = cell.admission.endings.of(track.request.id)
-    assert (told.verifier, told.drafter) == ("verify/0", "draft/0"), "those that had it, not nobody"
+def test_a_reader_that_is_too_slow_is_cut() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=400)
+        await cell.finish(track)
+        assert cell.metrics.value("slow_readers_cut_total") == 1
+        assert cell.clean()
+        with pytest.raises(Overloaded):
+            await read(track)
+
+    story(tell, outlet=5)
 
 
-async def test_a_verifier_that_runs_its_first_requests_is_waited_for(make_cell: MakeCell) -> None:
-    cell = make_cell(bounds=Bounds(verifier_wait_s=20.0, warm_s=60.0))
-    cell.verifier.holding.add("verify")
-    track = cell.ask(max_tokens=9)
-    await calm()
-    cell.admission.verifier_warms = lambda: True
-    cell.lose_verifier()
-    await cell.clock.advance(79.0)
-    assert not track.sequence.finished
-    cell.verifier = FakeVerifier(cell.talk, cell.drafters, "verify/1", incarnation=22)
-    cell.lane = cell.add_lane(cell.verifier)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 9)
+def test_prefills_go_a_few_at_a_time_in_order() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, *range(200)), max_tokens=3) for seed in range(6)]
+        await asyncio.sleep(0.001)
+        assert sum(isinstance(each, Admission) for each in cell.port.told) == 2
+        await cell.finish(*tracks)
+        order = [each.admit.sequence for each in cell.port.told if isinstance(each, Admission)]
+        assert order == sorted(order)
+
+    story(tell, waits=Conduct(prefills=2))
 
 
-async def test_a_verifier_that_never_serves_is_not_waited_for_without_end(make_cell: MakeCell) -> None:
-    cell = make_cell(bounds=Bounds(verifier_wait_s=20.0, warm_s=60.0))
-    cell.verifier.holding.add("verify")
-    track = cell.ask(max_tokens=9)
-    await calm()
-    cell.admission.verifier_warms = lambda: True
-    cell.lose_verifier()
-    await cell.clock.advance(81.0)
-    with pytest.raises(Unavailable, match="within 80 s"):
-        await read(track)
+def test_answers_of_one_request_wait_for_the_first_one_s_prompt() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        request = Request("n", (7, 8, 9), Law(temperature=0.0), 9, parse_policy("adaptive"), choices=3)
+        tracks = cell.submit(request)
+        other = cell.ask((1, 2), max_tokens=9)
+        await asyncio.sleep(0.0001)
+        admitted = [each.admit.sequence for each in cell.port.told if isinstance(each, Admission)]
+        assert admitted == [tracks[0].sequence.number, other.sequence.number]
+        await cell.finish(*tracks, other)
+        assert [list(track.answer.log.answer()) for track in tracks] == [answer_of((7, 8, 9), 9)] * 3
+
+    story(tell)
 
 
-async def test_handovers_are_bounded(make_cell: MakeCell) -> None:
-    cell = make_cell(bounds=Bounds(max_handovers=2))
-    track = cell.ask(max_tokens=30)
-    for number in range(3):
-        cell.verifier.holding.add("verify")
-        await calm()
+def test_siblings_do_not_wait_for_a_first_that_left() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        request = Request("n", (7, 8, 9), Law(temperature=0.0), 9, parse_policy("adaptive"), choices=2)
+        first, second = cell.submit(request)
+        await asyncio.sleep(0.0001)
+        cell.admission.finish(first)
+        await cell.finish(second)
+        assert list(second.answer.log.answer()) == answer_of((7, 8, 9), 9)
+        assert cell.clean()
+
+    story(tell)
+
+
+# What is promised of reports and epochs.
+
+
+def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        happened: list[str] = []
+        written: list[int] = []
+
+        def write() -> None:
+            happened.append("written")
+            written.append(len(cell.lane.tracks[0].answer.log) if cell.lane.tracks else 0)
+
+        cell.lane._write = write  # type: ignore[method-assign]
+        tell_port = cell.port.port.tell
+
+        def told(orders: Sequence[Any]) -> None:
+            told = ["acknowledged" for each in orders if isinstance(each, Acknowledged)]
+            happened.extend(told)
+            if told and cell.lane.tracks:
+                assert written[-1] == len(cell.lane.tracks[0].answer.log), "all that is acknowledged is written"
+            tell_port(orders)
+
+        cell.port.port.tell = told  # type: ignore[method-assign]
+        track = cell.ask(max_tokens=30)
+        pieces = 0
+        while (taken := await track.outlet.take()) is not None:  # type: ignore[attr-defined]
+            pieces += len(taken)
+            happened.append("shown")
+            last = [each for each in happened if each != "shown"][-1]
+            assert last == "acknowledged" or track.end is not None
+        assert pieces > 5
+        order = [each for each in happened if each != "shown"]
+        assert all(before == "written" for before, now in itertools.pairwise(order) if now == "acknowledged")
+
+    story(tell)
+
+
+def test_r7_what_was_committed_before_a_bug_is_written_and_its_sequences_go_on_elsewhere() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track, lane, port = cell.ask(max_tokens=60), cell.lane, cell.port
+        written: list[int] = []
+        lane._write = lambda: written.append(len(track.answer.log))  # type: ignore[method-assign]
+        await cell.until(lambda: len(track.answer.log) > 10, each_s=0.0005)
+        port.tampers = lambda news: [*news, cast("Up", object())]
+        before = len(track.answer.log)
+        await cell.until(lambda: bool(port.closed_because))
+        assert port.closed_because == "its lane failed"
+        assert len(track.answer.log) > before
+        assert written[-1] == len(track.answer.log)
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 60)
+
+    story(tell)
+
+
+@pytest.mark.parametrize("turn", ["settle", "look_at"])
+def test_a_bug_in_a_turn_or_a_look_costs_a_lane_and_none_of_its_sequences(turn: str) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track, port, assignment = cell.ask(max_tokens=90), cell.port, cell.lane._assignment
+        await cell.until(lambda: len(track.answer.log) > 10, each_s=0.0005)
+
+        def planted(*_: object) -> None:
+            raise RuntimeError("planted")
+
+        setattr(assignment, turn, planted)
+        if turn == "look_at":
+            port.tampers = lambda news: ()
+        await cell.until(lambda: bool(port.closed_because))
+        assert port.closed_because == "its lane failed"
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 90)
+
+    story(tell)
+
+
+def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice() -> None:
+    noted: list[int] = []
+    written: list[int] = []
+
+    async def tell(cell: RoundsCell) -> None:
+        tell_port = cell.port.port.tell
+
+        def told(orders: Sequence[Any]) -> None:
+            for each in orders:
+                if isinstance(each, Admission):
+                    assert each.admit.epoch in written
+            tell_port(orders)
+
+        cell.port.port.tell = told  # type: ignore[method-assign]
+        track = cell.ask(max_tokens=60, note_epoch=noted.append)
+        await asyncio.sleep(0.00015)
+        cell.lose_verifier()  # nothing was committed under the first epoch
+        assert len(track.answer.log) == 2
+        cell.add_verifier()
+        await asyncio.sleep(0.1)
+        cell.lane.move_all()
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 60)
+
+    story(tell, write=lambda: written.extend(noted))
+    assert noted == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fault", ["gap", "repeat", "length", "number"])
+def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: str) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        seen = 0
+
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            nonlocal seen
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport) and each.report.number:
+                    seen += 1
+                    if seen == 3:
+                        (row,) = each.report.rounds
+                        wrong = row._replace(committed_before=row.committed_before + 1)
+                        if fault == "number":
+                            wrong = row._replace(round=row.round + 1)
+                        if fault == "gap":
+                            continue
+                        if fault == "repeat":
+                            said.append(each)
+                        else:
+                            each = each._replace(report=each.report._replace(rounds=[wrong]))
+                said.append(each)
+            return said
+
+        cell.port.tampers = tamper
+        track = cell.ask(max_tokens=60)
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 60), "neither repeated nor skipped"
+        assert (track.handovers, track.sequence.epoch) == (1, 1)
+        assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 1
+        assert cell.clean()
+
+    story(tell)
+
+
+LIES = {
+    "a token out of the vocabulary": lambda row: row._replace(tokens=(*row.tokens[:-1], 97)),
+    "a negative token": lambda row: row._replace(tokens=(*row.tokens[:-1], -1)),
+    "more accepted than verified": lambda row: row._replace(accepted=row.verified + 1),
+    "more verified than drafted": lambda row: row._replace(verified=len(row.confidence) + 1),
+    "more tokens than accepted": lambda row: row._replace(tokens=(*row.tokens, 3)),
+    "fewer tokens than accepted": lambda row: row._replace(tokens=row.tokens[:-1]),
+    "nothing": lambda row: row._replace(tokens=(), accepted=0, verified=0),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other(lie: str) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        victim, other = cell.ask(max_tokens=60), cell.ask((8, 9), max_tokens=40)
+
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport) and each.report.number > 2:
+                    rows = [
+                        LIES[lie](row) if row.sequence == victim.sequence.number and row.verified else row
+                        for row in each.report.rounds
+                    ]
+                    each = each._replace(report=each.report._replace(rounds=rows))
+                said.append(each)
+            return said
+
+        cell.port.tampers = tamper
+        await cell.finish(victim, other)
+        assert await read(other) == answer_of((8, 9), 40)
+        with pytest.raises(PeerError, match="the verifier sent"):
+            await read(victim)
+        shown = list(victim.answer.log.answer())
+        assert cell.clean()
+        assert all(0 <= token < 97 for token in shown)
+
+    story(tell, pair=ToyPair(wrong_every=1000))
+
+
+def test_a_token_without_its_log_probability_ends_the_request() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(law=Law(temperature=0.0, logprobs=0))
+        await cell.finish(track)
+        with pytest.raises(PeerError, match="without its log-probability"):
+            await read(track)
+
+    story(tell)
+
+
+def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport) and each.report.number:
+                    rows = [row._replace(why_empty=f"x{each.report.number}") for row in each.report.rounds]
+                    each = each._replace(report=each.report._replace(rounds=rows))
+                said.append(each)
+            return said
+
+        cell.port.tampers = tamper
+        track = cell.ask(max_tokens=20, policy="fixed:1")
+        await cell.finish(track)
+        assert cell.metrics.value("empty_blocks_total", reason="unspecified") > 5
+
+    story(tell, drafters=0)
+
+
+# Workers come and go.
+
+
+def test_a_lost_drafter_only_slows_the_answer() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=60)
+        await asyncio.sleep(0.06)
+        drafted = track.tally.drafted
+        assert drafted > 0
+        cell.lose_drafter(cell.drafters[0])
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 60)
+        assert track.tally.drafted - drafted <= 8
+        assert cell.metrics.value("empty_blocks_total", reason="no_drafter") > 10
+        assert [each for each in cell.port.told if isinstance(each, DrafterAt)][-1].use is Use.GONE
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_another_drafter_takes_over_without_a_second_prefill() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, *range(20)), max_tokens=90) for seed in range(4)]
+        await asyncio.sleep(0.08)
+        first = cell.drafters[0]
+        second = cell.add_drafter()
+        cell.lose_drafter(first)
+        await asyncio.sleep(0.1)
+        before = [track.tally.drafted for track in tracks]
+        assert {track.drafter for track in tracks} == {second}
+        await cell.finish(*tracks)
+        assert all(track.tally.drafted > was + 8 for track, was in zip(tracks, before, strict=True))
+        assert cell.metrics.value("prefills_total", reason="new") == 4
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60) for seed in range(6)]
+        await asyncio.sleep(0.001)
+        assert sorted(cell.load.values()) == [2, 2, 2]
+        named = [cell.ask((seed, 4), max_tokens=60, drafter="draft/1") for seed in range(4)]
+        nobody = cell.ask((9, 4), max_tokens=20, drafter="draft/77")
+        await asyncio.sleep(0.001)
+        assert {track.drafter.facts.name for track in named if track.drafter} == {"draft/1"}
+        await cell.finish(*tracks, *named, nobody)
+        assert nobody.tally.drafted == 0
+        assert cell.clean()
+
+    story(tell, drafters=3)
+
+
+def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=90)
+        await asyncio.sleep(0.06)
+        drafter: Any = cell.drafters[0]
+        cell.lane.drafter_left(drafter)
+        cell.load.pop(drafter, None)
+        late = cell.ask((8, 9), max_tokens=20)
+        await asyncio.sleep(0.05)
+        before = track.tally.drafted
+        await cell.finish(track, late)
+        assert track.tally.drafted > before + 8
+        assert late.tally.drafted == 0, "nobody new"
+        uses = [each.use for each in cell.port.told if isinstance(each, DrafterAt)]
+        assert uses == [Use.YES, Use.NO_NEW, Use.GONE]
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=90) for seed in range(4)]
+        await asyncio.sleep(0.06)
+        leaving: Any = cell.drafters[0]
+        cell.lane.drafter_leaves(leaving)
+        await asyncio.sleep(0.05)
+        assert cell.load[leaving] == 0
+        assert not leaving.rows
+        late = cell.ask((9, 3), max_tokens=20)
+        await asyncio.sleep(0.0001)
+        assert late.drafter is cell.drafters[1], "nobody new"
+        await cell.finish(*tracks, late)
+        assert all(track.tally.drafted > 40 for track in tracks)
+
+    story(tell, drafters=2)
+
+
+def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        cell.drafters[0].silent = True
+        track = cell.ask(max_tokens=400, policy="fixed:3")
+        await asyncio.sleep(0.01)
+        cell.add_drafter()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 400)
+        assert cell.metrics.value("empty_blocks_total", reason="late") == 1
+        assert [each.what for each in cell.port.said if isinstance(each, DrafterEvent)] == ["late", "silent"]
+        assert track.tally.drafted > 0
+
+    story(tell)
+
+
+def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        exact, ratio = cell.ask(max_tokens=150), cell.ask((7, 3), max_tokens=150, law=Law(temperature=1.0))
+        await asyncio.sleep(0.05)
+        assert ratio.drafter is not None
+        places = (1 << 20, *[0] * 63)
+        liar = Draws(cell.drafters[0].facts.fingerprint, slots=1 << 20, places=places)
+        tamper_once = [True]
+
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport) and each.report.number and tamper_once:
+                    tamper_once.clear()
+                    each = each._replace(draws=(liar,))
+                said.append(each)
+            return said
+
+        cell.port.tampers = tamper
+        await asyncio.sleep(0.05)
+        assert cell.metrics.value("monitor_alarms_total", drafter=liar.drafter_version[:16], statistic="places") == 1
+        assert ratio.drafter is None
+        assert exact.drafter is not None
+        await cell.finish(exact, ratio)
+        assert cell.metrics.value("empty_blocks_total", reason="distrusted") > 0
+
+    story(tell)
+
+
+@pytest.mark.parametrize("at_s", [0.001, 0.011, 0.02, 0.05, 0.1])
+def test_a_verifier_that_dies_is_replaced_and_nothing_said_changes(at_s: float) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=40) for seed in range(3)]
+        await asyncio.sleep(at_s)
         cell.lose_verifier()
-        cell.verifier = FakeVerifier(cell.talk, cell.drafters, f"verify/{number + 1}", incarnation=30 + number)
-        cell.lane = cell.add_lane(cell.verifier)
-    with pytest.raises(Unavailable, match="3 verifiers were lost"):
-        await read(track)
+        assert cell.admission.queued == 3
+        cell.add_verifier()
+        await cell.finish(*tracks)
+        assert [await read(track) for track in tracks] == [answer_of((seed, 3), 40) for seed in range(3)]
+        assert {track.sequence.epoch for track in tracks} == {1}
+        assert cell.metrics.value("handovers_total", reason="lost") == 3
+        assert cell.clean()
+
+    story(tell)
 
 
-async def test_a_verifier_without_verdict_is_let_go_after_its_deadline(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Conduct(verify_s=2.0))
-    cell.verifier.holding.add("verify")
-    track = cell.ask(max_tokens=9)
-    await calm()
-    await cell.clock.advance(2.1)
-    assert cell.verifier.closed_because == "no verdict for 2 s"
-    assert track.sequence.epoch == 1
+def test_without_another_verifier_the_client_hears_where_the_answer_stands() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=90)
+        await asyncio.sleep(0.05)
+        cell.lose_verifier()
+        stands = track.answer.log.answered
+        await asyncio.sleep(21.0)
+        with pytest.raises(Unavailable, match=f"within 20 s; the answer stands at offset {stands}"):
+            await read(track)
+
+    story(tell)
 
 
-async def test_a_sequence_the_verifier_does_not_know_is_prefilled_again(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.decline = Declined(Cursor(0, 0, 0, 0), RefusalReason.UNKNOWN_SEQUENCE)
-    track = cell.ask(max_tokens=15)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 15)
-    assert track.handovers == 1
-    assert cell.verifier.prefills == 2
+def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=90)
+        await asyncio.sleep(0.05)
+        port = cell.port
+        port.tampers = lambda news: ()
+        await asyncio.sleep(1.9)
+        assert not port.closed_because
+        await asyncio.sleep(1.0)
+        assert port.closed_because == "no verdict for 2 s"
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 90)
+
+    story(tell, waits=Conduct(verify_s=2.0))
 
 
+def test_a_verifier_that_never_prefills_is_let_go_although_more_are_asked_of_it() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        port = cell.port
+        port.tampers = lambda news: ()
+        for seed in range(30):
+            cell.ask((seed, 3), max_tokens=9)
+            await asyncio.sleep(0.2)
+            if port.closed_because:
+                break
+        assert port.closed_because == "no prefill within 3 s"
+        assert 14 <= seed <= 20
+
+    story(tell, waits=Conduct(prefill_s=3.0))
+
+
+def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60) for seed in range(4)]
+        await asyncio.sleep(0.06)
+        first, port = cell.lane, cell.port
+        cell.add_verifier()
+        first.drain(1.0)
+        late = cell.ask((9, 3), max_tokens=20)
+        await asyncio.sleep(0.0001)
+        assert late.sequence.number not in {track.sequence.number for track in first.tracks}
+        first.move_all()
+        assert len(first) == 4, "each leaves when it is settled"
+        await cell.finish(*tracks, late)
+        assert len(first) == 0
+        settled = [each for each in port.told if isinstance(each, Release) and each.how is How.SETTLE]
+        assert len(settled) == 4
+        for seed, track in enumerate(tracks):
+            assert await read(track) == answer_of((seed, 3), 60)
+            assert (track.handovers, track.sequence.epoch, track.moved) == (0, 1, True)
+        gone = [each for each in port.said if isinstance(each, Released)]
+        drawn = {each.sequence: each.rounds for each in gone}
+        reported = [row for each in port.said if isinstance(each, PassReport) for row in each.report.rounds]
+        assert drawn == {number: sum(row.sequence == number for row in reported) for number in drawn}
+        assert cell.metrics.value("handovers_total", reason="drained") == 4
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        stuck, other = cell.ask(max_tokens=60), cell.ask((8, 3), max_tokens=2000, policy="off")
+        await asyncio.sleep(0.06)
+        cell.port.tampers = lambda news: [
+            each for each in news if not (isinstance(each, Released) and each.sequence == stuck.sequence.number)
+        ]
+        placed = cell.lane._members.get(stuck.sequence.number)
+        assert placed is not None
+        placed.leaving, placed.settled_by = Event.MOVED, cell.clock.time() + 2.0
+        cell.lane._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
+        cell.lane._soon()
+        await asyncio.sleep(1.5)
+        assert not stuck.handovers
+        await asyncio.sleep(2.0)
+        assert stuck.handovers == 1
+        assert not other.handovers
+        await cell.finish(stuck)
+        assert await read(stuck) == answer_of((5, 6), 60)
+
+    story(tell, waits=Conduct(verify_s=2.0))
+
+
+# One sequence of many.
+
+
+def silent_about(number: int) -> Callable[[Sequence[Up]], Sequence[Up]]:
+    """As a verifier that forgot a sequence, and says nothing of it any more."""
+
+    def tamper(news: Sequence[Up]) -> list[Up]:
+        said: list[Up] = []
+        for each in news:
+            if isinstance(each, PassReport):
+                rows = [row for row in each.report.rounds if row.sequence != number]
+                if not rows:
+                    continue
+                each = each._replace(report=each.report._replace(rounds=rows), labels=None)
+            said.append(each)
+        return said
+
+    return tamper
+
+
+def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_does() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        stuck, other = cell.ask(max_tokens=60, policy="fixed:2"), cell.ask((8, 3), max_tokens=2000, policy="off")
+        await cell.until(lambda: len(stuck.answer.log) > 20)
+        stands = stuck.answer.log.answered
+        cell.port.tampers = silent_about(stuck.sequence.number)
+        await asyncio.sleep(1.9)
+        assert (stuck.sequence.epoch, stuck.answer.log.answered) == (0, stands)
+        assert not any(isinstance(each, Release) for each in cell.port.told)
+        await cell.until(lambda: any(isinstance(each, Release) for each in cell.port.told), within_s=1.0)
+        (release,) = [each for each in cell.port.told if isinstance(each, Release)]
+        assert (release.sequence, release.how) == (stuck.sequence.number, How.SETTLE)
+        cell.port.tampers = lambda news: news
+        await cell.finish(stuck)
+        assert await read(stuck) == answer_of((5, 6), 60)
+        assert stuck.sequence.epoch == 1
+        assert (other.sequence.epoch, other.handovers) == (0, 0)
+        assert cell.metrics.value("dropped_total", kind="sequence", reason="silent") == 1
+
+    story(tell, waits=Conduct(verify_s=2.0))
+
+
+def test_whoever_stands_still_by_plan_is_not_taken_for_forgotten() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        paused, other = cell.ask(max_tokens=60), cell.ask((8, 3), max_tokens=2000, policy="off")
+        await cell.until(lambda: len(paused.answer.log) > 20)
+        plans, real = cell.lane._plans, cell.lane._plans.compose
+
+        def compose(drafters: Mapping[int, int]) -> Plan | None:
+            plan = real(drafters)
+            if plan is not None:
+                plan = replace(plan, sequences={**plan.sequences, paused.sequence.number: SequencePlan(paused=True)})
+                plans.in_force = plan
+            return plan
+
+        plans.compose = compose  # type: ignore[method-assign]
+        cell.lane._changed = True
+        plans.in_force = replace(plans.in_force, window=1)  # so that there is something to say
+        cell.lane._soon()
+        await cell.until(lambda: plans.in_force.paused(paused.sequence.number))
+        await asyncio.sleep(6.0)
+        assert not any(isinstance(each, Release) for each in cell.port.told)
+        assert (paused.sequence.epoch, other.sequence.epoch) == (0, 0)
+        assert not paused.sequence.finished
+
+    story(tell, waits=Conduct(verify_s=2.0))
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left: int) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        starved, other = cell.ask(max_tokens=60, policy="off"), cell.ask((8, 3), max_tokens=2000, policy="off")
+        await cell.until(lambda: len(starved.answer.log) > 20)
+        silent = silent_about(starved.sequence.number)
+        cell.port.tampers = lambda news: [
+            each._replace(pages_free=left) if isinstance(each, PassReport) else each for each in silent(news)
+        ]
+        await asyncio.sleep(6.0)
+        assert any(isinstance(each, Release) for each in cell.port.told) is bool(left)
+        assert not other.sequence.epoch
+
+    story(tell, waits=Conduct(verify_s=2.0))
+
+
+def test_what_a_lost_release_left_behind_is_dropped() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        told, deaf = cell.port.port.tell, [True]
+
+        def tell_all_but_releases(orders: Sequence[Any]) -> None:
+            told([each for each in orders if not (deaf and isinstance(each, Release))])
+
+        cell.port.port.tell = tell_all_but_releases  # type: ignore[method-assign]
+        leaving, other = cell.ask(max_tokens=400), cell.ask((8, 9), max_tokens=60)
+        await cell.until(lambda: len(leaving.answer.log) > 20)
+        cell.admission.ended(leaving, Cancelled("the client went away"))
+        await cell.finish(other)
+        deaf.clear()
+        assert not cell.clean(), "the release was lost"
+        await asyncio.sleep(2.0)
+        assert cell.clean()
+        assert await read(other) == answer_of((8, 9), 60)
+
+    story(tell, waits=Conduct(verify_s=2.0))
+
+
+def test_a_prompt_that_others_overtook_is_run_again() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        lost = cell.ask(max_tokens=4)
+        cell.port.tampers = silent_about(lost.sequence.number)
+        await asyncio.sleep(5.0)
+        later = cell.ask((8, 9), max_tokens=2000, policy="off")
+        await asyncio.sleep(4.0)
+        assert not lost.sequence.epoch
+        cell.port.tampers = lambda news: news
+        await asyncio.sleep(2.0)
+        await cell.finish(lost)
+        assert await read(lost) == answer_of((5, 6), 4)
+        assert (lost.sequence.epoch, later.sequence.epoch) == (1, 0)
+
+    story(tell, waits=Conduct(prefill_s=10.0))
+
+
+def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        busy = cell.ask((8, 9), max_tokens=9000, policy="off")
+        await cell.until(lambda: len(busy.answer.log) > 20)
+        slow = cell.ask(max_tokens=4)
+        silent, riding = silent_about(slow.sequence.number), itertools.count()
+
+        def got_on(news: Sequence[Up]) -> list[Up]:
+            """Another coordinator's prompts get on now and then."""
+            return [
+                each._replace(prefill_tokens=8) if isinstance(each, PassReport) and not next(riding) % 50 else each
+                for each in silent(news)
+            ]
+
+        cell.port.tampers = got_on
+        await asyncio.sleep(25.0)
+        assert (slow.sequence.epoch, slow.handovers) == (0, 0)
+        assert not any(isinstance(each, Release) for each in cell.port.told)
+
+    story(tell, waits=Conduct(prefill_s=10.0))
+
+
+def test_a_prompt_that_waits_while_none_gets_on_is_run_again() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        busy = cell.ask((8, 9), max_tokens=4000, policy="off")
+        await cell.until(lambda: len(busy.answer.log) > 20)
+        slow = cell.ask(max_tokens=4)
+        cell.port.tampers = silent_about(slow.sequence.number)
+        await asyncio.sleep(9.0)
+        assert not slow.sequence.epoch
+        cell.port.tampers = lambda news: news
+        await asyncio.sleep(4.0)
+        await cell.finish(slow)
+        assert await read(slow) == answer_of((5, 6), 4)
+        assert (slow.sequence.epoch, busy.sequence.epoch) == (1, 0)
+
+    story(tell, waits=Conduct(prefill_s=10.0))
+
+
+def test_a_bug_in_one_commit_fails_that_request_alone() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        broken, fine = cell.ask(max_tokens=20), cell.ask((8, 9), max_tokens=20)
+        await cell.until(lambda: broken.answer.log.answered > 2)
+
+        def take(*_: object, **__: object) -> None:
+            raise RuntimeError("a bug")
+
+        broken.answer.take = take  # type: ignore[assignment,method-assign]
+        await cell.finish(broken, fine)
+        assert await read(fine) == answer_of((8, 9), 20)
+        assert fine.handovers == 0
+        with pytest.raises(PeerError):
+            await read(broken)
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask(max_tokens=15, cache_salt=salt) for salt in ("one", "", "two")]
+        await asyncio.sleep(0.02)
+        first = cell.port
+        cell.lose_verifier()
+        cell.add_verifier()
+        await cell.finish(*tracks)
+        for port in (first, cell.port):
+            salts = {each.admit.sequence: each.cache_salt for each in port.told if isinstance(each, Admission)}
+            assert salts == {1: "one", 2: "", 3: "two"}
+
+    story(tell)
+
+
+def test_without_a_cost_curve_a_gauge_says_so_and_everything_is_verified() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        port = cell.port.port
+        port.facts = replace(port.facts, cost=None)
+        lane = cell.add_verifier()
+        lane.facts = replace(lane.facts, cost=None)
+        cell.lose_verifier()
+        assert cell.metrics.value("cost_curve_in_force", lane=lane.facts.name) == 1
+
+    story(tell)
+
+
+# Who waits, and for whom.
+
+
+def test_a_verifier_that_runs_its_first_requests_is_waited_for() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=9)
+        cell.admission.verifier_warms = lambda: True
+        cell.lose_verifier()
+        await asyncio.sleep(79.0)
+        assert not track.sequence.finished
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 9)
+
+    story(tell, bounds=Bounds(verifier_wait_s=20.0, warm_s=60.0))
+
+
+def test_a_verifier_that_never_serves_is_not_waited_for_without_end() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=9)
+        cell.admission.verifier_warms = lambda: True
+        cell.lose_verifier()
+        await asyncio.sleep(81.0)
+        with pytest.raises(Unavailable, match="within 80 s"):
+            await read(track)
+
+    story(tell, bounds=Bounds(verifier_wait_s=20.0, warm_s=60.0))
+
+
+def test_handovers_are_bounded() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=30)
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+            cell.lose_verifier()
+            cell.add_verifier()
+        with pytest.raises(Unavailable, match="3 verifiers were lost"):
+            await read(track)
+        (told,) = cell.admission.endings.of(track.request.id)
+        assert told.verifier
+        assert told.drafter == "draft/0", "those that had it, not nobody"
+
+    story(tell, bounds=Bounds(max_handovers=2))
+
+
+def test_a_full_page_pool_keeps_sequences_in_line_until_pages_free() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=25) for seed in range(4)]  # seven pages each
+        assert (cell.admission.running, cell.admission.queued) == (1, 3)
+        await cell.finish(*tracks)
+        assert [await read(track) for track in tracks] == [answer_of((seed, 3), 25) for seed in range(4)]
+
+    story(tell, pages=8)
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        for _ in range(3):
+            cell.ask()
+        with pytest.raises(Overloaded) as refused:
+            cell.ask()
+        assert refused.value.retry_after_s > 0
+        assert cell.metrics.value("admission_rejections_total", reason="queue_full") == 1
+
+    story(tell, bounds=Bounds(max_running=1, max_queued=2))
+
+
+def test_without_a_verifier_requests_are_refused() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        cell.lose_verifier()
+        with pytest.raises(Unavailable, match="no verifier"):
+            cell.ask()
+
+    story(tell)
+
+
+def test_abort_ends_an_answer_in_good_order() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=50)
+        await cell.until(lambda: track.answer.log.answered > 3)
+        assert cell.admission.abort(track.request.id)
+        assert not cell.admission.abort(track.request.id)
+        said = await read(track)
+        assert said == answer_of((5, 6), len(said))
+        assert track.end == End(Reason.ABORT)
+        await asyncio.sleep(0.1)
+        assert cell.clean()
+
+    story(tell)
+
+
+def test_without_another_verifier_sequences_of_one_that_leaves_wait_for_one() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=60)
+        await cell.until(lambda: track.answer.log.answered > 9)
+        cell.lane.move_all()
+        await asyncio.sleep(1.0)
+        assert (cell.admission.queued, len(cell.lane)) == (1, 0)
+        cell.add_verifier()
+        await cell.finish(track)
+        assert await read(track) == answer_of((5, 6), 60)
+        assert (track.handovers, track.moved) == (0, True)
+
+    story(tell, bounds=Bounds(max_handovers=0))
+
+
+def test_a_verifier_that_leaves_keeps_who_ends_in_time() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        old = cell.ask(max_tokens=20)
+        await asyncio.sleep(0.01)
+        cell.lane.drain(10.0)
+        cell.add_verifier()
+        new = cell.ask((7, 8), max_tokens=20)
+        await cell.finish(old, new)
+        assert (await read(old), await read(new)) == (answer_of((5, 6), 20), answer_of((7, 8), 20))
+        assert (old.sequence.epoch, old.last_verifier, new.last_verifier) == (0, "verify/1", "verify/2")
+
+    story(tell)
+
+
+# Memory.
+
+
+def test_the_youngest_makes_room_and_comes_back() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=100) for seed in range(4)]
+        await cell.finish(*tracks)
+        assert [await read(track) for track in tracks] == [answer_of((seed, 3), 100) for seed in range(4)]
+        assert cell.metrics.value("num_preemptions_total") > 0
+        assert tracks[0].sequence.epoch == 0, "the oldest always goes on"
+        assert cell.metrics.value("handovers_total", reason="lost") == 0
+        whys = {each.why for each in cell.port.said if isinstance(each, Released)}
+        assert Why.OUT_OF_PAGES in whys
+        assert cell.clean()
+
+    story(tell, pages=70)
+
+
+def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        first = cell.ask((4, 3), max_tokens=150)
+        await asyncio.sleep(0.4)
+        # The coordinator thinks that there is room; the verifier, whose pool others fill too, knows better.
+        pages = cell.port.port.pages
+        assert pages.grow(99, 0, 4 * pages.left - 20, 0) is not None
+        second = cell.ask(tuple(range(30)), max_tokens=20)
+        await asyncio.sleep(0.1)
+        assert cell.admission.queued == 1
+        pages.free(99, 0)
+        await cell.finish(first, second)
+        assert await read(second) == answer_of(tuple(range(30)), 20)
+        assert second.sequence.epoch > 0
+        assert second.handovers == 0
+        assert cell.metrics.value("prefills_total", reason="new") == 2 + second.sequence.turned_away
+        assert cell.clean()
+
+    story(tell, pages=70)
+
+
+def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            cell.port.tampers = lambda news: news
+            (each,) = news
+            assert isinstance(each, PassReport)
+            (row,) = each.report.rounds
+            cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
+            said = Refused(row.sequence, row.epoch, RefusalReason.NO_PAGES, "the verifier is draining")
+            return [said, Released(row.sequence, row.epoch, 0, 0, Why.NO_PAGES)]
+
+        cell.port.tampers = tamper
+        track = cell.ask()
+        await cell.finish(track)
+        assert (track.sequence.turned_away, track.handovers) == (1, 0)
+        assert await read(track) == answer_of((5, 6), 8)
+
+    story(tell)
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
 @pytest.mark.parametrize(
-    "tamper",
+    ("why", "error", "words"),
     [
-        lambda v: v._replace(accepted=9, judged=9),
-        lambda v: v._replace(next_token=VOCAB),
-        lambda v: v._replace(judged=9),
-        lambda v: v._replace(accepted=v.judged + 1),
+        (RefusalReason.INVALID, PeerError, "the verifier refused a prompt: not these"),
+        (RefusalReason.INTERNAL, PeerError, "begun 3 times, and refused again: not these"),
+        (RefusalReason.UNKNOWN_SEQUENCE, Unavailable, "begun 3 times, and refused again: not these"),
     ],
 )
-async def test_a_verdict_that_fits_no_prefix_ends_the_request_as_the_verifier_s_fault(make_cell, tamper) -> None:
-    cell = make_cell()
-    cell.verifier.tampers = tamper
-    track = cell.ask()
-    await cell.finish(track)
-    with pytest.raises(PeerError):
-        await read(track)
-    await calm()
-    assert cell.clean()
-
-
-async def test_a_bug_in_one_commit_fails_that_request_alone(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    broken, fine = cell.ask((5, 6), max_tokens=20), cell.ask((8, 9), max_tokens=20)
-    await calm(4)
-
-    def take(_: object) -> None:
-        raise RuntimeError("a bug")
-
-    broken.answer.take = take
-    await cell.finish(broken, fine)
-    assert await read(fine) == answer_of((8, 9), 20)
-    assert fine.handovers == 0
-    with pytest.raises(PeerError):
-        await read(broken)
-    await calm()
-    assert cell.clean()
-
-
-@pytest.mark.parametrize("differs", [{"committed_len": 7}, {"round": 1}, {"round": 3}, {"epoch": 1}, {"sequence": 2}])
-async def test_a_stale_verdict_is_dropped_counted_and_the_sequence_taken_in_anew(
-    make_cell: MakeCell, differs: dict[str, int]
-) -> None:
-    cell = make_cell()
-
-    def stale(verdict: Verdict) -> Verdict:
-        if verdict.cursor.round != 2 or verdict.cursor.epoch:
-            return verdict
-        return Verdict(verdict.cursor._replace(**differs), 0, 1, 0, 0)
-
-    cell.verifier.tampers = stale
-    track = cell.ask(max_tokens=15)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 15)
-    assert cell.metrics.value("dropped_total", kind="verdict", reason="stale") == 1
-
-
-async def test_a_first_token_that_is_none_fails_the_request(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.tampers_first = lambda prefilled: replace(prefilled, anchor=VOCAB)
-    track = cell.ask(max_tokens=15)
-    await cell.finish(track)
-    with pytest.raises(PeerError, match="not in its vocabulary"):
-        await read(track)
-    assert track.answer.log.answered == 0
-
-
-async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    tracks = [cell.ask(max_tokens=15, cache_salt=salt) for salt in ("one", "", "two")]
-    await calm(20)
-    cell.lose_verifier()
-    second = FakeVerifier(cell.talk, cell.drafters, "verify/1", incarnation=22)
-    cell.add_lane(second)
-    await cell.finish(*tracks)
-    for verifier in (cell.verifier, second):
-        salts = {order.cursor.sequence: order.cache_salt for order in verifier.prompts}
-        assert salts == {1: "one", 2: "", 3: "two"}
-
-
-async def test_a_full_page_pool_keeps_sequences_in_line_until_pages_free(make_cell: MakeCell) -> None:
-    cell = make_cell(pages=2)  # 32 token slots
-    tracks = [cell.ask((seed, 3), max_tokens=25) for seed in range(4)]  # two pages each
-    assert cell.admission.running == 1
-    assert cell.admission.queued == 3
-    await cell.finish(*tracks)
-    assert [await read(track) for track in tracks] == [answer_of((seed, 3), 25) for seed in range(4)]
-    assert [track.tally.ended is not None for track in tracks] == [True] * 4
-
-
-async def test_a_verifier_that_has_no_pages_is_asked_again_later(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.no_pages = True
-    track = cell.ask(max_tokens=5)
-    await calm()
-    assert cell.admission.queued == 1
-    assert cell.clean()
-    cell.verifier.no_pages = False
-    await cell.clock.advance(0.6)
-    assert await read(track) == answer_of((5, 6), 5)
-    assert track.sequence.epoch == 1, "nothing was drawn under the first one, and it is not given out again"
-    assert cell.metrics.value("prefills_total", reason="new") == 2
-
-
-async def test_the_queue_is_bounded_and_says_when_to_come_back(make_cell: MakeCell) -> None:
-    cell = make_cell(bounds=Bounds(max_running=1, max_queued=2))
-    cell.verifier.holding.add("verify")
-    for _ in range(3):
-        cell.ask()
-    with pytest.raises(Overloaded) as refused:
-        cell.ask()
-    assert refused.value.retry_after_s > 0
-    assert cell.metrics.value("admission_rejections_total", reason="queue_full") == 1
-
-
-async def test_without_a_verifier_requests_are_refused(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.lose_verifier()
-    with pytest.raises(Unavailable, match="no verifier"):
-        cell.ask()
-
-
-async def test_a_client_that_does_not_read_is_cut_and_counted(make_cell: MakeCell) -> None:
-    cell = make_cell(outlet=3)
-    track = cell.ask(max_tokens=50, policy="off")
-    await cell.finish(track)
-    assert cell.metrics.value("slow_readers_cut_total") == 1
-    with pytest.raises(Overloaded, match="reads too slowly"):
-        await read(track)
-    await calm()
-    assert cell.clean()
-
-
-async def test_abort_ends_an_answer_in_good_order(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.holding.add("verify")
-    track = cell.ask(max_tokens=50)
-    await calm()
-    assert cell.admission.abort(track.request.id)
-    assert not cell.admission.abort(track.request.id)
-    assert await read(track) == answer_of((5, 6), 1)
-    assert track.end == End(Reason.ABORT)
-
-
-async def test_new_sequences_go_to_the_least_loaded_drafter(make_cell: MakeCell) -> None:
-    cell = make_cell(drafters=2)
-    cell.verifier.holding.add("verify")
-    for _ in range(4):
-        cell.ask(max_tokens=50)
-    await calm()
-    assert [len(drafter.rows) for drafter in cell.drafters] == [2, 2]
-
-
-async def test_an_expensive_step_makes_greedy_verify_less(make_cell: MakeCell) -> None:
-    steep = CostCurve([1, 2, 8], [64], [0.001, 1.0, 7.0])
-    cell = make_cell(cost=steep)
-    track = cell.ask(max_tokens=12)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 12)
-    assert track.tally.verified == 0
-    assert cell.metrics.value("cost_curve_in_force", lane="verify/0") == 1
-
-
-async def test_drafts_that_never_pay_are_bypassed_and_tried_again_now_and_then(make_cell: MakeCell) -> None:
-    curve = CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017])
-    cell = make_cell(cost=curve, outlet=1000, waits=Conduct(bypass=True))
-    cell.drafters[0].wrong_every = 1  # every slot is wrong
-    track = cell.ask(max_tokens=300)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 300)
-    drafts = cell.metrics.value("spec_decode_num_drafts_total")
-    bypassed = cell.metrics.value("empty_blocks_total", reason="bypass")
-    assert drafts + bypassed == 298  # the last token needs no draft
-    assert 8 < drafts < 8 + 3 * 290 / 16
-
-
-async def test_drafts_that_pay_are_never_bypassed(make_cell: MakeCell) -> None:
-    curve = CostCurve([1, 2, 8], [64], [0.010, 0.0101, 0.0107])
-    cell = make_cell(cost=curve, outlet=1000, waits=Conduct(bypass=True))
-    track = cell.ask(max_tokens=200)
-    await cell.finish(track)
-    assert cell.metrics.value("empty_blocks_total", reason="bypass") == 0
-
-
-@pytest.mark.parametrize("policy", ["fixed:2", "threshold:0.1"])
-async def test_other_policies_are_not_second_guessed(make_cell: MakeCell, policy: str) -> None:
-    curve = CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017])
-    cell = make_cell(cost=curve, outlet=1000, waits=Conduct(bypass=True))
-    cell.drafters[0].wrong_every = 1
-    track = cell.ask(max_tokens=60, policy=policy)
-    await cell.finish(track)
-    assert cell.metrics.value("spec_decode_num_drafts_total") == 58
-
-
-async def test_two_cohorts_take_turns_and_are_told_apart_by_number(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Conduct(cohorts=2))
-    tracks = [cell.ask((seed, 7), max_tokens=30) for seed in range(6)]
-    cell.verifier.holding.add("verify")
-    await calm()
-    drafting = [line for line in cell.talk.lines if "<- draft [" in line]
-    cell.verifier.let_go("verify")
-    await cell.finish(*tracks)
-    assert len(drafting) == 2, "the second half is drafted for while the first is verified"
-    for seed, track in enumerate(tracks):
-        assert await read(track) == answer_of((seed, 7), 30)
-    numbers = {track.sequence.number: f"s{place + 1}." for place, track in enumerate(tracks)}
-    halves = [{name for number, name in numbers.items() if number % 2 == part} for part in (0, 1)]
-    for line in cell.talk.lines:
-        if "<- verify [" in line:
-            there = {name for name in numbers.values() if f"{name}0." in line}
-            assert there <= halves[0] or there <= halves[1]
-    assert cell.lane.depth == 2
-
-
-async def test_a_lane_without_drafts_leaves_drafters_alone_and_fills_them_when_drafts_come_back(
-    make_cell: MakeCell,
-) -> None:
-    cell = make_cell(outlet=1000)
-    pipelining = cell.lane._loop.pipelining
-    pipelining.mode = pipelining._home = Mode.PLAIN
-    tracks = [cell.ask((seed, 7), max_tokens=60) for seed in range(5)]
-    insists = cell.ask((9, 7), max_tokens=60, policy="fixed:2")
-    while tracks[0].tally.rounds < 12:
-        await calm(1)
-    opened = [line for line in cell.talk.lines if "<- open" in line]
-    assert len(opened) == 1, "whoever names a length has a drafter all the same"
-    assert insists.tally.accepted > 0
-    assert not any(track.tally.drafted for track in tracks)
-    assert cell.metrics.value("empty_blocks_total", reason="no_drafter") == 0
-    pipelining.mode = pipelining._home = Mode.ONE
-    await cell.finish(*tracks, insists)
-    for seed, track in enumerate(tracks):
-        assert await read(track) == answer_of((seed, 7), 60)
-        assert track.tally.accepted > 0
-    assert cell.metrics.value("prefills_total", reason="new") == 6
-
-
-async def test_rows_found_missing_just_before_a_lane_goes_without_drafts_are_asked_for_only_after_it(
-    make_cell: MakeCell,
-) -> None:
-    cell = make_cell(outlet=1000)
-    pipelining = cell.lane._loop.pipelining
-    cell.verifier.holding.add("verify")
-    track, *others = [cell.ask((seed, 7), max_tokens=60) for seed in range(5)]
-    await calm()
-    del cell.drafters[0].rows[track.sequence.number][1]
-    await cell.clock.advance(1.0)
-    cell.verifier.let_go("verify")
-    cell.verifier.holding.add("verify")
-    await calm()
-    assert track.missing == 1
-    pipelining.mode = pipelining._home = Mode.PLAIN
-    cell.verifier.let_go("verify")
-    rounds = track.tally.rounds
-    while track.tally.rounds < rounds + 10:
-        await calm(1)
-    assert pipelining.mode is Mode.PLAIN
-    assert not [line for line in cell.talk.lines if "resend" in line]
-    pipelining.mode = pipelining._home = Mode.ONE
-    await cell.finish(track, *others)
-    assert await read(track) == answer_of((0, 7), 60)
-    asked = [line for line in cell.talk.lines if f"<- resend s{track.sequence.number}." in line]
-    assert "from=1 " in asked[0]
-    assert cell.metrics.value("resends_total", reason="features_missing") == 0
-    assert track.tally.accepted > 10
-
-
-async def test_rows_rest_while_no_draft_is_near_and_are_caught_up_before_one(make_cell: MakeCell) -> None:
-    curve = CostCurve([1, 2, 8], [64], [0.001, 0.0011, 0.0017])
-    cell = make_cell(cost=curve, outlet=1000)
-    cell.drafters[0].wrong_every = 1  # every slot is wrong
-    track = cell.ask(max_tokens=300)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 300)
-    plain = [line for line in cell.talk.lines if "<- verify [" in line and "no-sink" in line]
-    assert len(plain) > 200
-    assert 1 <= cell.metrics.value("resends_total", reason="rested") < 20
-    assert cell.metrics.value("empty_blocks_total", reason="features_missing") == 0
-
-
-async def test_without_a_cost_curve_a_gauge_says_so(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    track = cell.ask(max_tokens=12)
-    await cell.finish(track)
-    assert track.tally.verified == track.tally.drafted > 0
-    assert cell.metrics.value("cost_curve_in_force", lane="verify/0") == 0
-
-
-async def test_a_lane_lives_through_a_storm_of_arrivals_and_cancellations(make_cell: MakeCell) -> None:
-    cell = make_cell(drafters=2, bounds=Bounds(max_running=8))
-    tracks = [cell.ask((seed % 90, 1), max_tokens=3 + seed % 17) for seed in range(60)]
-    for victim in tracks[::7]:
-        await asyncio.sleep(0)
-        cell.admission.ended(victim, Cancelled("gone"))
-    await cell.finish(*tracks)
-    for seed, track in enumerate(tracks):
-        if seed % 7:
-            assert await read(track) == answer_of((seed % 90, 1), 3 + seed % 17)
-    await calm()
-    assert cell.clean()
-    assert cell.admission.running == cell.admission.queued == 0
-
-
-async def test_a_drafter_without_room_is_passed_over(make_cell: MakeCell) -> None:
-    cell = make_cell(drafters=2, outlet=1000)
-    cell.drafters[0].full = True
-    track = cell.ask(max_tokens=60)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 60)
-    assert track.tally.drafted > 0
-    assert [line for line in cell.talk.lines if line.startswith("draft/1 <- open")]
-    assert len([line for line in cell.talk.lines if line.startswith("draft/0 <- open")]) == 1
-
-
-async def test_a_drafter_that_never_answers_an_open_is_given_up(make_cell: MakeCell) -> None:
-    cell = make_cell(drafters=2, outlet=1000)
-    cell.drafters[0].holding.add("open")
-    track = cell.ask(max_tokens=400)
-    cell.verifier.holding.add("verify")
-    await calm()
-    await cell.clock.advance(6.0)
-    cell.verifier.let_go("verify")
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 400)
-    assert cell.metrics.value("dropped_total", kind="opened", reason="overdue") == 1
-    assert track.tally.drafted > 0
-
-
-async def test_a_drafter_that_never_answers_an_open_is_let_go_although_nobody_waited_for_it(
-    make_cell: MakeCell,
-) -> None:
-    cell = make_cell(drafters=2)
-    cell.drafters[0].holding.add("open")
-    track = cell.ask(max_tokens=5)
-    await calm()
-    await cell.clock.advance(1.5)
-    assert await read(track) == answer_of((5, 6), 5)
-    await cell.clock.advance(2.0)
-    assert not cell.drafters[0].closed_because
-    await cell.clock.advance(2.0)
-    assert cell.drafters[0].closed_because == "an open was not answered for 5 s"
-    other = cell.ask(max_tokens=20)
-    await cell.finish(other)
-    assert other.tally.drafted > 0
-    assert cell.lane.drafters == (cell.drafters[1],)
-
-
-async def test_rows_that_were_sent_too_late_are_there_nevertheless(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.drafters[0].holding.add("open")
-    cell.verifier.holding |= {"verify", "resend"}
-    track = cell.ask(max_tokens=60)
-    await calm()
-    await cell.clock.advance(1.1)  # prefilled without a drafter, which gives room afterwards
-    cell.drafters[0].let_go("open")
-    cell.verifier.let_go("verify")
-    cell.verifier.holding.add("verify")
-    await calm()
-    await cell.clock.advance(5.1)  # within one round
-    assert cell.metrics.value("dropped_total", kind="resent", reason="overdue") == 1
-    cell.verifier.let_go("resend")
-    cell.verifier.let_go("verify")
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 60)
-    assert track.tally.accepted > 20
-    assert cell.metrics.value("resends_total", reason="features_missing") == 0
-
-
-async def test_rows_that_never_arrive_do_not_make_every_round_wait(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.drafters[0].ingest = lambda *rows: None
-    track = cell.ask(max_tokens=64)
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 64)
-    asked = [line for line in cell.talk.lines if line.startswith("draft/0 <- draft")]
-    assert len(asked) < 12
-
-
-async def test_a_prefill_that_is_only_slow_is_waited_for(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Conduct(prefill_s=10.0), outlet=1000)
-    busy = cell.ask((8, 9), max_tokens=500)
-    await calm(4)
-    cell.verifier.holding |= {"prefill", "verify"}
-    slow = cell.ask((5, 6), max_tokens=4)
-    for _ in range(30):  # rounds come all the time
-        await cell.clock.advance(2.0)
-        cell.verifier.let_go("verify")
-        cell.verifier.holding.add("verify")
-    assert (slow.handovers, busy.handovers) == (0, 0)
-    assert cell.verifier.prefills == 2
-    cell.verifier.let_go("prefill")
-    cell.verifier.let_go("verify")
-    await cell.finish(slow, busy)
-    assert await read(slow) == answer_of((5, 6), 4)
-
-
-async def test_a_verifier_that_says_nothing_while_it_owes_a_prefill_is_let_go(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Conduct(prefill_s=10.0))
-    await cell.clock.advance(1.0)
-    cell.verifier.holding.add("prefill")
-    cell.ask((5, 6), max_tokens=4)
-    await calm()
-    await cell.clock.advance(10.5)
-    assert cell.verifier.closed_because == "no prefill within 10 s"
-
-
-async def test_a_prefill_that_others_overtook_is_ordered_again(make_cell: MakeCell) -> None:
-    cell = make_cell(waits=Conduct(prefill_s=10.0))
-    cell.verifier.holding.add("prefill")
-    lost = cell.ask((5, 6), max_tokens=4)
-    await calm()
-    cell.verifier.holding.discard("prefill")
-    await cell.clock.advance(5.0)
-    later = cell.ask((8, 9), max_tokens=4)
-    await cell.finish(later)
-    await cell.clock.advance(5.5)
-    await cell.finish(lost)
-    assert await read(lost) == answer_of((5, 6), 4)
-    assert lost.handovers == 1
-
-
-async def test_a_first_token_of_an_earlier_epoch_is_not_taken(make_cell: MakeCell) -> None:
-    cell = make_cell()
-    cell.verifier.tampers_first = lambda first: first if first.cursor.epoch else replace(first, anchor=1)
-    cell.verifier.holding.add("prefill")
-    track = cell.ask((5, 6), max_tokens=4)
-    await calm()
-    cell.lane._make_room()  # it begins again, on the same verifier
-    await calm()
-    assert (track.sequence.epoch, cell.verifier.prefills) == (1, 2)
-    cell.verifier.let_go("prefill")
-    await cell.finish(track)
-    assert await read(track) == answer_of((5, 6), 4)
-    assert cell.metrics.value("dropped_total", kind="prefilled", reason="stale") == 1
-
-
-async def test_who_is_refused_again_and_again_hears_why(make_cell: MakeCell) -> None:
-    cell = make_cell(bounds=Bounds(max_handovers=2))
-    nan = Declined(Cursor(0, 0, 0, 0), RefusalReason.INTERNAL, "the target's logits are not numbers")
-    track = cell.ask(max_tokens=30)
-    cell.verifier.declines_all = nan
-    with pytest.raises(PeerError, match="begun 3 times, and refused again: the target's logits are not numbers"):
-        await read(track)
-
-
-async def test_a_round_is_calm_that_follows_another_and_neither_has_drafts(
-    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[tuple[int, bool]] = []
-    monkeypatch.setattr(
-        "coordinator.scheduling.step_cost.StepCost.observe",
-        lambda self, tokens, context, seconds, sequences, *, ridden, beside, calm: steps.append((int(tokens), calm)),
-    )
-    cell = make_cell()
-    for _ in range(2):  # each finds the lane empty
-        await cell.finish(cell.ask(max_tokens=5, policy="off"))
-        assert steps == [(1, False), (1, True), (1, True), (1, True)]
-        steps.clear()
-    await cell.finish(cell.ask(max_tokens=20, policy="fixed:2"))
-    assert not any(calm for _, calm in steps)
-    assert any(tokens > 1 for tokens, _ in steps)
-    steps.clear()
-    drafted = cell.ask(max_tokens=7, policy="fixed:2")
-    plain = cell.ask((9, 4), max_tokens=30, policy="off")
-    await cell.finish(drafted, plain)
-    kinds = [calm for _, calm in steps]
-    assert kinds == sorted(kinds)  # no calm round while anybody drafts, then the first plain one is not calm
-    assert sum(tokens > 1 for tokens, _ in steps) < kinds.index(True)
+def test_who_is_refused_hears_why(why: RefusalReason, error: type[DsparkError], words: str, looked_at: bool) -> None:
+    async def tell(cell: RoundsCell) -> None:
+        def tamper(news: Sequence[Up]) -> list[Up]:
+            said: list[Up] = []
+            for each in news:
+                if isinstance(each, PassReport):
+                    (row,) = each.report.rounds
+                    cell.port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
+                    said.append(Refused(row.sequence, row.epoch, why, "not these"))
+                    said.append(Released(row.sequence, row.epoch, 0, looked_at * row.committed_before, Why.NO_PAGES))
+            return said
+
+        cell.port.tampers = tamper
+        track = cell.ask()
+        await cell.finish(track)
+        with pytest.raises(error, match=words):
+            await read(track)
+
+    story(tell, bounds=Bounds(max_handovers=2))
+
+
+# Plans.
+
+
+def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        track = cell.ask(max_tokens=60, policy="fixed:2")
+        await cell.finish(track)
+        plans = [each for each in cell.port.told if isinstance(each, Plan)]
+        first = next(at for at, each in enumerate(cell.port.told) if isinstance(each, Admission))
+        before = [each for each in cell.port.told[:first] if isinstance(each, Plan)]
+        number = track.sequence.number
+        assert before[-1].terms_of(number).kind is PlanKind.FIXED
+        assert before[-1].terms_of(number).slots == 2
+        assert len(plans) < 6, "nothing changes, so nothing is said"
+        assert [each.number for each in plans] == sorted({each.number for each in plans})
+        cell.ask((8, 9), max_tokens=60, policy="off")
+        await asyncio.sleep(0.1)
+        another = cell.ask((3, 3), max_tokens=20, policy="fixed:1")
+        await cell.finish(another)
+        first = next(
+            at
+            for at, each in enumerate(cell.port.told)
+            if isinstance(each, Admission) and each.admit.sequence == another.sequence.number
+        )
+        before = [each for each in cell.port.told[:first] if isinstance(each, Plan)]
+        assert before[-1].terms_of(another.sequence.number).slots == 1
+
+    story(tell)
+
+
+def test_a_lane_whose_drafts_are_wrong_goes_without_most_of_them() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 6), max_tokens=300) for seed in range(2)]
+        await cell.until(lambda: tracks[0].tally.rounds >= 150)
+        drafts = cell.metrics.value("spec_decode_num_drafts_total")
+        await cell.finish(*tracks)
+        assert [await read(track) for track in tracks] == [answer_of((seed, 6), 300) for seed in range(2)]
+        assert 0 < cell.metrics.value("spec_decode_num_drafts_total") - drafts < 60
+        assert cell.metrics.value("empty_blocks_total", reason="bypass") > 240
+
+    story(tell, pair=ToyPair(wrong_every=1))
+
+
+def test_weights_of_requests_reach_the_terms_of_their_blocks() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60, weight=weight) for seed, weight in enumerate((1.0, 3.0))]
+        await cell.finish(*tracks)
+        weights = {
+            tuple(round(each.terms_of(track.sequence.number).weight, 3) for track in tracks)
+            for each in cell.port.told
+            if isinstance(each, Plan) and each.terms.kind is PlanKind.PRICE
+        }
+        assert any(second == pytest.approx(3.0 * first) for first, second in weights)
+
+    story(tell)
+
+
+def test_two_cohorts_take_turns_when_told_to() -> None:
+    async def tell(cell: RoundsCell) -> None:
+        tracks = [cell.ask((seed, 3), max_tokens=60, policy="fixed:3") for seed in range(6)]
+        await cell.finish(*tracks)
+        assert [await read(track) for track in tracks] == [answer_of((seed, 3), 60) for seed in range(6)]
+        passes = [each.report.rounds for each in cell.port.said if isinstance(each, PassReport) and each.report.number]
+        together = [{row.sequence & 1 for row in rounds} for rounds in passes]
+        assert sum(len(parities) == 1 for parities in together) > len(passes) / 2
+
+    story(tell, waits=Conduct(cohorts=2))

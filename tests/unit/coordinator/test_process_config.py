@@ -11,7 +11,7 @@ from dspark.types import Rule
 
 
 def test_the_defaults_can_work() -> None:
-    assert str(check(CoordinatorConfig())[0]) == "greedy"
+    assert str(check(CoordinatorConfig())[0]) == "adaptive"
     assert check(CoordinatorConfig(policy="fixed:3", rule="coupled")) == (Fixed(3), Rule.COUPLED)
 
 
@@ -20,13 +20,14 @@ def test_the_defaults_can_work() -> None:
     [
         ("policy", "fastest"),
         ("rule", "typical"),
-        ("explore_share", 0.0),
+        ("policy", "greedy"),
+        ("window", -1),
         ("cohorts", 3),
         ("max_running", 0),
         ("max_queued", -1),
         ("max_prefills", 0),
         ("verify_deadline_s", 0.0),
-        ("draft_deadline_s", float("nan")),
+        ("prefill_deadline_s", float("nan")),
     ],
 )
 async def test_what_cannot_work_is_refused_by_key_before_anything_is_opened(key: str, value: object) -> None:

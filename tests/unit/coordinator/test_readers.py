@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from rounds_cell import virtual
 
 from coordinator.reception.service import ReadWatch, ReadWatches
 from dspark.errors import Overloaded
 from dspark.runtime.telemetry import Metrics
-from tests.fakes import ManualClock, calm
 
 
 class Stream:
@@ -35,19 +35,20 @@ def metrics() -> Metrics:
     return Metrics()
 
 
+@virtual
 async def test_time_runs_from_the_first_message_that_is_not_taken(metrics: Metrics) -> None:
-    clock = ManualClock()
+    clock = asyncio.get_running_loop()
     readers = ReadWatches(10.0, clock, metrics)
     stalled, slow = Stream(readers), Stream(readers)
-    await calm(3)
+    await asyncio.sleep(0)
     assert slow.reading is not None
     for _ in range(9):
-        await clock.advance(1.0)
+        await asyncio.sleep(1.0)
         slow.reading.taken()
         slow.reading.offered()
-    await clock.advance(0.9)
+    await asyncio.sleep(0.9)
     assert not stalled.errors
-    await clock.advance(1.2)
+    await asyncio.sleep(1.2)
     assert [type(error) for error in stalled.errors] == [Overloaded]
     assert stalled.task.cancelled()
     assert not slow.errors
@@ -55,15 +56,16 @@ async def test_time_runs_from_the_first_message_that_is_not_taken(metrics: Metri
     slow.task.cancel()
 
 
+@virtual
 async def test_waiting_for_something_to_write_is_not_a_client_s_fault(metrics: Metrics) -> None:
-    clock = ManualClock()
+    clock = asyncio.get_running_loop()
     stream = Stream(ReadWatches(10.0, clock, metrics))
-    await calm(3)
+    await asyncio.sleep(0)
     assert stream.reading is not None
     stream.reading.taken()
-    await clock.advance(100.0)
+    await asyncio.sleep(100.0)
     assert not stream.errors
     stream.task.cancel()
-    await calm(3)
-    await clock.advance(5.0)  # nobody is there any more, and nothing looks
+    await asyncio.sleep(0)
+    await asyncio.sleep(5.0)  # nobody is there any more, and nothing looks
     assert metrics.value("slow_readers_cut_total") == 0

@@ -1,22 +1,24 @@
 """A client that lost its stream gets the rest of its answers, each token once, whoever was lost between them."""
 
+import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from fakes import ToyCell, answer_of, calm
+from fakes import answer_of
+from rounds_cell import RoundsCell, virtual
 
 from coordinator.answers.outlet import Outlet
 from coordinator.cells.cell import Order
 from coordinator.cells.journal import Journal
 from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCall, LocalCell
+from coordinator.lanes.conduct import Conduct
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
 from dspark.errors import Cancelled, InvalidRequest
+from dspark.rounds.control import Admission, PassReport, Up
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Law, Rule, TokenLogprobs
@@ -29,8 +31,8 @@ EXPECTED = answer_of(PROMPT, TOKENS)
 class Desk:
     """A client, a front desk and the coordinator's way in, before a toy cell."""
 
-    def __init__(self, journal: Journal | None, toy: ToyCell | None = None) -> None:
-        self.toy = toy or ToyCell()
+    def __init__(self, journal: Journal | None, toy: RoundsCell | None = None) -> None:
+        self.toy = toy or RoundsCell()
         self.cell = LocalCell(self.toy.admission, None, None, journal)  # type: ignore[arg-type]
         self.shown: dict[int, list[int]] = {}
 
@@ -42,7 +44,7 @@ class Desk:
             message.sampling_params.seed = 3
         if offsets is not None:
             message.resume.offsets.extend(offsets)
-        request = Request("r", PROMPT, law or Law(temperature=0.0), TOKENS, parse_policy("greedy"), choices=choices)
+        request = Request("r", PROMPT, law or Law(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices)
         outlet = Outlet(64, choices)
         reader = OutputProcessor(request, lambda: None, 0.0, offsets or ())
         return reader, outlet, self.cell.submit(Order(message, request, 0.0, 60.0), outlet)
@@ -58,17 +60,9 @@ class Desk:
                 held += shown.tokens
 
 
-@pytest_asyncio.fixture
-async def make_desk() -> AsyncIterator[Callable[..., Desk]]:
-    desks: list[Desk] = []
-
-    def make(journal: Journal | None, toy: ToyCell | None = None) -> Desk:
-        desks.append(Desk(journal, toy))
-        return desks[-1]
-
-    yield make
-    for desk in desks:
-        await desk.toy.close()
+def lose(desk: Desk) -> None:
+    """As a killed process: nothing of it goes on."""
+    desk.toy.lose_verifier()
 
 
 async def to_the_end(outlet: Outlet) -> None:
@@ -84,14 +78,15 @@ SAMPLED = Law(temperature=0.8, seed=99, rule=Rule.BLOCK)  # the toy target says 
 
 
 @pytest.mark.parametrize("held", [1, 2, 11, 39])
-async def test_the_rest_comes_after_the_coordinator_was_lost(make_desk: Callable[..., Desk], held: int) -> None:
+@virtual
+async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
     journal = in_memory()  # what the next process reads
-    first = make_desk(journal)
+    first = Desk(journal)
     reader, outlet, _ = first.ask(law=SAMPLED)
     await first.read(reader, outlet, at_least=held)
     epoch = journal.find("r").answers[0].epoch  # type: ignore[union-attr]
-    await first.toy.close()
-    second = make_desk(journal)
+    lose(first)
+    second = Desk(journal)
     second.shown = {0: first.shown[0][:held]}  # the last words may have got lost on their way
     reader, outlet, call = second.ask(law=SAMPLED, offsets=(held,))
     assert all(track.sequence.epoch > epoch for track in call.tracks.values()), "no draw is used twice"
@@ -99,11 +94,12 @@ async def test_the_rest_comes_after_the_coordinator_was_lost(make_desk: Callable
     assert second.shown[0] == EXPECTED
     assert reader.answers[0].answered == TOKENS
     assert second.toy.metrics.value("prefills_total", reason="new") == 0
-    await calm()
+    await asyncio.sleep(0.1)
     assert second.toy.clean()
 
 
-async def test_what_a_client_was_shown_is_on_disk(make_desk: Callable[..., Desk], tmp_path: Path) -> None:
+@virtual
+async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
     """After every token, with nothing going on that could have written it since."""
 
     def on_disk(folder: Path) -> Journal:
@@ -111,8 +107,7 @@ async def test_what_a_client_was_shown_is_on_disk(make_desk: Callable[..., Desk]
         return Journal(file, keep_s=60.0, metrics=Metrics())
 
     journal = on_disk(tmp_path / "written")
-    desk = make_desk(journal, ToyCell(write=journal.write))
-    desk.toy.verifier.holding.add("verify")
+    desk = Desk(journal, RoundsCell(write=journal.write, drafters=0, waits=Conduct(window=0)))
     reader, outlet, _ = desk.ask(law=SAMPLED)
     while True:
         await desk.read(reader, outlet, at_least=len(desk.shown.get(0, [])) + 1)
@@ -125,19 +120,16 @@ async def test_what_a_client_was_shown_is_on_disk(make_desk: Callable[..., Desk]
         after.close()
         if reader.done:
             break
-        desk.toy.verifier.let_go("verify")
-        desk.toy.verifier.holding.add("verify")
     assert desk.shown[0] == EXPECTED
     journal.close()
 
 
-async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_time(
-    make_desk: Callable[..., Desk],
-) -> None:
+@virtual
+async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_time() -> None:
     """A front end draws a seed for every message that brings none; draws of the first must go on, and never repeat."""
     journal, epochs, shown = in_memory(), [], 0
     for seed, held in ((99, 3), (5, 9), (7, 15)):
-        desk = make_desk(journal)
+        desk = Desk(journal)
         desk.shown = {0: EXPECTED[:shown]}
         reader, outlet, call = desk.ask(law=replace(SAMPLED, seed=seed), offsets=(shown,) if shown else None)
         laws = {track.request.law.seed for track in call.tracks.values()}
@@ -145,24 +137,22 @@ async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_
         epochs.append(call.tracks[0].sequence.epoch)
         await desk.read(reader, outlet, at_least=held)
         shown = len(desk.shown[0])
-        await desk.toy.close()
+        lose(desk)
     assert epochs == sorted(set(epochs))
 
 
-async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_their_own_epochs(
-    make_desk: Callable[..., Desk],
-) -> None:
+@virtual
+async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_their_own_epochs() -> None:
     journal = in_memory()
-    first = make_desk(journal)
+    first = Desk(journal)
     reader, outlet, call = first.ask(law=SAMPLED, choices=2)
     assert [call.tracks[index].request.law.choice for index in range(2)] == [0, 1]
     await first.read(reader, outlet, at_least=3)
     entry = journal.find("r")
     assert entry is not None
-    first.toy.verifier.decline = None
     entry.answers[1].epoch = 4  # the second one has been handed over more often
-    await first.toy.close()
-    second = make_desk(journal)
+    lose(first)
+    second = Desk(journal)
     second.shown = {index: list(said.tokens) for index, said in enumerate(entry.answers)}
     held = tuple(len(second.shown[index]) for index in range(2))
     reader, outlet, call = second.ask(law=SAMPLED, choices=2, offsets=held)
@@ -171,25 +161,29 @@ async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_t
     assert [said.epoch for said in entry.answers] == [1, 5]
 
 
-async def test_log_probabilities_are_told_again_with_their_tokens(make_desk: Callable[..., Desk]) -> None:
+@virtual
+async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
     told = [TokenLogprobs(-float(token)) for token in EXPECTED]
     law = replace(SAMPLED, logprobs=0)
 
-    def tell(toy: ToyCell) -> None:
-        toy.verifier.tampers_first = lambda prefilled: replace(
-            prefilled, logprobs=(TokenLogprobs(-float(prefilled.anchor)),)
+    def scored(each: Up) -> Up:
+        if not isinstance(each, PassReport):
+            return each
+        return each._replace(
+            logprobs=[[TokenLogprobs(-float(token)) for token in row.tokens] for row in each.report.rounds]
         )
-        toy.drafters[0].full = True  # one token a round, which brings its own
-        toy.verifier.tampers = lambda verdict: verdict._replace(logprobs=(TokenLogprobs(-float(verdict.next_token)),))
+
+    def tell(toy: RoundsCell) -> None:
+        toy.port.tampers = lambda news: [scored(each) for each in news]
 
     journal = in_memory()
-    first = make_desk(journal)
+    first = Desk(journal)
     tell(first.toy)
     reader, outlet, _ = first.ask(law=law)
     await first.read(reader, outlet, at_least=9)
-    await first.toy.close()
+    lose(first)
     for held in (2, 5, 9):
-        second = make_desk(journal)
+        second = Desk(journal)
         tell(second.toy)
         reader, outlet, _ = second.ask(law=law, offsets=(held,))
         got: list[TokenLogprobs] = []
@@ -202,30 +196,32 @@ async def test_log_probabilities_are_told_again_with_their_tokens(make_desk: Cal
         assert got == told[held:]
 
 
-async def test_an_answer_that_ended_unseen_is_told_without_any_work(make_desk: Callable[..., Desk]) -> None:
+@virtual
+async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
     journal = in_memory()
-    first = make_desk(journal)
+    first = Desk(journal)
     reader, outlet, _ = first.ask()
     await first.read(reader, outlet)
-    second = make_desk(journal)
+    second = Desk(journal)
     second.shown = {0: EXPECTED[:TOKENS]}
     reader, outlet, call = second.ask(offsets=(TOKENS,))
     await second.read(reader, outlet)
     assert not call.tracks
-    assert second.toy.verifier.prefills == 0
+    assert not any(isinstance(each, Admission) for each in second.toy.port.told)
     assert reader.answers[0].end is not None
     assert reader.answers[0].end.reason.value == "length"
 
 
-async def test_of_several_answers_only_those_that_lack_something_go_on(make_desk: Callable[..., Desk]) -> None:
+@virtual
+async def test_of_several_answers_only_those_that_lack_something_go_on() -> None:
     journal = in_memory()
-    first = make_desk(journal)
+    first = Desk(journal)
     reader, outlet, call = first.ask(choices=3)
     await first.read(reader, outlet, at_least=5)
     call.finish(1)  # its text ended it
-    await calm(4)
+    await asyncio.sleep(0.001)
     first.shown.setdefault(1, []), first.shown.setdefault(2, [])
-    second = make_desk(journal)
+    second = Desk(journal)
     second.shown = {index: list(first.shown[index]) for index in range(3)}
     reader, outlet, call = second.ask(choices=3, offsets=tuple(len(second.shown[index]) for index in range(3)))
     assert sorted(call.tracks) == [0, 2]
@@ -234,8 +230,9 @@ async def test_of_several_answers_only_those_that_lack_something_go_on(make_desk
     assert second.shown[1] == EXPECTED[: len(second.shown[1])]
 
 
-async def test_a_running_request_is_taken_over(make_desk: Callable[..., Desk]) -> None:
-    desk = make_desk(in_memory())
+@virtual
+async def test_a_running_request_is_taken_over() -> None:
+    desk = Desk(in_memory())
     reader, outlet, _ = desk.ask()
     await desk.read(reader, outlet, at_least=5)
     reader, again, _ = desk.ask(offsets=(len(desk.shown[0]),))
@@ -243,7 +240,7 @@ async def test_a_running_request_is_taken_over(make_desk: Callable[..., Desk]) -
     assert desk.shown[0] == EXPECTED
     with pytest.raises(Cancelled):
         await to_the_end(outlet)
-    await calm()
+    await asyncio.sleep(0.1)
     assert desk.toy.clean()
     assert desk.toy.admission.running == 0
 
@@ -251,19 +248,19 @@ async def test_a_running_request_is_taken_over(make_desk: Callable[..., Desk]) -
 @pytest.mark.parametrize(
     ("law", "seeded"), [(Law(temperature=0.0), False), (Law(temperature=1.0, seed=3, rule=Rule.COUPLED), True)]
 )
-async def test_without_a_journal_repeatable_answers_are_computed_anew(
-    make_desk: Callable[..., Desk], law: Law, seeded: bool
-) -> None:
-    desk = make_desk(None)
+@virtual
+async def test_without_a_journal_repeatable_answers_are_computed_anew(law: Law, seeded: bool) -> None:
+    desk = Desk(None)
     desk.shown = {0: EXPECTED[:17]}
     reader, outlet, _ = desk.ask(law=law, seeded=seeded, offsets=(17,))
     await desk.read(reader, outlet)
     assert desk.shown[0] == EXPECTED
 
 
-async def test_what_cannot_be_resumed_is_refused_by_name(make_desk: Callable[..., Desk]) -> None:
+@virtual
+async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
     journal = in_memory()
-    desk = make_desk(journal)
+    desk = Desk(journal)
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
         desk.ask(law=SAMPLED, offsets=(3,))
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
@@ -286,11 +283,12 @@ async def test_what_cannot_be_resumed_is_refused_by_name(make_desk: Callable[...
     assert desk.shown[0] == EXPECTED, "nothing of it has harmed the one that runs"
 
 
-async def test_a_tenant_s_request_runs_under_its_tenant_s_names(make_desk: Callable[..., Desk]) -> None:
-    desk = make_desk(in_memory())
-    request = Request("r", PROMPT, Law(0.0), TOKENS, parse_policy("greedy"), cache_salt="s", tenant="acme")
+@virtual
+async def test_a_tenant_s_request_runs_under_its_tenant_s_names() -> None:
+    desk = Desk(in_memory())
+    request = Request("r", PROMPT, Law(0.0), TOKENS, parse_policy("adaptive"), cache_salt="s", tenant="acme")
     message = generate_pb2.GenerateRequest(request_id="r")
     call = desk.cell.submit(Order(message, request, 0.0, 60.0), Outlet(64))
-    await calm()
+    await asyncio.sleep(0.1)
     assert (call.tracks[0].request.id, call.tracks[0].request.cache_salt) == ("acme/r", "acme/s")
-    assert [order.cache_salt for order in desk.toy.verifier.prompts] == ["acme/s"]
+    assert [each.cache_salt for each in desk.toy.port.told if isinstance(each, Admission)] == ["acme/s"]

@@ -7,24 +7,17 @@ from coordinator.lanes.sequence import NEXT, Event, Sequence, State, UnlistedEve
 
 
 def a_sequence() -> Sequence:
-    return Sequence(7, CommitLog([1, 2, 3]))
+    return Sequence(7)
 
 
 def test_a_life_without_trouble() -> None:
     sequence = a_sequence()
-    events = [Event.PLACED, Event.PREFILLED, Event.GATHERED, Event.SCHEDULED, Event.JUDGED, Event.ENDED]
+    events = [Event.PLACED, Event.PREFILLED, Event.JUDGED, Event.ENDED]
     passed = []
     for event in events:
         sequence.apply(event)
         passed.append(sequence.state)
-    assert passed == [
-        State.PREFILLING,
-        State.READY,
-        State.DRAFTING,
-        State.VERIFYING,
-        State.READY,
-        State.FINISHED,
-    ]
+    assert passed == [State.PREFILLING, State.ROUNDS, State.ROUNDS, State.FINISHED]
 
 
 @pytest.mark.parametrize("state", State)
@@ -46,14 +39,19 @@ def test_every_living_state_can_end_and_the_finished_one_knows_no_event() -> Non
     assert not [key for key in NEXT if key[0] is State.FINISHED]
 
 
-def test_the_cursor_counts_rounds_and_a_hand_over_raises_the_epoch() -> None:
+@pytest.mark.parametrize("event", [Event.ORPHANED, Event.MOVED, Event.PREEMPTED])
+def test_a_hand_over_raises_the_epoch(event: Event) -> None:
     sequence = a_sequence()
-    for event in (Event.PLACED, Event.PREFILLED, Event.GATHERED, Event.SCHEDULED, Event.JUDGED):
-        sequence.apply(event)
-    sequence.log.append([4])
-    assert (sequence.cursor.epoch, sequence.cursor.round, sequence.cursor.committed_len) == (0, 2, 4)
-    sequence.apply(Event.ORPHANED)
-    assert (sequence.cursor.epoch, sequence.cursor.round, sequence.cursor.committed_len) == (1, 0, 4)
+    for each in (Event.PLACED, Event.PREFILLED, event):
+        sequence.apply(each)
+    assert (sequence.epoch, sequence.turned_away, sequence.state) == (1, 0, State.WAITING)
+
+
+def test_being_turned_away_raises_the_epoch_and_is_counted() -> None:
+    sequence = a_sequence()
+    for each in (Event.PLACED, Event.TURNED_AWAY):
+        sequence.apply(each)
+    assert (sequence.epoch, sequence.turned_away) == (1, 1)
 
 
 def test_the_log_keeps_every_position() -> None:

@@ -93,31 +93,25 @@ def test_a_device_does_one_thing_at_a_time_urgent_ones_first() -> None:
     assert half == pytest.approx(1.25)
 
 
-BY_WHOM = pytest.mark.parametrize("rounds", ["coordinator", "verifier"])
-
-
-@BY_WHOM
-def test_the_same_seed_gives_the_same_run_and_another_one_another(rounds: str) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
     def run(seed: int) -> dict[str, Any]:
-        base = Scenario(spec(), concurrency=6, answer_tokens=(8, 40), warmup_s=0.5, window_s=1.0, rounds=rounds)
+        base = Scenario(spec(), concurrency=6, answer_tokens=(8, 40), warmup_s=0.5, window_s=1.0)
         return {**simulate(dataclasses.replace(base, seed=seed)), "wall_s": 0}
 
     assert json.dumps(run(0)) == json.dumps(run(0))
     assert run(0) != run(1)
 
 
-@BY_WHOM
-def test_plain_decoding_takes_what_the_table_says(rounds: str) -> None:
-    base = Scenario(spec(), concurrency=1, policy="off", rounds=rounds, hops=Hops(0.0, 0.0, 0.0, 0.0))
+def test_plain_decoding_takes_what_the_table_says() -> None:
+    base = Scenario(spec(), concurrency=1, policy="off", hops=Hops(0.0, 0.0, 0.0, 0.0))
     found = simulate(dataclasses.replace(base, answer_tokens=(400, 400), warmup_s=1.0, window_s=10.0))
     assert found["tok_s"] == pytest.approx(100.0, rel=0.02)  # a token in 10 ms
     assert found["verify_busy"]["mean"] == pytest.approx(1.0, abs=0.02)
     assert found["tau"] == 1.0
 
 
-@BY_WHOM
-def test_fixed_lengths_commit_what_the_chances_say(rounds: str) -> None:
-    base = Scenario(spec(), concurrency=8, policy="fixed:4", rounds=rounds)
+def test_fixed_lengths_commit_what_the_chances_say() -> None:
+    base = Scenario(spec(), concurrency=8, policy="fixed:4")
     found = simulate(dataclasses.replace(base, answer_tokens=(256, 256), warmup_s=1.0, window_s=12.0))
     alive, tau = 1.0, 1.0
     for chance in ACCEPT:
@@ -127,9 +121,8 @@ def test_fixed_lengths_commit_what_the_chances_say(rounds: str) -> None:
     assert found["failed"] == 0
 
 
-@BY_WHOM
-def test_a_drafter_serves_the_cohorts_of_several_lanes_in_one_pass(rounds: str) -> None:
-    base = Scenario(spec(), concurrency=12, verifiers=3, policy="fixed:4", rounds=rounds)
+def test_a_drafter_serves_the_cohorts_of_several_lanes_in_one_pass() -> None:
+    base = Scenario(spec(), concurrency=12, verifiers=3, policy="fixed:4")
     scenario = dataclasses.replace(base, warmup_s=0.5, window_s=2.0)
     found = simulate(scenario)
     assert found["verify_busy"]["least"] > 0.5
@@ -142,9 +135,8 @@ def test_an_open_loop_serves_what_arrives() -> None:
     assert found["ttft_ms"]["p50"] < 100.0
 
 
-@BY_WHOM
-def test_without_drafters_everything_is_plain_decoding(rounds: str) -> None:
-    found = simulate(Scenario(spec(), concurrency=2, drafters=0, rounds=rounds, warmup_s=1.0, window_s=2.0))
+def test_without_drafters_everything_is_plain_decoding() -> None:
+    found = simulate(Scenario(spec(), concurrency=2, drafters=0, warmup_s=1.0, window_s=2.0))
     assert found["tau"] == 1.0
     assert found["draft_busy"] is None
 
@@ -161,10 +153,8 @@ def test_lanes_wait_for_each_other_where_they_share_a_coordinator_or_cores() -> 
     assert simulate(dataclasses.replace(base, coordinators=4, cores=64))["tok_s"] == apart
 
 
-@BY_WHOM
-def test_too_few_pages_preempt_and_everybody_is_answered_all_the_same(rounds: str) -> None:
+def test_too_few_pages_preempt_and_everybody_is_answered_all_the_same() -> None:
     base = Scenario(spec(), concurrency=8, prompt_tokens=(16, 16), answer_tokens=(150, 150), warmup_s=0.0, window_s=9.0)
-    base = dataclasses.replace(base, rounds=rounds)
     roomy, tight = simulate(base), simulate(dataclasses.replace(base, kv_tokens=480))
     assert roomy["preempted"] == 0
     assert tight["preempted"] > 0
@@ -172,9 +162,8 @@ def test_too_few_pages_preempt_and_everybody_is_answered_all_the_same(rounds: st
     assert 0 < tight["answers"] < roomy["answers"]
 
 
-@BY_WHOM
-def test_lost_workers_cost_speed_and_no_answer(rounds: str) -> None:
-    base = Scenario(spec(), concurrency=8, verifiers=2, drafters=2, warmup_s=1.0, window_s=6.0, rounds=rounds)
+def test_lost_workers_cost_speed_and_no_answer() -> None:
+    base = Scenario(spec(), concurrency=8, verifiers=2, drafters=2, warmup_s=1.0, window_s=6.0)
     whole = simulate(base)
     hurt = simulate(dataclasses.replace(base, verifiers_lost_s=(2.0,), drafters_lost_s=(2.5,)))
     assert hurt["failed"] == 0
@@ -184,10 +173,9 @@ def test_lost_workers_cost_speed_and_no_answer(rounds: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["greedy", "async"])
-def test_verified_tokens_shrink_with_the_load_as_in_the_papers_figure_8(policy: str) -> None:
+def test_verified_tokens_shrink_with_the_load_as_in_the_papers_figure_8() -> None:
     flash = load_spec(Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flash.yaml")
-    base = Scenario(flash, concurrency=1, policy=policy, warmup_s=2.0, window_s=3.0, hops=Hops(1e-4, 0.0, 0.0, 0.0))
+    base = Scenario(flash, concurrency=1, warmup_s=2.0, window_s=3.0, hops=Hops(1e-4, 0.0, 0.0, 0.0))
     loads = (5, 20, 44, 92, 204)
     curve = [1 + simulate(dataclasses.replace(base, concurrency=load))["budget"] for load in loads]
     assert all(after <= before + 0.03 for before, after in itertools.pairwise(curve))  # 0.03: a short window
@@ -216,7 +204,6 @@ def test_times_are_right_to_about_a_per_cent() -> None:
         ({"concurrency": 1, "answer_tokens": (5, 4)}, "answer_tokens"),
         ({"concurrency": 1, "window_s": 0.0}, "window_s"),
         ({"concurrency": 1, "policy": "best"}, "policy"),
-        ({"concurrency": 1, "rounds": "nobody"}, "rounds"),
     ],
 )
 def test_a_scenario_that_cannot_be_is_named_by_its_field(changes: dict[str, Any], field: str) -> None:
@@ -226,12 +213,12 @@ def test_a_scenario_that_cannot_be_is_named_by_its_field(changes: dict[str, Any]
 
 def test_sweeps_are_every_combination() -> None:
     base = Scenario(spec(), concurrency=1)
-    wanted = list(scenarios(base, {"policy": ["off", "greedy"], "verifiers": [1, 2], "rate": [3.0]}))
+    wanted = list(scenarios(base, {"policy": ["off", "adaptive"], "verifiers": [1, 2], "rate": [3.0]}))
     assert [(one.policy, one.verifiers, one.rate, one.concurrency) for one in wanted] == [
         ("off", 1, 3.0, 0),
         ("off", 2, 3.0, 0),
-        ("greedy", 1, 3.0, 0),
-        ("greedy", 2, 3.0, 0),
+        ("adaptive", 1, 3.0, 0),
+        ("adaptive", 2, 3.0, 0),
     ]
 
 
@@ -269,6 +256,6 @@ def test_of_timers_that_are_due_together_the_one_set_first_comes_first() -> None
 @pytest.mark.parametrize("pair", ["paper", "flash"])
 def test_the_default_policy_is_hardly_ever_behind_the_best_fixed_length(pair: str, streams: int) -> None:
     synthetic = load_spec(Path(__file__).parents[3] / "benchmarks" / "synthetic" / f"{pair}.yaml")
-    base = Scenario(synthetic, concurrency=streams, rounds="verifier", warmup_s=3.0, window_s=6.0)
+    base = Scenario(synthetic, concurrency=streams, warmup_s=3.0, window_s=6.0)
     best = max(simulate(dataclasses.replace(base, policy=policy))["tok_s"] for policy in ("off", "fixed:5", "fixed:7"))
     assert simulate(dataclasses.replace(base, policy="adaptive"))["tok_s"] >= 0.97 * best

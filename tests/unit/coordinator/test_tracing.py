@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
 from typing import Any
 
 import pytest
-import pytest_asyncio
-from fakes import ToyCell, calm, read
+from fakes import read
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from rounds_cell import RoundsCell, virtual
 
-from coordinator.lanes.lane import Conduct
+from coordinator.lanes.conduct import Conduct
 from coordinator.watching.tracing import MOST_TRACED, Tracing, read_traceparent
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -20,8 +20,8 @@ UNSAMPLED = CALLER[:-1] + "0"
 
 
 class Traced:
-    def __init__(self, share: float) -> None:
-        self.cell = ToyCell(waits=Conduct(bypass=False))
+    def __init__(self, share: float = 0.0) -> None:
+        self.cell = RoundsCell(waits=Conduct(bypass=False))
         self._kept = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._kept))
@@ -34,22 +34,17 @@ class Traced:
         return [span for span in self._kept.get_finished_spans() if not name or span.name == name]
 
 
-@pytest_asyncio.fixture
-async def traced() -> AsyncIterator[Traced]:
-    it = Traced(share=0.0)
-    yield it
-    await it.cell.close()
-
-
 async def _answer(traced: Traced, **asked: object) -> list[int]:
     track = traced.cell.ask(**asked)
     await traced.cell.finish(track)
     tokens = await read(track)
-    await calm()
+    await asyncio.sleep(0.01)
     return tokens
 
 
-async def test_a_request_under_a_caller_s_trace_is_told_whole(traced: Traced) -> None:
+@virtual
+async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
+    traced = Traced()
     tokens = await _answer(traced, max_tokens=12, policy="fixed:2", traceparent=CALLER, label="code")
     (root,) = traced.spans("generate")
     assert f"{root.context.trace_id:032x}" == CALLER.split("-")[1]
@@ -72,23 +67,25 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole(traced: Traced) ->
 
 
 @pytest.mark.parametrize("parent", ["", UNSAMPLED, "nonsense", "00-" + "0" * 32 + "-b7ad6b7169203331-01"])
-async def test_who_does_not_ask_to_be_traced_is_not(traced: Traced, parent: str) -> None:
+@virtual
+async def test_who_does_not_ask_to_be_traced_is_not(parent: str) -> None:
+    traced = Traced()
     await _answer(traced, max_tokens=4, traceparent=parent)
     assert not traced.spans()
     assert not traced.cell.explain.watched
 
 
+@virtual
 async def test_a_share_is_traced_without_a_caller_s_word() -> None:
     it = Traced(share=1.0)
-    try:
-        await _answer(it, max_tokens=4)
-        (root,) = it.spans("generate")
-        assert root.parent is None
-    finally:
-        await it.cell.close()
+    await _answer(it, max_tokens=4)
+    (root,) = it.spans("generate")
+    assert root.parent is None
 
 
-async def test_beyond_the_bound_requests_are_served_untraced_and_counted(traced: Traced) -> None:
+@virtual
+async def test_beyond_the_bound_requests_are_served_untraced_and_counted() -> None:
+    traced = Traced()
     for number in range(MOST_TRACED):
         traced.tracing.begun(f"other-{number}", CALLER)
     await _answer(traced, max_tokens=4, traceparent=CALLER)
@@ -96,7 +93,9 @@ async def test_beyond_the_bound_requests_are_served_untraced_and_counted(traced:
     assert traced.cell.metrics.value("dropped_total", kind="trace", reason="full") == 1
 
 
-async def test_nothing_is_kept_of_a_request_that_has_ended(traced: Traced) -> None:
+@virtual
+async def test_nothing_is_kept_of_a_request_that_has_ended() -> None:
+    traced = Traced()
     for _ in range(3):
         await _answer(traced, max_tokens=4, traceparent=CALLER)
     assert len(traced.spans("generate")) == 3

@@ -7,11 +7,11 @@ from coordinator.requests.request import Request
 from coordinator.requests.rule import parse_rule
 from coordinator.requests.validation import Limits, read_request, read_resume
 from dspark.errors import InvalidRequest, Unsupported
-from dspark.rounds.policy import Fixed, Greedy
+from dspark.rounds.policy import Adaptive, Fixed
 from dspark.types import Law, Rule
 from dspark.wire.v1 import generate_pb2 as g
 
-LIMITS = Limits(100, 50, 40, (1,), False, Greedy())
+LIMITS = Limits(100, 50, 40, (1,), False, Adaptive())
 
 
 def read(message: g.GenerateRequest, has_tokenizer: bool = False, limits: Limits = LIMITS) -> Request:
@@ -30,7 +30,7 @@ def test_what_is_absent_takes_the_default() -> None:
         prompt=(5, 6),
         law=Law(1.0, 1.0, 0, 42, 0, Rule.BLOCK, prompt_len=2),
         max_tokens=38,
-        policy=Greedy(),
+        policy=Adaptive(),
         stop_ids=frozenset({1}),
     )
 

@@ -1,49 +1,80 @@
-"""The first requests of a worker against arithmetic ones, a clock turned by hand."""
+"""The first requests of a worker in simulated time: whatever becomes of them, the verifier goes on."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from fakes import FakeDrafter, FakeVerifier, ManualClock, Talk, calm
+from rounds_cell import RoundsCell, Tampered, virtual
 
-from coordinator.lanes.lane import Conduct
+from coordinator.lanes.conduct import Conduct
 from coordinator.workers.warming import Unwarmed, warm
+from dspark.rounds.control import PassReport, Up
 from dspark.types import Rule
 
 
-def _begin(verifier: FakeVerifier, drafter: FakeDrafter, clock: ManualClock) -> asyncio.Task[None]:
-    work = warm(verifier, [drafter], plain=False, rule=Rule.BLOCK, waits=Conduct(), clock=clock)
+class Stream(Tampered):
+    """One of several to a verifier: what came through it is gone with it, and nothing else is."""
+
+    def close(self, why: str) -> None:
+        self.closed_because = self.closed_because or why
+
+    async def ended(self) -> None:
+        pass
+
+
+class Verifier:
+    """As `warming` sees one."""
+
+    def __init__(self, cell: RoundsCell, holds: Callable[[Up], bool]) -> None:
+        self.facts, self._cell, self._holds = cell.lane.facts, cell, holds
+        self.streams: list[Stream] = []
+
+    def open(self) -> Stream:
+        self._cell.add_verifier()
+        self.streams.append(Stream(self._cell.ports[-1].port))
+        self.streams[-1].hold(self._holds)
+        return self.streams[-1]
+
+
+def _begin(cell: RoundsCell, verifier: Any) -> asyncio.Task[None]:
+    work = warm(verifier, cell.drafters, plain=False, rule=Rule.BLOCK, waits=Conduct(), clock=cell.clock)
     return asyncio.get_running_loop().create_task(work)
 
 
-async def test_a_drafter_whose_first_requests_are_given_up_leaves_the_verifier_alone() -> None:
-    talk, clock = Talk(), ManualClock()
-    drafter = FakeDrafter(talk)
-    verifier = FakeVerifier(talk, [drafter])
-    verifier.holding.add("prefill")
+@virtual
+async def test_first_requests_run_to_their_end_with_drafts() -> None:
+    cell = RoundsCell()
+    verifier = Verifier(cell, lambda each: False)
+    await _begin(cell, verifier)
+    assert any(each.report.rounds[0].verified for each in verifier.streams[0].said if isinstance(each, PassReport))
+
+
+@virtual
+async def test_a_drafter_whose_first_requests_are_given_up_leaves_nothing_behind() -> None:
+    cell = RoundsCell()
+    verifier = Verifier(cell, lambda each: True)
     before = asyncio.all_tasks()
-    warming = _begin(verifier, drafter, clock)
-    await calm()
-    assert verifier.prefills == 1
+    warming = _begin(cell, verifier)
+    await asyncio.sleep(1.0)
     warming.cancel()
     await asyncio.gather(warming, return_exceptions=True)
-    await calm()
     assert asyncio.all_tasks() == before, "nothing of them goes on"
-    await clock.advance(10 * Conduct().prefill_s)
-    assert verifier.alive, verifier.closed_because
+    assert verifier.streams[0].closed_because == "its first requests are over"
 
 
-@pytest.mark.parametrize("kind", ["prefill", "verify"])
-async def test_what_takes_too_long_fails_the_first_requests_and_not_the_verifier(kind: str) -> None:
-    talk, clock = Talk(), ManualClock()
-    drafter = FakeDrafter(talk)
-    verifier = FakeVerifier(talk, [drafter])
-    verifier.holding.add(kind)
-    warming = _begin(verifier, drafter, clock)
-    await calm()
-    await clock.advance(10 * Conduct().prefill_s)
-    with pytest.raises(Unwarmed, match=r"no (prefill within|verdict for) 1"):
+@pytest.mark.parametrize("kind", ["prefill", "verdict"])
+@virtual
+async def test_what_takes_too_long_fails_the_first_requests(kind: str) -> None:
+    cell = RoundsCell()
+    verifier = Verifier(
+        cell, lambda each: kind == "prefill" or (isinstance(each, PassReport) and each.report.number > 0)
+    )
+    warming = _begin(cell, verifier)
+    await asyncio.sleep(10 * Conduct().prefill_s)
+    assert verifier.streams[0].closed_because.startswith(f"no {kind}")
+    warming.cancel()
+    with pytest.raises((Unwarmed, asyncio.CancelledError)):
         await warming
-    assert verifier.alive, verifier.closed_because
-    assert not verifier.sequences, "what they held is free"

@@ -2,7 +2,7 @@
 
 A `World` is a toy target and a toy drafter over a tiny vocabulary: one target row per committed prefix, one draft row
 and one confidence per (committed prefix, drafted prefix). `emitted` walks every block a drafter could draw, asks the
-scheduler for the prefix it would verify, and adds up the probabilities that the acceptance code gives to each
+plan for the prefix that is verified, and adds up the probabilities that the acceptance code gives to each
 outcome, round after round, until `horizon` tokens are committed. A `Machine` names the parts of that loop, so that a
 test can put a broken one in the place of a real one. `TokenRounds` and `BlockRounds` are the two ratio rules; the
 coupled rule, which has no coins to integrate, is walked by `coupled_law`.
@@ -20,19 +20,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coordinator.scheduling.cost_curve import CostCurve
 from dspark.decoding import block_rule
 from dspark.decoding.acceptance import accept_probability, residual
 from dspark.decoding.race import winners
 from dspark.decoding.sampling import LawColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
-from dspark.rounds.policy import Policy
-from dspark.rounds.schedule import StepSeconds, schedule
+from dspark.rounds.plan import NO_CAP, PlanKind, Terms, prefixes
+from dspark.rounds.policy import Fixed, Policy, Threshold
 from dspark.types import Law
 
 Floats = npt.NDArray[np.float64]
 Tokens = tuple[int, ...]
-Prefix = Callable[..., int]  # (committed, block, confidences[, budget of an `async` row]) -> slots verified
+Prefix = Callable[..., int]  # (committed, block, confidences[, which of `PRICES` is in force]) -> slots verified
+PRICES = (0.35, 0.0, 0.1, 0.6, 0.95)  # of plans
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Machine:
     q_seen: Callable[[World], Floats] = lambda world: world.q  # what the verifier believes q to be
     draft: Callable[[World], Floats] = lambda world: world.q  # what the drafter really draws from
     bonus: Callable[[World, Tokens, Tokens], int] = lambda world, committed, kept: world.target[committed + kept]
-    # Slots that an `async` row gets next time, by the confidences of this round; then `prefix` is told.
-    budget: Callable[[tuple[float, ...]], int] | None = None
+    # Which price is in force next time, by the confidences of this round; then `prefix` is told.
+    price: Callable[[tuple[float, ...]], int] | None = None
     rounds: Callable[[World, Machine], Rounds] = lambda world, machine: TokenRounds(world, machine)
 
 
@@ -187,19 +187,19 @@ class BlockRounds(Rounds):
 def emitted(world: World, machine: Machine) -> dict[Tokens, float]:
     """Probability of each sequence of `horizon` tokens."""
     rounds = machine.rounds(world, machine)
-    mass: dict[tuple[Tokens, int], float] = {((), world.block): 1.0}
+    mass: dict[tuple[Tokens, int], float] = {((), 0): 1.0}
     ended: dict[Tokens, float] = {}
     while mass:
-        committed, budget = min(mass, key=lambda state: len(state[0]))
-        here = mass.pop((committed, budget))
+        committed, price = min(mass, key=lambda state: len(state[0]))
+        here = mass.pop((committed, price))
         if here == 0.0:
             continue
         for block, chance, confidence in rounds.blocks(committed):
-            if machine.budget is None:
-                verified, then = machine.prefix(committed, block, confidence), budget
+            if machine.price is None:
+                verified, then = machine.prefix(committed, block, confidence), price
             else:
-                verified = machine.prefix(committed, block, confidence, budget)
-                then = machine.budget(confidence)
+                verified = machine.prefix(committed, block, confidence, price)
+                then = machine.price(confidence)
             for tokens, share in rounds.outcomes(committed, block[:verified]):
                 after = (committed + tokens)[: world.horizon]
                 part = here * chance * share
@@ -230,7 +230,7 @@ def coupled_law(world: World, machine: Machine, shares: int) -> dict[Tokens, flo
     for drawn in itertools.product(range(shares), repeat=world.horizon):
         place = (*drawn, *([shares // 3] * world.block))  # what lies past the horizon decides nothing
         committed: Tokens = ()
-        budget = world.block
+        price = 0
         while len(committed) < world.horizon:
             block: Tokens = ()
             slots = []
@@ -238,11 +238,11 @@ def coupled_law(world: World, machine: Machine, shares: int) -> dict[Tokens, flo
                 slots.append(world.draft[committed, block])
                 block = (*block, drafted[slots[-1]][place[len(committed) + k]])
             confidence = tuple(confidences[slot] for slot in slots)
-            if machine.budget is None:
+            if machine.price is None:
                 verified = machine.prefix(committed, block, confidence)
             else:
-                verified = machine.prefix(committed, block, confidence, budget)
-                budget = machine.budget(confidence)
+                verified = machine.prefix(committed, block, confidence, price)
+                price = machine.price(confidence)
             tokens: Tokens = ()
             for k in range(verified + 1):
                 token = own[world.target[committed + tokens]][place[len(committed) + k]]
@@ -270,35 +270,32 @@ def variation(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
     return 0.5 * sum(abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys())
 
 
-def random_curve(rng: np.random.Generator) -> StepSeconds:
-    """A measured curve with stairs: as the coordinator smooths it, or raw, which may cost speed but never the law."""
-    grid = np.arange(1, 20)
-    seconds = rng.uniform(0.5, 4.0) + np.cumsum(rng.uniform(0.0, 1.0, len(grid)) ** rng.integers(1, 5))
-    if rng.random() < 0.5:
-        return lambda tokens: np.interp(tokens, grid, seconds)
-    return CostCurve(grid.tolist(), [1], seconds.tolist()).column(1)
-
-
-def real_scheduler(policy: Policy, world: World, rng: np.random.Generator) -> Prefix:
-    """`schedule` of the coordinator, over a random curve and, half the time, beside a busy neighbour."""
-    curve = random_curve(rng)
-    beside = rng.random((rng.integers(0, 2), world.block))
-    lengths = np.full(1 + len(beside), world.block, np.int64)
-    policies = [policy] * len(lengths)
-    base_tokens = int(rng.integers(0, 3))
+def real_plan(policy: Policy, world: World, rng: np.random.Generator) -> Prefix:
+    """What a verifier verifies by a plan's terms, of a random weight, half the time beside a busy neighbour and under a
+    cap."""
+    beside = rng.random((rng.integers(0, 2), world.block)).tolist()
+    weight, cap = float(rng.uniform(0.5, 2.0)), int(rng.choice([NO_CAP, rng.integers(0, 2 * world.block)]))
+    match policy:
+        case Fixed(slots):
+            terms = Terms(PlanKind.FIXED, min(slots, world.block), 0.0, weight, NO_CAP)
+        case Threshold(at):
+            terms = Terms(PlanKind.THRESHOLD, world.block, at, weight, cap)
+        case _:
+            terms = Terms(PlanKind.PRICE, world.block, PRICES[0], weight, cap)
 
     @cache
-    def admitted(confidence: tuple[float, ...], budget: int | None = None) -> int:
-        rows = np.vstack([np.array([confidence], np.float64), beside])
-        return int(schedule(rows, lengths, policies, curve, base_tokens, budget=budget)[0])
+    def verified(confidence: tuple[float, ...], price: int) -> int:
+        mine = terms._replace(price=PRICES[price]) if terms.kind is PlanKind.PRICE else terms
+        blocks = [list(confidence[: terms.slots]), *beside]
+        return prefixes(blocks, [mine, *[mine._replace(weight=1.0)] * len(beside)])[0]
 
-    return lambda _, __, confidence, budget=None: admitted(confidence, budget)
+    return lambda _, __, confidence, price=0: verified(confidence, price)
 
 
-def older_budget(world: World, rng: np.random.Generator) -> Callable[[tuple[float, ...]], int]:
-    """A budget for the next round by this one's confidences, as `async` has it: any function of them will do."""
+def older_price(world: World, rng: np.random.Generator) -> Callable[[tuple[float, ...]], int]:
+    """The price of the next round by this one's confidences: any function of them will do."""
     salt = float(rng.random())
-    return lambda confidence: int(1e6 * (sum(confidence) + salt)) % (world.block + 2)
+    return lambda confidence: int(1e6 * (sum(confidence) + salt)) % len(PRICES)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from enumeration import (
     coupled_law,
     emitted,
     exact,
-    real_scheduler,
+    real_plan,
     sent,
     variation,
 )
@@ -23,7 +23,7 @@ from enumeration import (
 from dspark.decoding.acceptance import validate_q
 from dspark.decoding.sampling import LawColumns, draft_distribution
 from dspark.model.formats.vocabulary import DraftVocabulary
-from dspark.rounds.policy import Fixed, Greedy
+from dspark.rounds.policy import Adaptive, Fixed
 from dspark.types import Law
 
 RULES = {"token": TokenRounds, "block": BlockRounds}
@@ -53,12 +53,12 @@ def _world(rng: np.random.Generator, vocab: int, sayable: list[int], p_of: str) 
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("policy", [Fixed(3), Fixed(1), Greedy()], ids=str)
-def test_ratio_rules_emit_the_target_s_law(rule: str, policy: Fixed | Greedy) -> None:
+@pytest.mark.parametrize("policy", [Fixed(3), Fixed(1), Adaptive()], ids=str)
+def test_ratio_rules_emit_the_target_s_law(rule: str, policy: Fixed | Adaptive) -> None:
     for seed in range(6):
         rng = np.random.default_rng((seed, 11))
         world = _world(rng, 3, [[0, 2], [1], [1, 2]][seed % 3], "any")
-        machine = Machine(real_scheduler(policy, world, rng), rounds=RULES[rule])
+        machine = Machine(real_plan(policy, world, rng), rounds=RULES[rule])
         law = emitted(world, machine)
         assert variation(law, exact(world)) <= BOUND
         assert any(set(tokens) - {0, 2} for tokens, share in law.items() if share > 1e-6), "others are emitted too"
@@ -68,5 +68,5 @@ def test_the_coupled_rule_emits_the_target_s_law() -> None:
     for seed in range(6):
         rng = np.random.default_rng((seed, 12))
         world = _world(rng, 2, [seed % 2], "eighths")
-        machine = Machine(real_scheduler(Greedy(), world, rng))
+        machine = Machine(real_plan(Adaptive(), world, rng))
         assert variation(coupled_law(world, machine, 8), exact(world)) <= BOUND

@@ -1,7 +1,7 @@
 """Whatever is drafted and however little of it is verified, the emitted tokens follow the target's law exactly.
 
-No sampling: `enumeration` integrates the coins of the real acceptance code, with the real scheduler deciding how much
-of every block it sees.
+No sampling: `enumeration` integrates the coins of the real acceptance code, with the plans that verifiers go by
+deciding how much of every block it sees.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from enumeration import (
     dyadic_world,
     emitted,
     exact,
-    older_budget,
-    random_curve,
+    older_price,
     random_world,
-    real_scheduler,
+    real_plan,
     variation,
 )
 
-from dspark.rounds.policy import Async, Fixed, Greedy, Policy, Threshold
-from dspark.rounds.schedule import schedule
+from dspark.rounds.plan import PlanKind, Terms, prefixes
+from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
 
 TABLES_PER_CELL = 10
 BOUND = 1e-9
@@ -42,16 +41,14 @@ def policy_of(name: str, rng: np.random.Generator) -> Policy:
             return Fixed(int(rng.integers(1, 4)))
         case "threshold":
             return Threshold(float(rng.choice([0.3, 0.5, 0.9])))
-        case "async":
-            return Async()
         case _:
-            return Greedy()
+            return Adaptive()
 
 
 RULES = {"token": TokenRounds, "block": BlockRounds}
 CELLS = [
     (policy, rule, kind)
-    for policy in ("fixed", "greedy", "threshold", "async")
+    for policy in ("fixed", "threshold", "adaptive", "adaptive, by older rounds")
     for rule in RULES
     for kind in sorted(KINDS)
 ]
@@ -64,43 +61,43 @@ def test_output_distribution_equals_target(policy: str, rule: str, kind: str) ->
     for seed in range(TABLES_PER_CELL):
         world = random_world(kind, seed)
         rng = np.random.default_rng((seed, 1))
-        prefix = real_scheduler(policy_of(policy, rng), world, rng)
+        prefix = real_plan(policy_of(policy, rng), world, rng)
 
         def counted(*seen, prefix=prefix):  # type: ignore[no-untyped-def]
             lengths[verified := prefix(*seen)] += 1
             return verified
 
-        budget = older_budget(world, rng) if policy == "async" else None
-        law = emitted(world, Machine(counted, budget=budget, rounds=RULES[rule]))
+        price = older_price(world, rng) if "older" in policy else None
+        law = emitted(world, Machine(counted, price=price, rounds=RULES[rule]))
         assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
         worst = max(worst, variation(law, exact(world)))
     assert worst <= BOUND
     if policy != "fixed":
-        assert {0, 1, 2, 3} <= set(lengths), "the tables must make the scheduler use every length"
+        assert {0, 1, 2, 3} <= set(lengths), "the tables must make plans use every length"
 
 
 def test_there_are_at_least_five_hundred_tables() -> None:
     assert len(CELLS) * TABLES_PER_CELL >= 500
 
 
-@pytest.mark.parametrize("policy", ["fixed", "greedy", "threshold", "async"])
+@pytest.mark.parametrize("policy", ["fixed", "threshold", "adaptive", "adaptive, by older rounds"])
 def test_coupled_output_distribution_equals_target(policy: str) -> None:
     lengths: Counter[int] = Counter()
     for seed in range(8):
         rng = np.random.default_rng((seed, 4))
         world = dyadic_world(rng)
-        prefix = real_scheduler(policy_of(policy, rng), world, rng)
+        prefix = real_plan(policy_of(policy, rng), world, rng)
 
         def counted(*seen, prefix=prefix):  # type: ignore[no-untyped-def]
             lengths[verified := prefix(*seen)] += 1
             return verified
 
-        budget = older_budget(world, rng) if policy == "async" else None
-        assert variation(coupled_law(world, Machine(counted, budget=budget), 8), exact(world)) <= BOUND
+        price = older_price(world, rng) if "older" in policy else None
+        assert variation(coupled_law(world, Machine(counted, price=price), 8), exact(world)) <= BOUND
     assert policy == "fixed" or {0, 1, 2, 3} <= set(lengths)
 
 
-def test_the_coupled_rule_is_immune_to_a_scheduler_that_peeks() -> None:
+def test_the_coupled_rule_is_immune_to_a_plan_that_peeks() -> None:
     for seed in range(4):
         world = dyadic_world(np.random.default_rng((seed, 5)))
         peeking = Machine(lambda _, block, __: next((k for k, token in enumerate(block) if token == 0), len(block)))
@@ -149,7 +146,7 @@ def test_a_length_that_depends_on_earlier_drafted_tokens_alone_is_harmless() -> 
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_two_sequences_that_compete_for_one_budget_keep_their_joint_law(rule: str) -> None:
+def test_two_sequences_that_compete_for_one_cap_keep_their_joint_law(rule: str) -> None:
     # Each row's length depends on what the other drafted; the joint law must still be the product.
     for seed in range(20):
         rng = np.random.default_rng((seed, 2))
@@ -160,7 +157,7 @@ def test_two_sequences_that_compete_for_one_budget_keep_their_joint_law(rule: st
 
         worlds = [build(2, 2, 3, rows) for _ in range(2)]
         rounds = [RULES[rule](world, Machine(lambda *_: 0)) for world in worlds]
-        curve = random_curve(rng)
+        terms = [Terms(PlanKind.PRICE, 2, 0.2, weight, int(rng.integers(1, 4))) for weight in (1.0, 1.3)]
         mass: dict[tuple[Tokens, Tokens], float] = {((), ()): 1.0}
         ended: dict[Tokens, float] = {}
         while mass:
@@ -171,9 +168,7 @@ def test_two_sequences_that_compete_for_one_budget_keep_their_joint_law(rule: st
                 ended[pair[0] + pair[1]] = here
                 continue
             for drafts in itertools.product(*(rounds[row].blocks(pair[row]) for row in running)):
-                confidence = np.array([draft[2] for draft in drafts])
-                full = np.full(len(running), 2, np.int64)
-                verified = schedule(confidence, full, [Greedy()] * len(running), curve)
+                verified = prefixes([draft[2] for draft in drafts], [terms[row] for row in running])
                 results = [
                     rounds[row].outcomes(pair[row], draft[0][:count])
                     for row, draft, count in zip(running, drafts, verified, strict=True)

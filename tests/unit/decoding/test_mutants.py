@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from enumeration import Machine, World, emitted, exact, random_world, real_scheduler, variation
+from enumeration import Machine, World, emitted, exact, random_world, real_plan, variation
 
-from dspark.rounds.policy import Greedy
-from dspark.rounds.schedule import survival
+from dspark.rounds.policy import Adaptive
+from dspark.rounds.survival import survival
 
 KINDS = ("logits", "loose", "ties", "zeros")
 SEEN = 1e-6
@@ -100,7 +100,7 @@ def worst_variation(mutate: Callable[[Machine], Machine]) -> float:
     for kind in KINDS:
         for seed in range(10):
             world = random_world(kind, seed)
-            real = Machine(real_scheduler(Greedy(), world, np.random.default_rng((seed, 3))))
+            real = Machine(real_plan(Adaptive(), world, np.random.default_rng((seed, 3))))
             law = emitted(world, mutate(real))
             worst = max(worst, variation(law, exact(world)))
     return worst

@@ -2,7 +2,7 @@
 
 Enumeration integrates the coins, so it cannot see a draw that is used twice: noise keyed by position in a ratio rule,
 noise that draft and acceptance share. Here every draw is real, and how much of a block is verified depends on what was
-drafted a round before, as under `async`. Keys are fixed, so the outcome is too.
+drafted a round before, as a price that follows from older rounds leaves it. Keys are fixed, so the outcome is too.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose, Words, record
 from dspark.decoding.reference import Pick, RecordedRound, generate, replay
 from dspark.decoding.sampling import LawColumns, draft_distribution
-from dspark.rounds.policy import Greedy, Policy, Threshold
-from dspark.rounds.schedule import schedule
+from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.types import NO_Q, Cursor, Law, Rule, SparseQ
 
 VOCAB, BLOCK, ENTRIES = 40, 5, 16
@@ -55,12 +54,12 @@ def drafter(tokens: Sequence[int], pick: Pick) -> list[float]:
     return confidence
 
 
-def lengths_by(policy: Policy):  # type: ignore[no-untyped-def]
-    def prefix(_: int, confidence: Sequence[float]) -> int:
-        rows, full = np.array([confidence], np.float64), np.array([len(confidence)])
-        return int(schedule(rows, full, [policy], lambda tokens: 1.0 + 0.2 * tokens)[0]) if confidence else 0
+PRICE = Terms(PlanKind.PRICE, BLOCK, 0.4)
+THRESHOLD = Terms(PlanKind.THRESHOLD, BLOCK, 0.6)
 
-    return prefix
+
+def lengths_by(terms: Terms):  # type: ignore[no-untyped-def]
+    return lambda _, confidence: prefixes([confidence], [terms])[0]
 
 
 def full_block(_: int, confidence: Sequence[float]) -> int:
@@ -69,7 +68,7 @@ def full_block(_: int, confidence: Sequence[float]) -> int:
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_a_run_is_reproduced_from_its_recorded_choices(law: Law) -> None:
-    run = generate(PROMPT, target, drafter, lengths_by(Greedy()), law, max_tokens=60, entries=ENTRIES)
+    run = generate(PROMPT, target, drafter, lengths_by(PRICE), law, max_tokens=60, entries=ENTRIES)
     assert len(run.token_ids) == 60
     assert len({made.prefix for made in run.rounds}) > 1
     assert sum(made.accepted for made in run.rounds) > 10
@@ -80,7 +79,7 @@ def test_a_run_is_reproduced_from_its_recorded_choices(law: Law) -> None:
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_the_prefix_alone_reproduces_a_round(law: Law) -> None:
     # A system records what it sent for verification, not what it cut off.
-    run = generate(PROMPT, target, drafter, lengths_by(Threshold(0.5)), law, max_tokens=40, entries=ENTRIES)
+    run = generate(PROMPT, target, drafter, lengths_by(THRESHOLD), law, max_tokens=40, entries=ENTRIES)
     cut = [replace(made, draft_ids=made.draft_ids[: made.prefix], q=made.q.prefix(made.prefix)) for made in run.rounds]
     assert replay(PROMPT, target, cut, law, max_tokens=40) == run.token_ids
 
@@ -95,7 +94,7 @@ def test_greedy_decoding_is_plain_decoding_whatever_is_drafted_or_verified() -> 
     tokens = list(PROMPT)
     for _ in range(50):
         tokens.append(int(logits_after(tokens).argmax()))
-    for prefix in (full_block, lengths_by(Greedy()), lambda *_: 0, lambda anchor, _: anchor % 4):
+    for prefix in (full_block, lengths_by(PRICE), lambda *_: 0, lambda anchor, _: anchor % 4):
         run = generate(PROMPT, target, drafter, prefix, Law(0.0), max_tokens=50)
         assert list(run.token_ids) == tokens[len(PROMPT) :]
 
@@ -117,7 +116,7 @@ def test_no_draw_of_a_ratio_rule_is_ever_used_twice(rule: Rule) -> None:
     with record(drawn):
         for choice in range(2):
             law = Law(1.0, seed=5, choice=choice, rule=rule)
-            run = generate(PROMPT, target, drafter, lengths_by(Greedy()), law, max_tokens=40, entries=ENTRIES)
+            run = generate(PROMPT, target, drafter, lengths_by(PRICE), law, max_tokens=40, entries=ENTRIES)
             assert len(run.rounds) > 8
             # The sequence is handed over half-way and goes on from there in its next epoch.
             half = (*PROMPT, *run.token_ids[:20])
@@ -141,7 +140,7 @@ def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
     # One block of four tokens after the other, at every position, and nothing else in the name but the salt.
     salt = Purpose.RACE << 16 | Rule.COUPLED << 24
     assert plain <= {(5, (place, group, salt, 3)) for place in positions for group in range(VOCAB // 4)}
-    for prefix in (full_block, lengths_by(Greedy())):
+    for prefix in (full_block, lengths_by(PRICE)):
         for epoch in (1, 2):
             inside = {name for name in names(prefix, epoch) if name[1][0] < len(PROMPT) + 40}
             assert inside >= {name for name in plain if name[1][0] < len(PROMPT) + 40}
@@ -155,7 +154,7 @@ def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_dra
     for law in (Law(1.0, seed=8, rule=Rule.COUPLED), Law(0.7, 0.9, 9, seed=2**64 - 1, rule=Rule.COUPLED)):
         plain = generate(PROMPT, target, drafter, lambda *_: 0, law, max_tokens=60)
         for source, entries in ((drafter, ENTRIES), (drafter, 2), (stranger, VOCAB)):
-            for prefix in (full_block, lengths_by(Greedy()), lambda anchor, _: anchor % 4):
+            for prefix in (full_block, lengths_by(PRICE), lambda anchor, _: anchor % 4):
                 run = generate(PROMPT, target, source, prefix, law, max_tokens=60, entries=entries)
                 assert run.token_ids == plain.token_ids
                 if source is drafter:
@@ -176,9 +175,9 @@ def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
     assert replay(PROMPT, target, rounds, law, max_tokens=len(shown) + 20) == shown + then.token_ids
 
 
-@pytest.mark.parametrize("policy", [Greedy(), Threshold(0.6)], ids=str)
-def test_a_batched_system_shows_the_tokens_of_the_reference(policy: Policy) -> None:
-    # Drafting, scheduling and judging go in cohorts here; the oracle takes one sequence at a time.
+@pytest.mark.parametrize("terms", [PRICE, THRESHOLD], ids=["price", "threshold"])
+def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> None:
+    # Drafting, cutting and judging go in cohorts here; the oracle takes one sequence at a time.
     laws = [*LAWS, Law(1.2, 0.7, 0, seed=9), Law(0.0, seed=4)]
     prompts = [PROMPT[: 2 + row % 4] for row in range(len(laws))]
     sequences = [list(prompt) for prompt in prompts]
@@ -197,10 +196,9 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(policy: Policy) -> N
             for tokens, token in zip(seen, noise.pick(slot, ids, probs).tolist(), strict=True):
                 tokens.append(token)
             sent.append((ids.numpy(), probs.numpy()))
-        full = np.full(len(laws), BLOCK)
-        prefixes = schedule(confidence, full, [policy] * len(laws), lambda tokens: 1.0 + 0.1 * tokens)
+        chosen = prefixes(confidence.tolist(), [terms] * len(laws))
         cases, rows, at = [], [], 0
-        for row, (law, prefix) in enumerate(zip(laws, prefixes.tolist(), strict=True)):
+        for row, (law, prefix) in enumerate(zip(laws, chosen, strict=True)):
             kept = 1 if law.greedy else ENTRIES  # a greedy sequence sends its first entry alone
             ids, probs = (np.stack([slot[part][row, :kept] for slot in sent]) for part in range(2))
             draft = seen[row][len(sequences[row]) :][:prefix]

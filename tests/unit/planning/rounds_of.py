@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from algorithm_1 import lengths_of
 
 from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.cost_curve import CostCurve
 from coordinator.planning.planner import Finished, Lane, Planner
-from coordinator.scheduling.cost_curve import CostCurve
 from dspark.rounds.plan import PlanKind, prefixes
-from dspark.rounds.policy import Greedy
-from dspark.rounds.schedule import Floats, schedule
+from dspark.rounds.survival import Floats
 
 SLOTS = 7
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -129,14 +129,13 @@ def live(costs: Costs, kinds: tuple[float, ...], streams: int, rounds: int, slot
     rng = np.random.default_rng(seed)
     texts = draw_texts(rng, kinds, streams)
     overhead = costs.draft_s(streams, slots) + costs.hop_s if slots else 0.0
-    convex = costs.curve().column(CONTEXT)
+    convex = costs.curve().stairs(CONTEXT)  # the models are convex
     tokens = seconds = 0.0
     for number in range(rounds):
         leaving = rng.random(streams) < 1 / 30
         texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
         true = blocks(rng, texts)
-        lengths = np.full(streams, slots)
-        chosen = schedule(true[:, :slots], lengths, [Greedy()] * streams, lambda t: convex(t) + overhead)
+        chosen = np.array(lengths_of(true[:, :slots], lambda tokens: float(convex(np.array([tokens]))[0]) + overhead))
         alive = np.cumprod(true, axis=1)
         rng.random(true.shape)  # as `planned` draws
         if number >= rounds // 4:

@@ -10,9 +10,9 @@ from rounds_of import COSTS, SIZES
 
 from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.cost_curve import CostCurve
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
 from coordinator.planning.planner import Lane, Others, Planner
-from coordinator.scheduling.cost_curve import CostCurve
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -46,7 +46,7 @@ def report(made: LanePlans, rounds: int = 1, *, accepted: int = 5, confidence: f
 
 def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> None:
     made = plans()
-    for number, policy in enumerate(("adaptive", "fixed:3", "threshold:0.4", "off", "async"), 1):
+    for number, policy in enumerate(("adaptive", "fixed:3", "threshold:0.4", "off", "adaptive"), 1):
         made.add(number, parse_policy(policy), 1.0, 0)
     made.replan()
     plan = told(made)

@@ -18,6 +18,7 @@ from dspark.rounds.events import (
     DrafterReady,
     Drawn,
     How,
+    Keep,
     OpenAtDrafter,
     PassEnded,
     PassFailed,
@@ -441,3 +442,25 @@ def test_what_comes_for_who_is_gone_is_counted() -> None:
     verifier = Verifier()
     verifier.tell(Acknowledged(9, 0, 0), Release(9, 0, How.SETTLE), Prefilled(9, 0, 1), DrafterReady(1, 9, 0, 3))
     assert sum(verifier.loop.counts.values()) == 4
+
+
+def test_whatever_is_not_wanted_any_more_is_dropped() -> None:
+    verifier = Verifier()
+    verifier.prefilled(1, 2)
+    actions = verifier.tell(Keep(frozenset({(1, 0), (2, 7), (9, 0)})))
+    assert verifier.state(1) != "GONE"
+    assert verifier.state(2) == "GONE", "another epoch of it is wanted"
+    assert verifier.pages.freed == [(2, 0)]
+    assert only(actions, CloseAtDrafter).sequence == 2
+    assert not of(actions, Released), "nobody waits to hear of it"
+    assert verifier.loop.counts["sequence that nobody wants"] == 1
+
+
+def test_a_drafter_that_forgot_a_sequence_gets_it_again() -> None:
+    verifier = Verifier()
+    order = only(verifier.prefilled(1), SendOrder)
+    actions = verifier.tell(BlocksCame(order.order, [()], [0], ["unknown sequence"]))
+    assert only(actions, OpenAtDrafter) == OpenAtDrafter(DRAFTER, 1, 0)
+    assert only(actions, SendRows).start == 0
+    actions = verifier.ended(only(actions, RunPass))
+    assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, "it drafts again"

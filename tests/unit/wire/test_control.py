@@ -26,6 +26,7 @@ from dspark.rounds.events import (
     Admit,
     DrafterEvent,
     How,
+    Keep,
     OrderRow,
     Release,
     Released,
@@ -59,6 +60,7 @@ DOWN: list[Down] = [
     Acknowledged(8, 0, 1),
     Release(7, 2, How.SETTLE),
     Release(8, 0, How.DROP),
+    Keep(frozenset({(7, 2), (9, 0)})),
     Acknowledged(9, 1, 1),
 ]
 
@@ -70,7 +72,7 @@ def _down(told: Down) -> verify_pb2.ControlDown:
 def test_what_a_coordinator_tells_comes_back_in_its_sequence() -> None:
     message = verify_pb2.ControlDown.FromString(write_down(5, DOWN).SerializeToString())
     assert message.incarnation == 5
-    assert len(message.orders) == 6, "those of a kind that stand together are one"
+    assert len(message.orders) == 7, "those of a kind that stand together are one"
     assert read_down(message) == DOWN
     assert read_down(write_down(5, [])) == []
 

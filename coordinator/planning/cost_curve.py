@@ -1,59 +1,29 @@
-"""What a step costs: measured seconds by (tokens, context), corrected while serving. Pure numbers.
+"""What a step costs: measured seconds by (tokens, context), and by sequences where they cost something. Pure numbers.
 
-Two readings of one measurement. `stairs` is the measurement itself, for decisions that search all sizes. `column` is
-its convex fit: early stop needs one, for on a stair it would stop at the first riser; slopes are pooled until they rise
-(greatest convex minorant) and the result is lifted so that its mean stays that of the measurements. What finished steps
-really took moves offset and slope of both readings together, so that the scheduler trades tokens at the price they have
-now. Corrections use finished rounds only, so they never peek.
-
-Invariant: whatever was measured and whatever finished steps took, a step takes a positive time that never falls with
-tokens, with context or with sequences. A reading is made of parts of which each has that property and sums, maxima and
-mixtures keep it; far from what was seen, a correction changes a measured time by a bounded factor.
+Whatever was measured, a step takes a positive time that never falls with tokens, with context or with sequences. What
+finished steps really took is `CostCorrector`'s to say.
 
 A measured step spreads its tokens over as few sequences as hold them; a cohort's step may have more, and each of those
 costs its attention besides. Where the curve says how much, a step is asked for by (tokens, sequences): tokens that are
 added to the same sequences are then cheaper than tokens that bring sequences along.
-
-Tokens of prompts that ride along are tokens of the step, too, but they may cost less than verified ones (nothing is
-drawn after them) or more. What they cost is learned apart: taken for the others' price, cheap prompts in every other
-step would make verified tokens look cheap.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.scheduling.running_fit import Line
-from dspark.rounds.schedule import StepSeconds
 from dspark.runtime.cost_grid import never_falling
 
 Floats = npt.NDArray[np.float64]
+StepSeconds = Callable[[Floats], Floats]  # tokens in the step -> seconds, element by element
 Points = tuple[list[float], list[float], list[list[float]]]  # tokens, contexts, seconds by both
 
 LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
 FAR = 1 << 20  # tokens beyond the grid to which its last slope goes on
-
-
-def convex_fit(x: Floats, y: Floats) -> Floats:
-    """Convex non-decreasing values at `x` (ascending), mean residual 0 against `y`."""
-    if len(x) < 2:
-        return y.copy()
-    pools: list[tuple[float, float]] = []  # (width, rise), slopes ascending
-    for width, rise in zip(np.diff(x), np.diff(y), strict=True):
-        pools.append((float(width), float(rise)))
-        while len(pools) > 1 and pools[-2][1] * pools[-1][0] >= pools[-1][1] * pools[-2][0]:
-            (w1, r1), (w0, r0) = pools.pop(), pools.pop()
-            pools.append((w0 + w1, r0 + r1))
-    ends = x[0] + np.cumsum([width for width, _ in pools])
-    slopes = np.maximum([rise / width for width, rise in pools], 0.0)
-    at = np.minimum(np.searchsorted(ends, x[1:], side="left"), len(slopes) - 1)
-    fit = np.concatenate(([0.0], np.cumsum(slopes[at] * np.diff(x))))
-    lifted: Floats = fit + (y - fit).mean()
-    return lifted
 
 
 class CostCurve:
@@ -80,10 +50,8 @@ class CostCurve:
             raise ValueError("tokens and contexts must ascend")
         self.borrowed = tuple(borrowed)
         stairs = never_falling(grid.reshape(len(tokens), len(contexts)))
-        fits = [convex_fit(self._tokens, column) for column in stairs.T]
-        fit = np.maximum.accumulate(np.stack(fits, axis=1), axis=1)  # of convex ones the largest is, too
-        self._stairs, self._fit = (_going_on(self._tokens, each) for each in (stairs, fit))
-        self._tokens = np.append(self._tokens, self._tokens[-1] + FAR)  # [t + 1], and so are the rows of both readings
+        self._stairs = _going_on(self._tokens, stairs)
+        self._tokens = np.append(self._tokens, self._tokens[-1] + FAR)  # [t + 1], and so are the rows of `_stairs`
         self._per_sequence = max(tokens_per_sequence, 1)
         self._filled = np.maximum(self._tokens / self._per_sequence, 1.0)  # sequences that the tokens fill
         self._more = np.zeros(len(contexts))
@@ -94,19 +62,6 @@ class CostCurve:
         self._points: Points = (self._tokens.tolist(), self._contexts.tolist(), self._stairs.tolist())
         self._without: list[list[float]] = bare.tolist()
         self._each: list[float] = self._more.tolist()
-        self.live = Line()  # from measured seconds to those of finished steps
-
-    def column(self, context: float, sequences: float = 0.0) -> StepSeconds:
-        """Tokens -> seconds at one context length; convex, because columns are mixed with weights that are not."""
-        grid = self._fit
-        if sequences > 1.0 and self._more.any():
-            grid = grid + self._spread(sequences)
-            # Sequences that tokens bring along take their price off the slope, as far as there is one.
-            widths = np.diff(self._tokens)[:, None]
-            slopes = np.maximum.accumulate(np.maximum(np.diff(grid, axis=0) / widths, 0.0), axis=0)
-            grid = grid[0] + np.concatenate((np.zeros((1, grid.shape[1])), np.cumsum(slopes * widths, axis=0)))
-            grid = np.maximum.accumulate(grid, axis=1)
-        return self._read(grid, context)
 
     def stairs(self, context: float, sequences: float = 0.0) -> StepSeconds:
         """Tokens -> seconds at one context length, as measured."""
@@ -119,28 +74,10 @@ class CostCurve:
         """[t, c] seconds of sequences beyond those that the tokens fill."""
         return np.maximum(sequences - self._filled, 0.0)[:, None] * self._more
 
-    def seconds(self, tokens: float, context: float, sequences: float = 0.0, ridden: float = 0.0) -> float:
-        """What a step of this size is expected to take; `ridden` of its tokens are of prompts."""
-        return max(self.live.at(*self._parts(tokens, context, sequences, ridden)), LEAST_SECONDS)
-
-    def riding(self, ridden: float, context: float, sequences: float, own: float) -> float:
-        """Seconds that so many tokens of prompts take more than as many others, in a step with `own` tokens besides."""
-        if not ridden:
-            return 0.0
-        fit, (_, more) = self.live.fit, self._parts(own + ridden, context, sequences, ridden)
-        return (fit.other - fit.slope) * more
-
     def grid(self) -> tuple[list[int], list[int], list[float]]:
-        """Tokens, contexts and the convex seconds in force, [tokens, contexts] in row-major order."""
-        live = np.maximum(self.live.fit.of(self._fit[:-1]), LEAST_SECONDS)
-        return [int(t) for t in self._tokens[:-1]], [int(c) for c in self._contexts], live.ravel().tolist()
-
-    def observe(
-        self, tokens: float, context: float, seconds: float, sequences: float = 0.0, ridden: float = 0.0
-    ) -> None:
-        """Move the correction a little towards what a finished step took."""
-        own, more = self._parts(tokens, context, sequences, ridden)
-        self.live.observe(own, seconds, more)
+        """Tokens, contexts and seconds, [tokens, contexts] in row-major order."""
+        measured = self._stairs[:-1].ravel().tolist()
+        return [int(t) for t in self._tokens[:-1]], [int(c) for c in self._contexts], measured
 
     def measured(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """What a step of this size took when the curve was measured."""
@@ -165,14 +102,8 @@ class CostCurve:
         within = min(bisect_right(sizes, sequences * self._per_sequence) - 1, row)
         return found if within < 0 else max(found, self._without[within][column] + each * sequences)
 
-    def _parts(self, tokens: float, context: float, sequences: float, ridden: float) -> tuple[float, float]:
-        """By the measured curve, seconds of the tokens that are no prompts', and what the others add."""
-        whole = self.measured(tokens, context, sequences)
-        own = self.measured(tokens - ridden, context, sequences) if ridden else whole
-        return own, max(whole - own, 0.0)
-
     def _read(self, grid: Floats, context: float) -> StepSeconds:
-        x, values = self._tokens, self.live.fit.of(self._at(grid, context))
+        x, values = self._tokens, self._at(grid, context)
 
         def seconds(tokens: Floats) -> Floats:
             step: Floats = np.maximum(np.interp(tokens, x, values), LEAST_SECONDS)

@@ -28,7 +28,7 @@ MAX_UNSENT = 65_536  # orders that wait to be sent
 SIGNS = 4  # of life in a lease
 
 
-class RoundsClient:
+class ControlClient:
     """Keeps `RoundsPort`. Lives on the event loop. incarnation: of the verifier process meant."""
 
     def __init__(
@@ -97,7 +97,7 @@ class RoundsClient:
         except PeerError as error:
             why = f"broke the protocol: {error}"
         except Exception as error:  # a bug: it costs this verifier, and whoever holds it knows at once
-            log.error("rounds.failed", verifier=self._name, exc_info=error)
+            log.error("control.failed", verifier=self._name, exc_info=error)
             why = "what it said could not be read; see the coordinator's log"
         finally:
             self._lose(why)

@@ -18,7 +18,7 @@ import torch
 from rounds_cell import RoundsCell, story
 from torch import Tensor
 
-from coordinator.lanes.lane import Conduct
+from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.track import Track
 from coordinator.queue.admission import Bounds
 from coordinator.simulation.pair import Drafted, Held

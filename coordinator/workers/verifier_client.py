@@ -1,4 +1,4 @@
-"""A verifier that runs its rounds by itself, as membership holds it: the control stream of its lane, and more of them.
+"""A verifier, as membership holds it: the control stream of its lane, and more of them.
 
 A lane hears everything of its stream. Until there is one, whoever took the verifier in hears that it is lost or leaves.
 """
@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from coordinator.lanes.ports import VerifierFacts
-from coordinator.workers.rounds_client import RoundsClient
+from coordinator.lanes.facts import VerifierFacts
+from coordinator.workers.control_client import ControlClient
 from dspark.rounds.control import Draining, Up
 from dspark.runtime.telemetry import Metrics
 
 
-class RoundsVerifier:
+class VerifierClient:
     """Keeps `Listener`. Lives on the event loop."""
 
     def __init__(
@@ -33,9 +33,9 @@ class RoundsVerifier:
         self.stream = self.open()
         self.stream.listen(self)
 
-    def open(self) -> RoundsClient:
+    def open(self) -> ControlClient:
         """A stream of its own: what comes through it is freed when it ends."""
-        return RoundsClient(
+        return ControlClient(
             self._channel,
             name=self.facts.name,
             incarnation=self.facts.incarnation,

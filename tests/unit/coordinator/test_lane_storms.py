@@ -13,8 +13,8 @@ import pytest
 from fakes import answer_of, read
 from rounds_cell import RoundsCell, ToyPair, story
 
-from coordinator.lanes.lane import Conduct
-from coordinator.lanes.ports import DrafterPort
+from coordinator.lanes.conduct import Conduct
+from coordinator.lanes.facts import Drafter
 from coordinator.lanes.track import Track
 from coordinator.queue.admission import Bounds
 from dspark.errors import Cancelled, Overloaded
@@ -103,7 +103,7 @@ class Storm:
 
     def partition(self) -> None:
         """This process loses a drafter, verifiers do not; it comes back."""
-        drafter = cast("DrafterPort", self.draw.choice(self.cell.drafters))
+        drafter = cast("Drafter", self.draw.choice(self.cell.drafters))
         for lane in self.cell.lanes:
             lane.drafter_left(drafter)
         self.cell.load.pop(drafter, None)
@@ -121,7 +121,7 @@ class Storm:
         drafter.silent = not drafter.silent and self.draw.random() < 0.5
 
     def leaves(self) -> None:
-        drafter, leaves = cast("DrafterPort", self.draw.choice(self.cell.drafters)), self.draw.random() < 0.5
+        drafter, leaves = cast("Drafter", self.draw.choice(self.cell.drafters)), self.draw.random() < 0.5
         for lane in self.cell.lanes:
             lane.drafter_leaves(drafter, leaves)
 

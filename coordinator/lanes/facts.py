@@ -1,0 +1,59 @@
+"""What workers said they are, as lanes know them. No messages and no sockets here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.planning.cost_curve import CostCurve
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierFacts:
+    """What a verifier said it is."""
+
+    name: str
+    endpoint: str
+    incarnation: int
+    pid: int
+    model: str
+    fingerprint: str
+    vocab_size: int
+    context_length: int
+    hidden_size: int
+    projection: str
+    page_size: int
+    pages_total: int
+    attention_path: str
+    stop_token_ids: tuple[int, ...]
+    cost: CostCurve | None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the whole page pool holds; 0 when it does not say."""
+        return self.page_size * self.pages_total
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """What a drafter said it is."""
+
+    name: str
+    endpoint: str
+    incarnation: int
+    pid: int
+    model: str
+    fingerprint: str
+    vocab_size: int
+    hidden_size: int
+    projection: str
+    block_size: int
+    context_length: int
+    cost: CostCurve | None
+
+
+class Drafter(Protocol):
+    """One drafter process, told apart by who it is. Verifiers speak to it, a lane only names it to them."""
+
+    @property
+    def facts(self) -> DrafterFacts: ...
