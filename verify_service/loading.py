@@ -23,7 +23,7 @@ from dspark.model.target import TargetTaps, decoder_layers
 from verify_service import kernels, reach, rotation, self_test
 from verify_service.config import VerifyConfig
 from verify_service.passes import PackedRunner, Runner
-from verify_service.per_request import PerRequestRunner
+from verify_service.stateful import StatefulRunner
 
 log = structlog.get_logger("dspark.verify")
 
@@ -81,7 +81,7 @@ def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device,
 
 
 def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None) -> Runner:
-    """Packed if the self-test passes, else a cache per request, else the target is not eligible."""
+    """Paged if that is right, else a state per sequence, else the target is not eligible."""
     if config.attention not in ("auto", "stateful"):
         raise ConfigError(f"verify.attention: {config.attention!r} is neither auto nor stateful")
     try:
@@ -97,12 +97,13 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
         if not isinstance(packed, str):
             return packed
         reason = packed
-    single = PerRequestRunner(target.model, taps, reason)
-    problem = self_test.disagreement(single, cases)
-    if problem is not None:
-        raise CheckpointError(f"{config.target}: not eligible as a target: paged: {reason}; stateful: {problem}")
-    log.warning("verify.attention_path", path=single.path, reason=reason)
-    return single
+    for single in (False, True):
+        stateful = StatefulRunner(target.model, taps, reason, single=single)
+        problem = self_test.disagreement(stateful, cases)
+        if problem is None:
+            log.warning("verify.attention_path", path=stateful.path, make=stateful.make, reason=reason)
+            return stateful
+    raise CheckpointError(f"{config.target}: not eligible as a target: paged: {reason}; stateful: {problem}")
 
 
 def _packed(

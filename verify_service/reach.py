@@ -23,21 +23,34 @@ _KEYS_AND_VALUES = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 @torch.inference_mode()
 def unlike(model: Any) -> str | None:
     """Why the packed pass cannot be right for some layer, or None. Leaves the model with the paged attention."""
-    from transformers import DynamicCache
-
-    layers = DynamicCache(config=model.config).layers
-    for index, layer in enumerate(layers):
-        if (kind := type(layer).__name__) not in _KEYS_AND_VALUES:
-            return f"layer {index} keeps more than keys and values ({kind})"
+    if (more := beyond_keys(model)) is not None:
+        return more
     try:
         told = _told(model)
+    except KeyError as error:
+        return f"its attention layers are not told what the model is told ({error})"
     except Exception as error:  # whatever a foreign model raises here means that it does not go by its plan
         return f"{type(error).__name__}: {error}"[:300]
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(_layers(model)):
         sees = getattr(layer, "sliding_window", None)
         if index in told and type(layer).__name__ != "DummyLayer" and told[index] != sees:
             return f"layer {index} sees {_tokens(sees)}, and its attention is told of {_tokens(told[index])}"
     return None
+
+
+def beyond_keys(model: Any) -> str | None:
+    """The first layer whose state is more than keys and values, which can be cut, or None."""
+    for index, layer in enumerate(_layers(model)):
+        if (kind := type(layer).__name__) not in _KEYS_AND_VALUES:
+            return f"layer {index} keeps more than keys and values ({kind})"
+    return None
+
+
+def _layers(model: Any) -> list[Any]:
+    """The library's cache for this configuration, layer by layer."""
+    from transformers import DynamicCache
+
+    return list(DynamicCache(config=model.config).layers)
 
 
 def _tokens(window: int | None) -> str:

@@ -7,7 +7,7 @@ each later token a call of its own, and a key stays as it was turned. So a token
 max(prompt, position + 1), whoever else is in the pass, and they are told here token by token.
 
 Some models (Phi-3's) compute the whole context again when it grows past the border, all of it with the other set. Their
-keys have no one rotation: `switches_at` is that border, and only `per_request.PerRequestRunner` serves them.
+keys have no one rotation: `switches_at` is that border, and only `stateful.StatefulRunner` serves them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Is the packed pass right for this model? Asked once, at load, of the model itself.
+"""Is a way of running this model right? Asked once, at load, of the model itself.
 
-Two random prompts go through the library's own attention one by one, then through the packed pass in chunks, side by
-side, on scattered slots, with a rolled-back draft in between. Where rotation depends on length, its border is lowered
-to lie between the two, and a third sequence crosses it with its answer, and with a draft before that. Equal up to
-rounding, or the packed path is not used.
+Two random prompts go through the library's own forward one by one, then through the runner in chunks, side by side, on
+scattered slots, with a rolled-back draft in between. Where rotation depends on length, its border is lowered to lie
+between the two, and a third sequence crosses it with its answer, and with a draft before that. Equal up to rounding, or
+that runner is not used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.releases import cache_argument
-from verify_service import rotation
+from verify_service import reach, rotation
 from verify_service.passes import Runner
-from verify_service.per_request import use_own_attention
 from verify_service.plan import Segment
 from verify_service.rotation import LengthRotation
+from verify_service.stateful import use_own_attention
 
 _LENGTHS = (23, 9)
+_LONG = 150  # where layers keep states: what they make of chunks of 64 and windows of 128 shows
 _LONGEST_WINDOW = 512  # a shorter sliding window is crossed by the first prompt
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 8e-2}  # of the largest logit
 _BORDER = 16  # of rotation that depends on length
@@ -84,6 +85,8 @@ def _around(turned: LengthRotation | None) -> contextlib.AbstractContextManager[
 def _lengths(target: LoadedTarget) -> tuple[int, ...]:
     window = getattr(target.model.config.get_text_config(), "sliding_window", None)
     first = window + 15 if isinstance(window, int) and 8 <= window <= _LONGEST_WINDOW else _LENGTHS[0]
+    if reach.beyond_keys(target.model) is not None:
+        first = max(first, _LONG)
     return tuple(min(length, target.context_length) for length in (first, *_LENGTHS[1:]))
 
 

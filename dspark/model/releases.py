@@ -5,6 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+CACHES = ("cache", "past_key_values", "cache_params")  # under one of these a model returns it
+
+
+def takes_positions(model: Any) -> bool:
+    """Whether positions are told to the model: not all find them in a cache whose first layer counts no tokens."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
 
 def cache_argument(model: Any) -> str:
     """The name under which the model's forward takes a cache of keys and values."""

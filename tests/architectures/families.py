@@ -150,11 +150,11 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family("DeepseekV2Config", P, {**LATENT, "topk_method": "greedy"}),
     "deepseek_v3": Family("DeepseekV3Config", P, LATENT),
     "deepseek_v32": Family(
-        "DeepseekV32Config", R, {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16}
+        "DeepseekV32Config", S, {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16}
     ),
     "deepseek_v4": Family(
         "DeepseekV4Config",
-        R,
+        S,
         {
             **WINDOW,
             "num_attention_heads": 8,
@@ -181,14 +181,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "lfm2": Family(
         "Lfm2Config",
-        R,
+        S,
         {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     ),
-    "qwen3_next": Family("Qwen3NextConfig", R, {**LINEAR, **EXPERTS, "shared_expert_intermediate_size": 32}),
-    "qwen3_5": Family("Qwen3_5TextConfig", R, LINEAR),
+    "qwen3_next": Family("Qwen3NextConfig", S, {**LINEAR, **EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3_5": Family("Qwen3_5TextConfig", S, LINEAR),
     "minimax": Family(
         "MiniMaxConfig",
-        R,
+        S,
         {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
@@ -196,14 +196,14 @@ FAMILIES: dict[str, Family] = {
             "block_size": 32,
         },
     ),
-    "mamba": Family("MambaConfig", R, {"state_size": 8}, ("max_position_embeddings",)),
+    "mamba": Family("MambaConfig", S, {"state_size": 8}, ("max_position_embeddings",)),
     "mamba2": Family(
-        "Mamba2Config", R, {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
+        "Mamba2Config", S, {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
     ),
-    "falcon_mamba": Family("FalconMambaConfig", R, {"state_size": 8}),
+    "falcon_mamba": Family("FalconMambaConfig", S, {"state_size": 8}),
     "jamba": Family(
         "JambaConfig",
-        R,
+        S,
         {
             "num_experts": 4,
             "attn_layer_period": 2,
@@ -214,7 +214,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "bamba": Family(
         "BambaConfig",
-        R,
+        S,
         {
             "attn_layer_indices": [1, 3],
             "mamba_n_heads": 8,
@@ -226,7 +226,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "falcon_h1": Family(
         "FalconH1Config",
-        R,
+        S,
         {
             "mamba_n_heads": 8,
             "mamba_d_head": 16,
@@ -238,7 +238,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "granitemoehybrid": Family(
         "GraniteMoeHybridConfig",
-        R,
+        S,
         {
             "layer_types": ["mamba", "attention"] * 2,
             "num_local_experts": 4,
@@ -253,7 +253,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "nemotron_h": Family(
         "NemotronHConfig",
-        R,
+        S,
         {
             "layers_block_type": ["mamba", "attention", "mamba", "mlp"],
             "mamba_num_heads": 8,
@@ -279,7 +279,7 @@ FAMILIES: dict[str, Family] = {
     "apertus": Family("ApertusConfig", P),
     "persimmon": Family("PersimmonConfig", P),
     "glm_moe_dsa": Family(
-        "GlmMoeDsaConfig", R, {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16}
+        "GlmMoeDsaConfig", S, {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16}
     ),
     "qwen2_moe": Family("Qwen2MoeConfig", P, {**EXPERTS, "shared_expert_intermediate_size": 32}),
     "gpt_bigcode": Family("GPTBigCodeConfig", P, {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512}),
@@ -300,4 +300,7 @@ def model_of(family: Family) -> Any:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.detach().normal_(0, 0.15)
+    for name, buffer in model.named_buffers():
+        if name.endswith("tid2eid"):  # which experts a token goes to, of DeepSeek-V4's first mixtures
+            buffer.random_(0, family.more["n_routed_experts"])
     return model.eval().requires_grad_(False)

@@ -33,12 +33,14 @@ from dspark.model.config_file import read_drafter_config
 from dspark.model.formats.convert import to_speculators
 from dspark.model.fresh import fresh_drafter
 from dspark.model.releases import cache_argument
+from tests.architectures import deepseek_v4
 from tests.released.weights import write_thin
 
 pytestmark = pytest.mark.services
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
+V4 = GOLDEN.parent / "golden-deepseek-v4" / "dspark_deepseek_v4"
 TARGET, DSPARK = DATA / "target_qwen3", DATA / "dspark_vanilla"
 KEPT = sorted(set(range(0, 128, 3)) | {1, 2, 4, 5})
 
@@ -82,6 +84,11 @@ def _twin(**options: Any) -> Make:
     return make
 
 
+def _inside(folder: Path) -> tuple[Path, Path]:
+    deepseek_v4.write(folder)
+    return folder, folder
+
+
 def _thin(name: str) -> Make:
     def make(folder: Path) -> tuple[Path, Path]:
         write_thin(folder / "drafter", name, target=folder / "target")
@@ -96,11 +103,13 @@ MADE: dict[str, Make] = {
     "eagle3, random": _random("eagle3", (0, 2, 4)),
     "mtp, random": _random("mtp", (5,)),
     "the target as its own drafter": lambda folder: (TARGET, TARGET),
+    "deepseek-v4's module, random": _inside,
 }
 REFERENCE = {
     name: (GOLDEN / ("target_gemma4" if "gemma4" in name else "target_qwen3"), GOLDEN / name)
     for name in ("dflash", "eagle3", "dspark_gemma4", "dflash_gemma4", "eagle3_gemma4")
 }
+REFERENCE["deepseek_v4"] = (V4, V4)
 THERE = all(folder.is_dir() for pair in REFERENCE.values() for folder in pair)
 WITHOUT = pytest.mark.skipif(not THERE, reason=f"no reference drafters in {GOLDEN}")
 MADE |= {name: (lambda folder, name=name: REFERENCE[name]) for name in REFERENCE}  # type: ignore[misc]
@@ -278,6 +287,7 @@ async def test_a_served_drafter_is_as_good_as_the_reference_s(name: str) -> None
                 case["prompt_ids"],
                 timeout=120.0,
                 max_tokens=case["max_new_tokens"],
+                stop_token_ids=case["stop_token_ids"],
                 temperature=0.0,
                 policy=f"fixed:{slots}",
             )

@@ -15,7 +15,7 @@ from dspark.model.checkpoint import load_target
 from dspark.model.releases import cache_argument
 from dspark.training.lockstep import generate
 from verify_service import self_test
-from verify_service.per_request import PerRequestRunner
+from verify_service.stateful import StatefulRunner
 
 
 class Renamed(torch.nn.Module):
@@ -53,7 +53,7 @@ def target(request: pytest.FixtureRequest, golden_target: Path) -> Any:
 def test_a_cache_per_request_goes_by_the_name_that_the_release_takes(target: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert self_test.disagreement(PerRequestRunner(target.model, None), self_test.expected(target)) is None
+        assert self_test.disagreement(StatefulRunner(target.model, None), self_test.expected(target)) is None
 
 
 def test_lockstep_goes_by_the_name_that_the_release_takes(target: Any) -> None:

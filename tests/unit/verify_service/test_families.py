@@ -13,7 +13,7 @@ import transformers
 from dspark.model.checkpoint import LoadedTarget
 from verify_service import self_test
 from verify_service.passes import PackedRunner
-from verify_service.per_request import PerRequestRunner
+from verify_service.stateful import StatefulRunner
 
 SHAPE = {
     "vocab_size": 128,
@@ -79,11 +79,15 @@ def test_the_packed_pass_is_right_for(family: str) -> None:
     target = loud(FAMILIES[family]())
     cases = self_test.expected(target)
     assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is None
-    assert self_test.disagreement(PerRequestRunner(target.model, None), cases) is None
+    assert self_test.disagreement(StatefulRunner(target.model, None), cases) is None
 
 
-def test_a_target_without_a_cache_that_can_be_cut_is_not_eligible() -> None:
-    target = loud(transformers.MambaConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, state_size=8))
+def test_a_target_that_keeps_its_state_elsewhere_is_not_eligible() -> None:
+    target = loud(
+        transformers.RwkvConfig(vocab_size=128, hidden_size=64, attention_hidden_size=64, num_hidden_layers=2)
+    )
     cases = self_test.expected(target)
     assert self_test.disagreement(PackedRunner(target.model, None, 512), cases) is not None
-    assert self_test.disagreement(PerRequestRunner(target.model, None), cases) is not None
+    assert "where nothing can take tokens back" in (
+        self_test.disagreement(StatefulRunner(target.model, None), cases) or ""
+    )

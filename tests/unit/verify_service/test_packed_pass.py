@@ -10,8 +10,8 @@ import torch
 from dspark.model.checkpoint import LoadedTarget, load_target
 from verify_service import self_test
 from verify_service.passes import PackedRunner, Runner
-from verify_service.per_request import PerRequestRunner
 from verify_service.plan import ALONE_FROM, Segment, build_plan
+from verify_service.stateful import StatefulRunner
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-4}  # logits of this target reach 15
 
@@ -99,7 +99,7 @@ def test_the_self_test_passes_both_runners_and_catches_a_wrong_one(target: Loade
             return super().run([Segment(s.key, 0, s.token_ids, s.slots) for s in segments], rows)
 
     assert "differ" in (self_test.disagreement(Forgetful(target.model, None, 256), cases) or "")
-    single: Runner = PerRequestRunner(target.model, None)
+    single: Runner = StatefulRunner(target.model, None)
     assert self_test.disagreement(single, cases) is None
 
 

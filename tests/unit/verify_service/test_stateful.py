@@ -1,0 +1,102 @@
+"""States of the library, brought back to any length: what follows is what a plain forward gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dspark.errors import CheckpointError
+from dspark.model.target import TargetTaps, decoder_layers
+from tests.architectures.families import FAMILIES, model_of
+from tests.architectures.serving import prompt
+from verify_service.kept_state import REPLAYED_AT_MOST
+from verify_service.plan import Segment
+from verify_service.stateful import StatefulRunner
+
+CLOSE = {"rtol": 1e-4, "atol": 2e-3}  # logits reach 5
+PROMPT, BLOCK = 37, 8
+# Compressed windows, convolutions, linear attention beside keys, a state space, keys alone; one token at a time.
+KINDS = {"deepseek_v4": False, "lfm2": False, "qwen3_5": False, "mamba2": False, "qwen3": False, "jamba": True}
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest) -> tuple[Any, bool]:
+    return model_of(FAMILIES[request.param]), KINDS[request.param]
+
+
+@torch.inference_mode()
+def plain(model: Any, ids: list[int]) -> Tensor:
+    logits: Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    return logits
+
+
+def run(runner: StatefulRunner, start: int, ids: list[int]) -> Tensor:
+    """Logits of tokens start .. of ids."""
+    return runner.run([Segment(1, start, ids[start:], range(len(ids)))], None).logits
+
+
+def test_every_length_inside_the_last_block_is_reached_exactly(model: tuple[Any, bool]) -> None:
+    target, single = model
+    runner = StatefulRunner(target, None, single=single)
+    text = prompt(PROMPT, 1)
+    for kept in range(BLOCK + 1):
+        runner.release(1)
+        run(runner, 0, text[:20])  # a prompt in two chunks
+        run(runner, 20, text)
+        block = [*text, *prompt(BLOCK, 2)]
+        run(runner, PROMPT, block)
+        after = [*block[: PROMPT + kept], *prompt(5, 3)]
+        torch.testing.assert_close(run(runner, PROMPT + kept, after), plain(target, after)[PROMPT + kept :], **CLOSE)
+
+
+def test_block_after_block_is_taken_back(model: tuple[Any, bool]) -> None:
+    """So many that tokens that stay have run in front of a pass, and by themselves."""
+    target, single = model
+    runner = StatefulRunner(target, None, single=single)
+    text = prompt(PROMPT, 4)
+    run(runner, 0, text)
+    for number in range(3 * REPLAYED_AT_MOST // BLOCK):
+        block = [*text, *prompt(BLOCK, 10 + number)]
+        torch.testing.assert_close(run(runner, len(text), block), plain(target, block)[len(text) :], **CLOSE)
+        text = block[: len(text) + 3 + number % 5]
+
+
+def test_taps_are_of_the_new_tokens_alone(model: tuple[Any, bool]) -> None:
+    target, single = model
+    taps = TargetTaps(target, (1, 3)).attach()
+    runner = StatefulRunner(target, taps, single=single)
+    text, other = prompt(PROMPT + 6, 5), [*prompt(PROMPT + 6, 5)[:PROMPT], *prompt(BLOCK, 6)]
+    run(runner, 0, text[:PROMPT])
+    run(runner, PROMPT, other)  # a draft of which nothing stays but its first two, which are the text's
+    found = runner.run([Segment(1, PROMPT, text[PROMPT:], range(len(text)))], []).taps
+    with torch.inference_mode():
+        target(input_ids=torch.tensor([text]), use_cache=False)
+    torch.testing.assert_close(found, taps.collect()[0][PROMPT:], rtol=1e-4, atol=2e-2)
+
+
+def test_a_pass_that_fails_half_way_may_be_run_again(model: tuple[Any, bool]) -> None:
+    target, single = model
+    runner = StatefulRunner(target, None, single=single)
+    text = prompt(PROMPT + 4, 7)
+    run(runner, 0, text[:PROMPT])
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    handle = decoder_layers(target)[2].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(runner, PROMPT, text)
+    handle.remove()
+    torch.testing.assert_close(run(runner, PROMPT, text), plain(target, text)[PROMPT:], **CLOSE)
+
+
+def test_what_lies_before_the_last_block_is_refused() -> None:
+    runner = StatefulRunner(model_of(FAMILIES["qwen3_5"]), None)
+    text = prompt(PROMPT, 8)
+    run(runner, 0, text[:20])
+    run(runner, 20, text)
+    with pytest.raises(CheckpointError, match="kept from 20 on, cannot be at 10"):
+        run(runner, 10, text)

@@ -1,0 +1,85 @@
+"""The library's cache of one sequence, brought back to any length since the pass before.
+
+Keys and values alone are cut. Where a layer keeps more (states of linear attention and state spaces, convolutions,
+compressed windows), the cache is copied before a pass, and tokens that stay after a rejected draft run once more in
+front of the next ones. What grows with the context is shared between the copies: the library makes new tensors of it
+and never writes into the old ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dspark.errors import CheckpointError
+
+REPLAYED_AT_MOST = 16  # tokens in front of a pass; more run by themselves, once
+_GROWING = {"keys", "values", "compressed_kv", "indexer_keys"}  # attributes that are replaced, never written into
+
+
+class KeptState:
+    """Used on the device thread only. `cache` is None before the first pass: most models make their own."""
+
+    def __init__(self, make: Callable[[], Any], *, cut: bool) -> None:
+        self.cache: Any = make()
+        self.length = 0  # tokens in it
+        self._cut = cut  # whether taking tokens back is cutting
+        self._before: Any = copied(self.cache)
+        self._start = 0  # tokens in the copy
+        self._since: list[int] = []  # tokens run after it was made
+        self._sound = True  # no pass has failed half-way
+
+    def reach(self, start: int) -> list[int]:
+        """Brings the cache to `start` tokens or some before; returns those that have to run again to be at `start`."""
+        if not self._sound:
+            self._restore()
+        if self._cut and start < self.length:
+            self.cache.crop(start - self.length)
+            self.length = start
+        if start == self.length:
+            return []
+        if not self._start <= start < self.length:
+            raise CheckpointError(f"a state of {self.length} tokens, kept from {self._start} on, cannot be at {start}")
+        again = self._since[: start - self._start]
+        self._restore()
+        return again
+
+    def hold(self) -> None:
+        """What comes from now on may be taken back to here."""
+        self._before, self._start, self._since = copied(self.cache), self.length, []
+
+    def running(self) -> None:
+        """A pass begins; if it does not end the cache is of no use."""
+        self._sound = False
+
+    def ran(self, token_ids: Sequence[int], cache: Any) -> None:
+        """It has ended with this cache."""
+        self.cache, self._sound = cache, True
+        self.length += len(token_ids)
+        self._since += token_ids
+
+    def _restore(self) -> None:
+        self.cache, self.length, self._sound, self._since = copied(self._before), self._start, True, []
+
+
+def copied(cache: Any) -> Any:
+    """A cache that changes apart from the other."""
+    if cache is None:
+        return None
+    made = copy.copy(cache)
+    for name, value in vars(cache).items():
+        setattr(made, name, [copied(layer) for layer in value] if name == "layers" else _copied(name, value))
+    return made
+
+
+def _copied(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if name in _GROWING else value.clone()
+    if isinstance(value, dict):
+        return {key: _copied(name, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_copied(name, part) for part in value]
+    return value

@@ -1,0 +1,186 @@
+"""One pass per sequence over the library's own state: slower than pages, and right for more models."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dspark.errors import CheckpointError
+from dspark.model.releases import CACHES, cache_argument, takes_positions
+from dspark.model.target import TargetTaps
+from verify_service import reach, rotation
+from verify_service.kept_state import REPLAYED_AT_MOST, KeptState
+from verify_service.page_pool import Slots
+from verify_service.passes import Pass
+from verify_service.plan import Segment
+
+
+class _Call(NamedTuple):
+    """Tokens of one sequence; the last `own` of them are new."""
+
+    segment: Segment
+    own: int
+    cache: int  # which of the sequence's caches
+
+
+class StatefulRunner:
+    """One pass per segment; `single` where the model can go on from a state by one token only.
+
+    A model that computes its whole context again past a border (see `rotation`) has two caches per sequence around it:
+    tokens before the border belong to the first, and those behind it to the second, which begins with all others.
+    """
+
+    path = "stateful"
+
+    def __init__(self, model: Any, taps: TargetTaps | None, reason: str = "", *, single: bool = False) -> None:
+        use_own_attention(model)
+        self.reason = reason
+        self.make = "library, token by token" if single else "library"
+        self.device: torch.device = next(model.parameters()).device
+        self.rotation = rotation.find(model)
+        self._model, self._cache = model, cache_argument(model)
+        self._positions = takes_positions(model)
+        self._taps, self._single = taps, single
+        self._cut = reach.beyond_keys(model) is None
+        self._states: dict[int, dict[int, KeptState]] = {}
+        self._token_ids: dict[int, list[int]] = {}  # of sequences that may have to be computed again
+
+    @torch.inference_mode()
+    def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
+        logits, taps = [], []
+        wanted = set(rows) if rows is not None else None
+        first = 0
+        for call in (call for segment in segments for call in self._calls(segment)):
+            keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
+            first += call.own
+            made, tapped = self._run(call, keep)
+            if keep:
+                logits.append(made)
+            if tapped is not None:
+                taps.append(tapped)
+        vocab = self._model.config.get_text_config().vocab_size
+        none = torch.empty(0, vocab, device=self.device)
+        return Pass(torch.cat(logits) if logits else none, torch.cat(taps) if taps else None)
+
+    def release(self, key: int) -> None:
+        self._states.pop(key, None)
+        self._token_ids.pop(key, None)
+
+    @torch.inference_mode()
+    def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
+        have = max(self._length(key, which) for which in (0, 1))
+        if (missing := length - have) > 0:
+            self.run([Segment(key, have, [0] * missing, range(length), length)], [])
+
+    def reset(self) -> None:
+        self._states.clear()
+        self._token_ids.clear()
+
+    def _run(self, call: _Call, keep: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Logits of the new tokens kept, or of one where there are none, and taps of all new ones."""
+        segment = call.segment
+        state = self._state(segment.key, call.cache, segment.start)
+        again = state.reach(segment.start)
+        if len(again) > REPLAYED_AT_MOST:
+            self._forward(state, segment, again, [])
+            again = []
+        if not again:
+            state.hold()
+        ids = [*again, *segment.token_ids]
+        before = len(ids) - call.own
+        logits, taps = self._forward(state, segment, ids, [before + j for j in keep])
+        return logits, None if taps is None else taps[before:]
+
+    def _forward(
+        self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits of the tokens kept, or of one where there are none, and taps of all of them."""
+        if not self._single or not state.length or len(ids) == 1:
+            return self._step(state, segment, ids, keep)
+        made = [self._step(state, segment, [token], [0] if at in keep else []) for at, token in enumerate(ids)]
+        logits = torch.cat([made[at][0] for at in keep or [-1]])
+        return logits, None if self._taps is None else torch.cat([taps for _, taps in made if taps is not None])
+
+    def _step(
+        self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """One call of the model."""
+        state.running()
+        with self._turned(segment, state.length, ids):
+            output = self._model(
+                input_ids=torch.tensor([list(ids)], device=self.device),
+                use_cache=True,
+                # Something must be kept for the pass to have a last row.
+                logits_to_keep=torch.tensor(keep or [len(ids) - 1], device=self.device),
+                **self._told(state, len(ids)),
+            )
+        cache = next((output[name] for name in CACHES if output.get(name) is not None), None)
+        if cache is None:
+            raise CheckpointError(f"{type(self._model).__name__} keeps its state where nothing can take tokens back")
+        state.ran(ids, cache)
+        return output.logits[0], self._taps.collect()[0] if self._taps is not None else None
+
+    def _told(self, state: KeptState, count: int) -> dict[str, Any]:
+        """Where the tokens of a call stand, and what is before them."""
+        told = {} if state.cache is None else {self._cache: state.cache}
+        if self._positions:
+            told["position_ids"] = torch.arange(state.length, state.length + count, device=self.device)[None]
+        return told
+
+    def _turned(self, segment: Segment, start: int, ids: Sequence[int]) -> contextlib.AbstractContextManager[None]:
+        if self.rotation is None:
+            return contextlib.nullcontext()
+        prompt = segment.prompt
+        if self.rotation.switches_at is not None:  # all of a cache alike
+            prompt = max(prompt, segment.length)
+        return self.rotation.told(self.rotation.of_tokens([Segment(segment.key, start, ids, (), prompt)]))
+
+    def _calls(self, segment: Segment) -> Iterator[_Call]:
+        """The segment as it is; where the model switches, its tokens before the border and those behind it."""
+        count = len(segment.token_ids)
+        border = self.rotation.switches_at if self.rotation is not None else None
+        if border is None:
+            yield _Call(segment, count, 0)
+            return
+        key, ids = segment.key, self._token_ids.setdefault(segment.key, [])
+        ids[segment.start :] = segment.token_ids
+        if self._length(key, 1) > segment.start:  # of a draft, perhaps of one that was not kept
+            self._states[key][1].reach(segment.start)
+        if segment.prompt > border:
+            yield _Call(segment, count, 1)
+            return
+        if early := max(min(border - segment.start, count), 0):
+            yield _Call(Segment(key, segment.start, segment.token_ids[:early], (), segment.prompt), early, 0)
+        else:
+            self._states.get(key, {}).pop(0, None)  # what is committed has left it behind
+        if early < count:
+            have = self._length(key, 1)
+            yield _Call(Segment(key, have, ids[have:], (), segment.prompt), count - early, 1)
+
+    def _length(self, key: int, which: int) -> int:
+        state = self._states.get(key, {}).get(which)
+        return state.length if state is not None else 0
+
+    def _state(self, key: int, which: int, start: int) -> KeptState:
+        states = self._states.setdefault(key, {})
+        if start == 0 or which not in states:
+            states[which] = KeptState(self._fresh, cut=self._cut)
+        return states[which]
+
+    def _fresh(self) -> Any:
+        """Without a config every layer keeps all tokens, so that any of them can be taken back."""
+        from transformers import DynamicCache
+
+        return DynamicCache() if self._cut else None
+
+
+def use_own_attention(model: Any) -> None:
+    """The library's attention for this model: fused where it has that, else by its own formula."""
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:  # caps on scores and sinks have no fused form
+        model.set_attn_implementation("eager")
