@@ -21,6 +21,7 @@ MAX_PENALTY = 2.0  # presence and frequency penalties are in [-this, this]
 MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
 MAX_BIASED = 1024  # ids of logit_bias
 MAX_LOGPROBS = 20  # likeliest tokens told beside each committed one, and beside each of a prompt
+MAX_CONSTRAINT = 256 * 1024  # characters that describe the form of an answer
 MAX_PROMPT_LOGPROBS = 262_144  # of a prompt: tokens times (1 + likeliest ones), so that one message holds them
 PLACES = 64  # equal parts of [0, 1) in which the places of drafted tokens under their q are counted
 
@@ -31,6 +32,24 @@ class Rule(enum.IntEnum):
     TOKEN = 1
     BLOCK = 2
     COUPLED = 3
+
+
+class ConstraintKind(enum.IntEnum):
+    """How the form of an answer is described; the values are those of the wire."""
+
+    JSON_SCHEMA = 1
+    JSON_OBJECT = 2  # any JSON object; without a text
+    REGEX = 3
+    GRAMMAR = 4  # EBNF whose first rule is `root`
+    CHOICE = 5  # a JSON list of strings, of which the answer is one
+    STRUCTURAL_TAG = 6  # xgrammar's: free text with forms inside it
+
+
+class Constraint(NamedTuple):
+    """The form that an answer has to have."""
+
+    kind: ConstraintKind
+    text: str = ""
 
 
 class Cursor(NamedTuple):
@@ -66,6 +85,7 @@ class Law:
     stop_token_ids: tuple[int, ...] = ()  # only beside min_tokens
     logprobs: int | None = None  # likeliest tokens told beside each committed one; None tells nothing
     prompt_len: int = 0  # where the answer begins; 0 where that is not known
+    constraint: Constraint | None = None  # tokens that leave its form have probability 0; see `decoding/masking.py`
     # Derived here, because rounds ask for it again and again: whether logits are changed before temperature and
     # truncation (see `decoding/shaping.py`), and whether all fields from min_p on ask for nothing.
     shapes: bool = field(init=False, repr=False, compare=False)
@@ -74,7 +94,7 @@ class Law:
     def __post_init__(self) -> None:
         shapes = self.penalises or bool(self.logit_bias) or self.min_tokens > 0
         object.__setattr__(self, "shapes", shapes)
-        object.__setattr__(self, "plain", not (shapes or self.min_p or self.logprobs is not None))
+        object.__setattr__(self, "plain", not (shapes or self.min_p or self.logprobs is not None or self.constraint))
 
     @property
     def greedy(self) -> bool:

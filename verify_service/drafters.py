@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import structlog
@@ -107,7 +107,7 @@ class Drafters:
             sequence=sequence,
             epoch=epoch,
             reserve_tokens=admission.longest,
-            law=codec.write_law(admission.law),
+            law=codec.write_law(replace(admission.law, constraint=None)),  # forms are kept at the target
         )
         stream.send(draft_pb2.RoundsCommand(open=told))
         known.wanted.add((sequence, epoch))

@@ -8,20 +8,23 @@ everybody in it, oldest first, then acts; who gets none is refused and stays whe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 
 from dspark.decoding.acceptance import first_token as draw_first_token
+from dspark.decoding.masking import mask
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
 from dspark.pages import Held
-from dspark.types import Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
+from dspark.types import Constraint, Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
+from verify_service.grammars.grammars import Grammars
 from verify_service.holdings import Holdings
+from verify_service.interface import Grammar, KeptRows, Prefill, Progress, RowSpan
 from verify_service.interface import Judged as Judged
-from verify_service.interface import KeptRows, Prefill, Progress, RowSpan
-from verify_service.judging import Sampler, judge_each, rule_problem, shaper_of, told
+from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
 from verify_service.loading import load_parts
 from verify_service.packed_step import Chunk, PackedStep
 from verify_service.passes import PackedRunner, Runner
@@ -59,6 +62,7 @@ class VerifyEngine:
             keep_prefixes=config.prefix_cache and runner.path == "paged",
             copy=runner.copy if isinstance(runner, PackedRunner) and runner.likes_rows else None,
         )
+        self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
         self._step = PackedStep(runner, self._holdings, sampler)
         self._rounds = Rounds(self._step, self._holdings, config, target.vocab_size, runner.device)
 
@@ -174,7 +178,11 @@ class VerifyEngine:
             return invalid(f"token_ids: {len(token_ids)} tokens after {start} of {state.prompt_len}")
         return self._step.run([], [Chunk(state, token_ids, wants_rows)]).chunk_rows[0]
 
-    def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal:
+    def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
+        """The form of an answer, compiled on another thread; see `Engine`."""
+        return self._grammars.compile(constraint, tenant)
+
+    def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
         """Draws the anchor that follows a finished prefill."""
         state = self._holdings.states.get(sequence)
         logits = self._holdings.last_logits.pop(sequence, None)
@@ -183,13 +191,22 @@ class VerifyEngine:
         if state.broken is not None:
             return state.broken
         cursor = Cursor(sequence, state.epoch, 0, state.committed_len)
+        matcher = matcher_of(state, grammar)
+        if isinstance(matcher, Refusal):
+            return matcher
+        if matcher is not None:
+            logits = logits.unsqueeze(0).clone()
+            mask(logits, [(0, matcher.masks(()))])
+            logits = logits[0]
         try:
             anchor = draw_first_token(logits, state.law, cursor, shaper_of(state))
         except FloatingPointError:
             return Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers")
         state.anchor_logprobs = told(state.law, logits.unsqueeze(0), [anchor])
+        if matcher is not None:
+            matcher.accept([anchor])
         state.token_ids.append(anchor)
-        state.anchored = True
+        state.matcher, state.anchored = matcher, True
         return anchor
 
     def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:

@@ -7,18 +7,22 @@ Every method runs on the thread that owns the device; properties may be read fro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dspark.pages import Held
-from dspark.types import Cursor, Draws, Law, PromptLogprobs, Refusal, TokenLogprobs, Verdict
+from dspark.types import Constraint, Cursor, Draws, Law, PromptLogprobs, Refusal, TokenLogprobs, Verdict
 from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import types_pb2
 from verify_service.config import VerifyConfig
 from verify_service.sequences import VerifyItem
+
+if TYPE_CHECKING:
+    from dspark.decoding.masking import Matcher
 
 
 class FeatureRun(Protocol):
@@ -94,6 +98,13 @@ class KeptRows(NamedTuple):
     counts: list[int]  # rows of each span; 0 where none are kept
     token_ids: list[int]  # at each position
     features: PackedRows | None  # None where there are none
+
+
+class Grammar(Protocol):
+    """A form of answers, compiled."""
+
+    def matcher(self) -> Matcher:
+        """At the beginning of an answer."""
 
 
 class TargetFacts(Protocol):
@@ -177,7 +188,11 @@ class Engine(Protocol):
         They are here and not with the verdicts: prompts are of other sessions, and outlive the round's.
         """
 
-    def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal: ...
+    def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
+        """Soon, and on another thread: the grammar, or GrammarRefused. tenant: to whom alone it is given again."""
+
+    def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
+        """grammar: of the form that its law asks for."""
 
     def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:
         """Of the token that `first_token` drew; empty when its law asks for none."""

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.decoding.logprobs import token_logprobs
+from dspark.decoding.masking import Masks, Matcher
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.errors import DsparkError
 from dspark.types import Law, Refusal, RefusalReason, TokenLogprobs
-from verify_service.sequences import SequenceState, failed, invalid
+from verify_service.interface import Grammar
+from verify_service.sequences import SequenceState, VerifyItem, failed, invalid
 
 
 def rule_problem(law: Law, vocab_size: int) -> Refusal | None:
@@ -30,8 +32,24 @@ def shaper_of(state: SequenceState) -> Shaper | None:
     return state.shaper.follow(state.token_ids)
 
 
+def matcher_of(state: SequenceState, grammar: Grammar | None) -> Matcher | Refusal | None:
+    """Behind what was committed of the answer; None for a law that asks for no form."""
+    if state.law.constraint is None:
+        return None
+    if grammar is None:
+        return invalid("constraint: nobody compiled it")
+    matcher = grammar.matcher()
+    try:
+        matcher.accept(state.token_ids[state.given :])
+    except ValueError as error:
+        return invalid(f"constraint: {error}")
+    return matcher
+
+
 def unready(state: SequenceState) -> Refusal | None:
     """Why a sequence cannot be judged, found out before anybody else is in a pass with it; None when it can."""
+    if state.matcher is not None and state.matcher.too_slow:
+        return invalid("constraint: finding out what may come next takes too long")
     try:
         shaper_of(state)
     except Exception as error:
@@ -42,6 +60,16 @@ def unready(state: SequenceState) -> Refusal | None:
 def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
     """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V], if the law asks."""
     return () if law.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, law.logprobs)
+
+
+def masks_of(state: SequenceState, item: VerifyItem) -> Masks | Refusal | None:
+    """What may follow the first 0, 1, ... drafted tokens; None where anything may."""
+    if state.matcher is None:
+        return None
+    try:
+        return state.matcher.masks(item.draft_ids)
+    except Exception as error:
+        return failed(state.sequence, error)
 
 
 Decided = tuple[int, int] | Refusal  # drafted tokens accepted, the token behind them

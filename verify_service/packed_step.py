@@ -8,18 +8,20 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
+from dspark.decoding.masking import Masks, mask
 from dspark.types import Draws, Refusal, TokenLogprobs, Verdict
 from verify_service.feature_store import FeatureRows
 from verify_service.holdings import Holdings
-from verify_service.judging import Sampler, shaper_of, told
+from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
 from verify_service.sequences import SequenceState, VerifyItem, failed
@@ -133,10 +135,13 @@ class PackedStep:
         wanted: list[_Committed | None] = []
         self._rounds += 1
         due = len(items) < MANY or self._rounds % EVERY == 0
+        masks = [masks_of(self._holdings.states[item.cursor.sequence], item) for item in items]
+        mask(result.logits, [(case.first_row, each) for case, each in zip(cases, masks, strict=True) if _is_mask(each)])
         decisions = self._sampler(result.logits, cases, self._near_ties, self._watch if due else None)
-        for item, case, decided in zip(items, cases, decisions, strict=True):
+        for item, case, refused, decided in zip(items, cases, masks, decisions, strict=True):
             state = self._holdings.states[item.cursor.sequence]
-            complete = _with_logprobs(state, result.logits[case.first_row :], item.draft_ids, decided)
+            decided = refused if isinstance(refused, Refusal) else decided
+            complete = _complete(state, result.logits[case.first_row :], item.draft_ids, decided)
             if isinstance(complete, Refusal):
                 outcomes.append(complete)
                 wanted.append(None)
@@ -200,17 +205,25 @@ def _score(state: SequenceState, logits: Tensor, next_ids: Sequence[int]) -> Non
         state.broken = failed(state.sequence, error)
 
 
-def _with_logprobs(
+def _complete(
     state: SequenceState, logits: Tensor, draft_ids: Sequence[int], decided: tuple[int, int] | Refusal
 ) -> tuple[int, int, tuple[TokenLogprobs, ...]] | Refusal:
-    """A decision and what is told of its tokens, before anything of it is committed."""
+    """A decision and what is told of its tokens, before anything of it is committed; its matcher goes on to them."""
     if isinstance(decided, Refusal):
         return decided
     accepted, next_token = decided
+    tokens = [*draft_ids[:accepted], next_token]
     try:
-        return accepted, next_token, told(state.law, logits, [*draft_ids[:accepted], next_token])
+        logprobs = told(state.law, logits, tokens)
+        if state.matcher is not None:
+            state.matcher.accept(tokens)
+        return accepted, next_token, logprobs
     except Exception as error:
         return failed(state.sequence, error)
+
+
+def _is_mask(made: Masks | Refusal | None) -> TypeGuard[Masks]:
+    return isinstance(made, np.ndarray)
 
 
 def _committed(state: SequenceState, start: int, ids: list[int], row: int, awaited: bool) -> _Committed | None:

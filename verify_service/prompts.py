@@ -6,13 +6,15 @@ Chunks ride in the passes of rounds; while nothing decodes the first prompt in l
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from dspark.rounds.control import Admission, Started
 from dspark.types import Cursor, Refusal, TokenLogprobs, scores_problem
-from verify_service.interface import Engine, Prefill, Progress
+from verify_service.grammars.grammars import GrammarRefused
+from verify_service.interface import Engine, Grammar, Prefill, Progress
 from verify_service.sequences import failed, invalid
 
 IDLE_S = 0.02  # without a round for so long nobody decodes
@@ -35,17 +37,20 @@ class _Prompt:
     admission: Admission
     began: float
     spared: int
+    grammar: Future[Grammar] | None  # of the form that its law asks for
 
 
 class Prompts:
     """Those of one owner."""
 
-    def __init__(self, engine: Engine, owner: int) -> None:
-        self._engine, self._owner = engine, owner
+    def __init__(self, engine: Engine, owner: int, wake: Callable[[], None]) -> None:
+        """wake: has `collect` called soon; any thread may call it."""
+        self._engine, self._owner, self._wake = engine, owner, wake
         self._waiting: dict[tuple[int, int], _Prompt] = {}
+        self._compiling: dict[tuple[int, int], _Prompt] = {}  # they have run, and wait for their grammar
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._compiling)
 
     def begin(self, admission: Admission) -> Refusal | None:
         """Opens it and lines it up, or says why not."""
@@ -70,13 +75,18 @@ class Prompts:
         if refusal is not None:
             return refusal
         spared, _ = self._engine.spared(cursor.sequence, cursor.epoch, rows=False)
-        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, time.monotonic(), spared)
+        grammar = None
+        if admission.law.constraint is not None:
+            grammar = self._engine.compile(admission.law.constraint, admission.cache_salt)
+            grammar.add_done_callback(lambda _: self._wake())
+        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, time.monotonic(), spared, grammar)
         self._engine.line_up(Prefill(cursor.sequence, cursor.epoch, ids, False, self._owner))
         return None
 
     def call_back(self, sequence: int, epoch: int) -> bool:
         """Whether it was still on its way; it is not any more."""
-        if self._waiting.pop((sequence, epoch), None) is None:
+        key = (sequence, epoch)
+        if self._waiting.pop(key, None) is None and self._compiling.pop(key, None) is None:
             return False
         self._engine.release(sequence, epoch)
         return True
@@ -97,27 +107,41 @@ class Prompts:
         yield from self.collect()
 
     def collect(self) -> Iterator[Began]:
-        """Prompts that have ended since the last time, in whichever pass."""
+        """Prompts that have ended since the last time, in whichever pass; those whose form cannot be kept at once."""
         while (news := self._engine.take_news(self._owner)) is not None:
             if news.done or news.problem is not None:
                 yield from self._ended(news.prefill, news.problem)
+        for key, prompt in list(self._waiting.items()):
+            if prompt.grammar is not None and prompt.grammar.done() and prompt.grammar.exception() is not None:
+                yield self._begin_answer(*key, self._waiting.pop(key), None)
+        for key, prompt in list(self._compiling.items()):
+            if prompt.grammar is not None and prompt.grammar.done():
+                yield self._begin_answer(*key, self._compiling.pop(key), None)
 
     def _ended(self, prefill: Prefill, problem: Refusal | None) -> Iterator[Began]:
         sequence, epoch = prefill.sequence, prefill.epoch
         prompt = self._waiting.pop((sequence, epoch), None)
         if prompt is None:
             return  # called back
+        if problem is None and prompt.grammar is not None and not prompt.grammar.done():
+            self._compiling[sequence, epoch] = prompt
+        else:
+            yield self._begin_answer(sequence, epoch, prompt, problem)
+
+    def _begin_answer(self, sequence: int, epoch: int, prompt: _Prompt, problem: Refusal | None) -> Began:
         spent = time.monotonic() - prompt.began
         anchor: int | Refusal
         try:
-            anchor = self._engine.first_token(sequence, epoch=epoch) if problem is None else problem
+            grammar = prompt.grammar.result(timeout=0) if prompt.grammar is not None else None
+            anchor = problem or self._engine.first_token(sequence, epoch=epoch, grammar=grammar)
+        except GrammarRefused as refused:
+            anchor = invalid(f"constraint: {refused}")
         except Exception as error:  # a bug at one prompt: the others do not notice
             anchor = failed(sequence, error)
         if isinstance(anchor, Refusal):
             self._engine.release(sequence, epoch)
-            yield Began(sequence, epoch, anchor)
-            return
+            return Began(sequence, epoch, anchor)
         asked = prompt.admission
         scored = self._engine.prompt_logprobs(sequence) if asked.prompt_logprobs is not None else None
         told = self._engine.anchor_logprobs(sequence) if asked.law.logprobs is not None else ()
-        yield Began(sequence, epoch, anchor, len(asked.token_ids), Started(spent, prompt.spared, scored), told)
+        return Began(sequence, epoch, anchor, len(asked.token_ids), Started(spent, prompt.spared, scored), told)

@@ -96,7 +96,7 @@ class RoundDriver:
         config = self._engine.config
         waits = Waits(config.draft_deadline_s, config.drafter_patience_s)
         self.rounds = RoundLoop(_Cache(self._engine, self._freed), waits)
-        self._prompts = Prompts(self._engine, owner)
+        self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
         self._drafters = Drafters(
             self._engine,

@@ -28,6 +28,7 @@ from dspark.types import (
 )
 
 if TYPE_CHECKING:
+    from dspark.decoding.masking import Matcher
     from dspark.decoding.shaping import Shaper
 
 log = structlog.get_logger("dspark.verify")
@@ -73,6 +74,7 @@ class SequenceState:
     scores: int | None = None  # likeliest tokens told at every position of the prompt; None tells nothing
     scored: list[PromptLogprobs] = field(default_factory=list)  # of its chunks so far
     broken: Refusal | None = None  # a bug met it on its way in
+    matcher: Matcher | None = None  # of the form its law asks for; stands at the end of token_ids between rounds
     shaper: Shaper | None = None  # made when first asked for; catches up with token_ids whenever it is
 
     @property

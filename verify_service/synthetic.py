@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -20,10 +21,11 @@ from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
 from dspark.synthetic.spec import SyntheticSpec, load_spec
-from dspark.types import Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
+from dspark.types import Constraint, Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
 from dspark.wire.orders import PackedRows
 from verify_service.config import VerifyConfig
-from verify_service.interface import Judged, KeptRows, Prefill, Progress, RowSpan
+from verify_service.grammars.grammars import GrammarRefused
+from verify_service.interface import Grammar, Judged, KeptRows, Prefill, Progress, RowSpan
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
 
 STEP_PREFILL = 512  # prompt tokens that ride in a round, where the configuration leaves it to the device
@@ -178,7 +180,13 @@ class SyntheticVerifyEngine:
             made.append(Progress(prefill, rows, len(ids), done))
         return made, seconds
 
-    def first_token(self, sequence: int, *, epoch: int | None = None) -> int | Refusal:
+    def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
+        """Nothing here is text."""
+        future: Future[Grammar] = Future()
+        future.set_exception(GrammarRefused("the target is synthetic and has no tokenizer"))
+        return future
+
+    def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
         held = self._sequences.get(sequence)
         if held is None or (epoch is not None and epoch != held.state.epoch):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))

@@ -6,7 +6,6 @@ Without a tokenizer there is no text: ids in, ids out.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,8 @@ from tokenizers.decoders import DecodeStream
 
 from dspark.errors import ConfigError
 from dspark.targets import imported, is_imported
+from dspark.token_bytes import CONFIG, FILE, special_tokens
 
-FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-# Keys of its configuration that name tokens which are no text.
-_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-_MORE = ("additional_special_tokens", "extra_special_tokens")
 _WINDOW = 4  # prompt tokens the stream needs to know how the answer's first piece joins on
 
 
@@ -96,7 +92,7 @@ def _for_serving(backend: Any, config: Path) -> None:
         if getattr(backend.model, name, None) is not None:
             setattr(backend.model, name, None)
     added = backend.get_added_tokens_decoder()
-    for text in _special_tokens(config):
+    for text in special_tokens(config):
         token = backend.token_to_id(text)
         if token is None:
             continue
@@ -104,22 +100,6 @@ def _for_serving(backend: Any, config: Path) -> None:
         if token not in added or not known.special:
             flags = {name: getattr(known, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
             backend.add_special_tokens([AddedToken(text, special=True, **flags)])
-
-
-def _special_tokens(config: Path) -> list[str]:
-    """Texts that a tokenizer's configuration names; a few of them may be no token at all."""
-    if not config.is_file():
-        return []
-    try:
-        raw = json.loads(config.read_bytes())
-        more = [raw.get(key) or () for key in _MORE]
-        named = [raw.get(key) for key in _SPECIAL]
-        named += [each for each in (raw.get("added_tokens_decoder") or {}).values() if each.get("special")]
-        named += [each for some in more for each in (some.values() if isinstance(some, dict) else some)]
-        texts = [each.get("content") if isinstance(each, dict) else each for each in named]
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"target: {config} cannot be read: {error}") from error
-    return [text for text in texts if isinstance(text, str)]
 
 
 def find_file(target: str | None, name: str, revision: str | None) -> Path | None:

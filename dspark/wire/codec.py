@@ -5,6 +5,7 @@ Reading validates: a malformed field raises PeerError with the field's name, and
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -17,9 +18,12 @@ from dspark.pages import Held
 from dspark.types import (
     MAX_BIAS,
     MAX_BIASED,
+    MAX_CONSTRAINT,
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_REPETITION,
+    Constraint,
+    ConstraintKind,
     Cursor,
     Law,
     PromptLogprobs,
@@ -69,6 +73,39 @@ def _write_rest(law: Law, message: types_pb2.Law) -> None:
     message.stop_token_ids.extend(law.stop_token_ids)
     if law.logprobs is not None:
         message.logprobs = law.logprobs
+    if law.constraint is not None:
+        message.constraint.CopyFrom(write_constraint(law.constraint))
+
+
+def write_constraint(constraint: Constraint) -> types_pb2.Constraint:
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return types_pb2.Constraint(json_object=True)
+        case ConstraintKind.CHOICE:
+            return types_pb2.Constraint(choice=types_pb2.Choices(value=json.loads(constraint.text)))
+        case kind:
+            return types_pb2.Constraint(**{kind.name.lower(): constraint.text})
+
+
+def read_constraint(message: types_pb2.Constraint) -> Constraint | None:
+    """What can be a constraint, by its looks; None where the message is empty."""
+    name = message.WhichOneof("form")
+    if name is None:
+        return None
+    kind, text = ConstraintKind[name.upper()], ""
+    if kind is ConstraintKind.CHOICE:
+        values = message.choice.value[:]
+        if not values or len(set(values)) < len(values):
+            raise PeerError("constraint.choice: give at least one value, and each of them once")
+        text = json.dumps(values)
+    elif kind is ConstraintKind.JSON_OBJECT:
+        if not message.json_object:
+            return None
+    elif not (text := getattr(message, name)):
+        raise PeerError(f"constraint.{name}: is empty")
+    if len(text) > MAX_CONSTRAINT:
+        raise PeerError(f"constraint.{name}: {len(text)} characters, at most {MAX_CONSTRAINT} are allowed")
+    return Constraint(kind, text)
 
 
 def read_law(message: types_pb2.Law) -> Law:
@@ -112,6 +149,7 @@ def read_law(message: types_pb2.Law) -> Law:
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_len=message.prompt_len,
+        constraint=read_constraint(message.constraint),
     )
 
 

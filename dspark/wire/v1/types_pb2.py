@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64spark/wire/v1/types.proto\x12\x0e\x64spark.wire.v1\"O\n\x06\x43ursor\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x15\n\rcommitted_len\x18\x04 \x01(\r\"P\n\x07\x43ursors\x12\x10\n\x08sequence\x18\x01 \x03(\x04\x12\r\n\x05\x65poch\x18\x02 \x03(\r\x12\r\n\x05round\x18\x03 \x03(\r\x12\x15\n\rcommitted_len\x18\x04 \x03(\r\"\xc4\x03\n\x03Law\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\"\n\x04rule\x18\x06 \x01(\x0e\x32\x14.dspark.wire.v1.Rule\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x36\n\nlogit_bias\x18\x0b \x03(\x0b\x32\".dspark.wire.v1.Law.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\x12\n\nprompt_len\x18\x0f \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"e\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"9\n\x0bTensorChunk\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"4\n\x0b\x46\x65\x61tureSink\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\xaf\x02\n\x07Refusal\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.dspark.wire.v1.Refusal.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rcommitted_len\x18\x03 \x01(\r\"\xcb\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17REASON_UNKNOWN_SEQUENCE\x10\x01\x12\x17\n\x13REASON_STALE_CURSOR\x10\x02\x12\x13\n\x0fREASON_NO_PAGES\x10\x03\x12\x12\n\x0eREASON_INVALID\x10\x04\x12\x1c\n\x18REASON_WRONG_INCARNATION\x10\x05\x12\x13\n\x0fREASON_INTERNAL\x10\x06\x12\x17\n\x13REASON_OUT_OF_PAGES\x10\x07\".\n\x0bSequenceRef\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x97\x01\n\tCostCurve\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08\x63ontexts\x18\x02 \x03(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x01\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x18\n\x10sequence_seconds\x18\x05 \x03(\x01\x12\x1b\n\x13tokens_per_sequence\x18\x06 \x01(\r\x12\x10\n\x08\x62orrowed\x18\x07 \x03(\r\"\x81\x01\n\x04Load\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x12\n\npages_held\x18\x02 \x01(\r\x12\x13\n\x0bpages_total\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x0e\n\x06\x62usy_s\x18\x05 \x01(\x01\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\x12\r\n\x05waits\x18\x07 \x01(\x04\"$\n\x08\x44raining\x12\x18\n\x10\x66inish_within_ms\x18\x01 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest*N\n\x04Rule\x12\x14\n\x10RULE_UNSPECIFIED\x10\x00\x12\x0e\n\nRULE_TOKEN\x10\x01\x12\x0e\n\nRULE_BLOCK\x10\x02\x12\x10\n\x0cRULE_COUPLED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64spark/wire/v1/types.proto\x12\x0e\x64spark.wire.v1\"O\n\x06\x43ursor\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x15\n\rcommitted_len\x18\x04 \x01(\r\"P\n\x07\x43ursors\x12\x10\n\x08sequence\x18\x01 \x03(\x04\x12\r\n\x05\x65poch\x18\x02 \x03(\r\x12\r\n\x05round\x18\x03 \x03(\r\x12\x15\n\rcommitted_len\x18\x04 \x03(\r\"\xf4\x03\n\x03Law\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\"\n\x04rule\x18\x06 \x01(\x0e\x32\x14.dspark.wire.v1.Rule\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x36\n\nlogit_bias\x18\x0b \x03(\x0b\x32\".dspark.wire.v1.Law.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\x12\n\nprompt_len\x18\x0f \x01(\r\x12.\n\nconstraint\x18\x10 \x01(\x0b\x32\x1a.dspark.wire.v1.Constraint\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"\xab\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12)\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x17.dspark.wire.v1.ChoicesH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x18\n\x07\x43hoices\x12\r\n\x05value\x18\x01 \x03(\t\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"e\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"9\n\x0bTensorChunk\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"4\n\x0b\x46\x65\x61tureSink\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\xaf\x02\n\x07Refusal\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.dspark.wire.v1.Refusal.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rcommitted_len\x18\x03 \x01(\r\"\xcb\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17REASON_UNKNOWN_SEQUENCE\x10\x01\x12\x17\n\x13REASON_STALE_CURSOR\x10\x02\x12\x13\n\x0fREASON_NO_PAGES\x10\x03\x12\x12\n\x0eREASON_INVALID\x10\x04\x12\x1c\n\x18REASON_WRONG_INCARNATION\x10\x05\x12\x13\n\x0fREASON_INTERNAL\x10\x06\x12\x17\n\x13REASON_OUT_OF_PAGES\x10\x07\".\n\x0bSequenceRef\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x97\x01\n\tCostCurve\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08\x63ontexts\x18\x02 \x03(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x01\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x18\n\x10sequence_seconds\x18\x05 \x03(\x01\x12\x1b\n\x13tokens_per_sequence\x18\x06 \x01(\r\x12\x10\n\x08\x62orrowed\x18\x07 \x03(\r\"\x81\x01\n\x04Load\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x12\n\npages_held\x18\x02 \x01(\r\x12\x13\n\x0bpages_total\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x0e\n\x06\x62usy_s\x18\x05 \x01(\x01\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\x12\r\n\x05waits\x18\x07 \x01(\x04\"$\n\x08\x44raining\x12\x18\n\x10\x66inish_within_ms\x18\x01 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest*N\n\x04Rule\x12\x14\n\x10RULE_UNSPECIFIED\x10\x00\x12\x0e\n\nRULE_TOKEN\x10\x01\x12\x0e\n\nRULE_BLOCK\x10\x02\x12\x10\n\x0cRULE_COUPLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +33,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LAW_LOGITBIASENTRY']._loaded_options = None
   _globals['_LAW_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_RULE']._serialized_start=1650
-  _globals['_RULE']._serialized_end=1728
+  _globals['_RULE']._serialized_start=1898
+  _globals['_RULE']._serialized_end=1976
   _globals['_CURSOR']._serialized_start=46
   _globals['_CURSOR']._serialized_end=125
   _globals['_CURSORS']._serialized_start=127
   _globals['_CURSORS']._serialized_end=207
   _globals['_LAW']._serialized_start=210
-  _globals['_LAW']._serialized_end=662
-  _globals['_LAW_LOGITBIASENTRY']._serialized_start=578
-  _globals['_LAW_LOGITBIASENTRY']._serialized_end=626
-  _globals['_TOKENLOGPROBS']._serialized_start=664
-  _globals['_TOKENLOGPROBS']._serialized_end=735
-  _globals['_PROMPTLOGPROBS']._serialized_start=737
-  _globals['_PROMPTLOGPROBS']._serialized_end=838
-  _globals['_TENSORCHUNK']._serialized_start=840
-  _globals['_TENSORCHUNK']._serialized_end=897
-  _globals['_FEATURESINK']._serialized_start=899
-  _globals['_FEATURESINK']._serialized_end=951
-  _globals['_REFUSAL']._serialized_start=954
-  _globals['_REFUSAL']._serialized_end=1257
-  _globals['_REFUSAL_REASON']._serialized_start=1054
-  _globals['_REFUSAL_REASON']._serialized_end=1257
-  _globals['_SEQUENCEREF']._serialized_start=1259
-  _globals['_SEQUENCEREF']._serialized_end=1305
-  _globals['_COSTCURVE']._serialized_start=1308
-  _globals['_COSTCURVE']._serialized_end=1459
-  _globals['_LOAD']._serialized_start=1462
-  _globals['_LOAD']._serialized_end=1591
-  _globals['_DRAINING']._serialized_start=1593
-  _globals['_DRAINING']._serialized_end=1629
-  _globals['_DESCRIBEREQUEST']._serialized_start=1631
-  _globals['_DESCRIBEREQUEST']._serialized_end=1648
+  _globals['_LAW']._serialized_end=710
+  _globals['_LAW_LOGITBIASENTRY']._serialized_start=626
+  _globals['_LAW_LOGITBIASENTRY']._serialized_end=674
+  _globals['_CONSTRAINT']._serialized_start=713
+  _globals['_CONSTRAINT']._serialized_end=884
+  _globals['_CHOICES']._serialized_start=886
+  _globals['_CHOICES']._serialized_end=910
+  _globals['_TOKENLOGPROBS']._serialized_start=912
+  _globals['_TOKENLOGPROBS']._serialized_end=983
+  _globals['_PROMPTLOGPROBS']._serialized_start=985
+  _globals['_PROMPTLOGPROBS']._serialized_end=1086
+  _globals['_TENSORCHUNK']._serialized_start=1088
+  _globals['_TENSORCHUNK']._serialized_end=1145
+  _globals['_FEATURESINK']._serialized_start=1147
+  _globals['_FEATURESINK']._serialized_end=1199
+  _globals['_REFUSAL']._serialized_start=1202
+  _globals['_REFUSAL']._serialized_end=1505
+  _globals['_REFUSAL_REASON']._serialized_start=1302
+  _globals['_REFUSAL_REASON']._serialized_end=1505
+  _globals['_SEQUENCEREF']._serialized_start=1507
+  _globals['_SEQUENCEREF']._serialized_end=1553
+  _globals['_COSTCURVE']._serialized_start=1556
+  _globals['_COSTCURVE']._serialized_end=1707
+  _globals['_LOAD']._serialized_start=1710
+  _globals['_LOAD']._serialized_end=1839
+  _globals['_DRAINING']._serialized_start=1841
+  _globals['_DRAINING']._serialized_end=1877
+  _globals['_DESCRIBEREQUEST']._serialized_start=1879
+  _globals['_DESCRIBEREQUEST']._serialized_end=1896
 # @@protoc_insertion_point(module_scope)

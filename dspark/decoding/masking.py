@@ -1,0 +1,62 @@
+"""What the form of an answer makes of the target's logits, before anything else is done to them.
+
+Tokens that leave the form have probability 0. The row of slot k is masked by what may follow the committed tokens and
+the first k drafted ones, so the law of what is emitted is that of plain decoding under the same form. Behind a drafted
+token that the form forbids, or that ends the answer, nothing is masked: such a token is judged like any other, with
+p = 0 or as the last one, and what stands behind it is never emitted.
+
+A `Matcher` stands at the end of the committed tokens between rounds. Knows nothing of grammars or services.
+Symbols: l drafted tokens of one sequence, which owns l + 1 rows; V vocabulary; W = ceil(V / 32) words of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Masks = npt.NDArray[np.int32]
+
+
+class Matcher(Protocol):
+    """Where an answer stands in its form. One thread at a time."""
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether its masks hold up everybody in a pass with it."""
+
+    def masks(self, drafted: Sequence[int]) -> Masks:
+        """Which tokens may follow the first 0, 1, ... drafted ones: [r, W], token v is bit v % 32 of word v // 32.
+
+        r <= l + 1: there is none behind a drafted token that may not come or that ends the answer. Every mask has a
+        bit: where the vocabulary cannot go on, the answer may end. Stands afterwards where it stood.
+        """
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """These were committed. What stands behind the end of the answer does not count."""
+
+
+@torch.inference_mode()
+def mask(logits: Tensor, parts: Sequence[tuple[int, Masks]]) -> None:
+    """Puts minus infinity where a form forbids a token: logits [T, V] of a packed pass, and the masks [r, W] of some of
+    its sequences with the first row of each."""
+    if not parts:
+        return
+    rows = np.concatenate([first + np.arange(len(masks)) for first, masks in parts])
+    allowed = bits(np.concatenate([masks for _, masks in parts]), logits.shape[-1], logits.device)
+    index = torch.from_numpy(rows).to(logits.device)
+    logits[index] = torch.where(allowed, logits[index], -torch.inf)
+
+
+def bits(masks: Masks, vocab: int, device: torch.device | str = "cpu") -> Tensor:
+    """masks [r, W] -> whether each token may come: [r, V] bool."""
+    if torch.device(device).type == "cpu":
+        unpacked = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocab, bitorder="little")
+        return torch.from_numpy(unpacked.view(np.bool_))
+    words = torch.from_numpy(masks).to(device)  # an eighth of the bytes travels
+    shifts = torch.arange(32, dtype=torch.int32, device=device)
+    return (words.unsqueeze(-1) >> shifts & 1).flatten(-2)[:, :vocab].bool()

@@ -1,0 +1,80 @@
+"""The bytes that each token of a checkpoint's tokenizer stands for, read from its files alone.
+
+Entries of a vocabulary are bytes in a printable alphabet (byte-level BPE), pieces of text with `▁` for a space and
+`<0x0A>` for single bytes (SentencePiece), or plain text; added tokens stand for their own text. Special tokens are no
+text: they have no bytes here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import ConfigError
+
+FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+# Keys of its configuration that name tokens which are no text.
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_MORE = ("additional_special_tokens", "extra_special_tokens")
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+_SPACE = "▁"
+
+
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
+    """Byte-level vocabularies write every byte as a printable letter: the printable ones as themselves, the others in
+    order from U+0100 on (GPT-2)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+def read_token_bytes(folder: Path, vocab_size: int) -> list[bytes] | None:
+    """Of ids 0 .. vocab_size - 1; empty for special tokens and for ids that no entry has. None without a tokenizer.
+
+    Raises ConfigError where the files cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        raw = json.loads(path.read_bytes())
+        entries, decoder = raw["model"]["vocab"], json.dumps(raw.get("decoder"))
+        pairs = entries.items() if isinstance(entries, dict) else [(entry[0], at) for at, entry in enumerate(entries)]
+        added = raw.get("added_tokens") or []
+        special = {each["content"] for each in added if each["special"]} | set(special_tokens(folder / CONFIG))
+        spelled = _byte_level if '"ByteLevel"' in decoder else _pieces if _SPACE in decoder else str.encode
+        of = {token: spelled(name) for name, token in pairs if name not in special}
+        of |= {each["id"]: b"" if each["content"] in special else each["content"].encode() for each in added}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise ConfigError(f"target: {path} cannot be read: {error}") from error
+    return [of.get(token, b"") for token in range(vocab_size)]
+
+
+def special_tokens(config: Path) -> list[str]:
+    """Texts that a tokenizer's configuration names; a few of them may be no token at all."""
+    if not config.is_file():
+        return []
+    try:
+        raw = json.loads(config.read_bytes())
+        more: list[Any] = [raw.get(key) or () for key in _MORE]
+        named = [raw.get(key) for key in _SPECIAL]
+        named += [each for each in (raw.get("added_tokens_decoder") or {}).values() if each.get("special")]
+        named += [each for some in more for each in (some.values() if isinstance(some, dict) else some)]
+        texts = [each.get("content") if isinstance(each, dict) else each for each in named]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"target: {config} cannot be read: {error}") from error
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _byte_level(name: str) -> bytes:
+    alphabet = byte_alphabet()
+    return bytes(alphabet[letter] for letter in name) if all(map(alphabet.__contains__, name)) else name.encode()
+
+
+def _pieces(name: str) -> bytes:
+    single = _BYTE.fullmatch(name)
+    return bytes([int(single[1], 16)]) if single else name.replace(_SPACE, " ").encode()

@@ -1,0 +1,1 @@
+"""The forms of answers: compiled apart from the device, matched beside it."""

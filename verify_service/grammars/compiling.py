@@ -1,0 +1,130 @@
+"""A process that compiles grammars: `python -m verify_service.grammars.compiling SOCKET FOLDER VOCABULARY STOPS`.
+
+Every grammar is compiled in a child of its own, with bounds on processor time and memory that the system keeps: one
+that explodes, or that crashes the compiler, ends its child and nobody else. A request comes as a socket, over which
+the child answers: `ok` and the compiled grammar, or `no` and a sentence.
+
+The compiler itself needs neither torch nor transformers, which its package imports: without them this process starts
+in a third of a second and takes 60 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+from dspark.token_bytes import read_token_bytes
+from dspark.types import Constraint, ConstraintKind
+from verify_service.grammars.schema import unkept
+
+CPU_S = 0.8  # of one grammar
+WALL_S = 8.0  # where others need the processor
+MEMORY = 1 << 30  # address space of a child
+MAX_BYTES = 4 << 20  # of a compiled grammar, as it travels
+SPACES = 32  # of white space between two parts of JSON: no answer is blank for ever
+
+
+class _Absent(types.ModuleType):
+    """Stands for a package of which only names are asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda self, *args, **kwargs: None})
+
+
+def main(arguments: list[str]) -> None:
+    fd, folder, vocab_size, stops = arguments
+    for name in ("torch", "transformers"):
+        sys.modules.setdefault(name, _Absent(name))
+    import xgrammar
+
+    requests = socket.socket(fileno=int(fd))
+    words = read_token_bytes(Path(folder), int(vocab_size)) or []
+    info = xgrammar.TokenizerInfo(words, vocab_size=int(vocab_size), stop_token_ids=json.loads(stops))
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how children ended
+    while True:
+        message, sockets, _, _ = socket.recv_fds(requests, 1, 1)
+        if not message:
+            return  # whom this was for has ended
+        answer = socket.socket(fileno=sockets[0])
+        if os.fork() == 0:
+            _child(compiler, answer)
+        answer.close()
+
+
+def _child(compiler: Any, answer: socket.socket) -> None:
+    """Never returns."""
+    os.nice(5)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    signal.setitimer(signal.ITIMER_REAL, WALL_S)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        answer.sendall(_answered(compiler, _received(answer)))
+    finally:
+        os._exit(0)
+
+
+def _received(answer: socket.socket) -> Constraint:
+    parts = []
+    while part := answer.recv(1 << 16):
+        parts.append(part)
+    kind, text = json.loads(b"".join(parts))
+    return Constraint(ConstraintKind(kind), text)
+
+
+def _answered(compiler: Any, constraint: Constraint) -> bytes:
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
+        try:
+            made = compiled(compiler, constraint).serialize_json().encode()
+        except Exception as error:
+            return f"no{_sentence(str(error))}".encode()
+        said.seek(0)
+        warned = [line for line in said.read().decode(errors="replace").splitlines() if "Warning: " in line]
+    if warned:
+        return f"no{_sentence(warned[0].partition('Warning: ')[2])}".encode()
+    if len(made) > MAX_BYTES:
+        return f"nocompiled it takes {len(made)} bytes, at most {MAX_BYTES} are allowed".encode()
+    return b"ok" + made
+
+
+def compiled(compiler: Any, constraint: Constraint) -> Any:
+    """Raises whatever says why not."""
+    text = constraint.text
+    match constraint.kind:
+        case ConstraintKind.JSON_SCHEMA:
+            if (problem := unkept(json.loads(text))) is not None:
+                raise ValueError(problem)
+            return compiler.compile_json_schema(text, max_whitespace_cnt=SPACES)
+        case ConstraintKind.JSON_OBJECT:
+            return compiler.compile_json_schema('{"type":"object"}', strict_mode=False, max_whitespace_cnt=SPACES)
+        case ConstraintKind.REGEX:
+            return compiler.compile_regex(text)
+        case ConstraintKind.GRAMMAR:
+            return compiler.compile_grammar(text)
+        case ConstraintKind.CHOICE:
+            # JSON's escapes are those of a grammar's strings.
+            return compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, json.loads(text))))
+        case ConstraintKind.STRUCTURAL_TAG:
+            return compiler.compile_structural_tag(text)
+
+
+def _sentence(said: str) -> str:
+    """Without the place in the compiler's source."""
+    return said.strip().rpartition(".cc:")[2].partition(": ")[2] or said.strip() if ".cc:" in said else said.strip()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,177 @@
+"""Grammars of one target, compiled apart from everything that serves, and kept by content and tenant.
+
+A process of its own compiles (`compiling`); threads here wait for it, and read what it made. What was refused is
+remembered too, so that asking again costs nothing. Nobody's grammar is given to another tenant, and how long one takes
+tells nothing about those of others.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dspark.token_bytes import FILE, read_token_bytes
+from dspark.types import Constraint
+from verify_service.grammars.compiling import WALL_S
+from verify_service.grammars.matcher import GrammarMatcher
+
+AT_ONCE = 4  # grammars that are being compiled
+MAX_WAITING = 256
+KEPT_BYTES = 256 << 20  # of compiled grammars, as they travelled
+KEPT = 4096
+_REFUSED_BYTES = 1024
+_START_S = 60.0  # for the compiler's process to answer its first request on a busy machine
+_TOO_MUCH = "it takes too long or too much memory to compile"
+
+
+class GrammarRefused(Exception):
+    """Why a constraint cannot be kept, in one sentence for its client."""
+
+
+class Grammar(NamedTuple):
+    """A compiled constraint."""
+
+    compiled: Any
+    stop_ids: Sequence[int]
+
+    def matcher(self) -> GrammarMatcher:
+        """At the beginning of an answer."""
+        return GrammarMatcher(self.compiled, self.stop_ids)
+
+
+class Grammars:
+    """Those of one target. Any thread may ask."""
+
+    def __init__(self, folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> None:
+        self._folder, self._vocab_size, self._stop_ids = folder, vocab_size, stop_ids
+        self._kept: OrderedDict[tuple[str, Constraint], tuple[Future[Grammar], int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="grammars")
+        self._waiting = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+        self._info: Any = None
+
+    def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
+        """The grammar, or GrammarRefused; soon. tenant: whose it is, to whom alone it is given again."""
+        key = (tenant, constraint)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key][0]
+            future: Future[Grammar] = Future()
+            if self._waiting >= MAX_WAITING:
+                future.set_exception(GrammarRefused("too many grammars wait to be compiled"))
+                return future
+            self._waiting += 1
+            self._kept[key] = (future, 0)
+        self._pool.submit(self._make, key, future)
+        return future
+
+    def _make(self, key: tuple[str, Constraint], future: Future[Grammar]) -> None:
+        size, keeps = _REFUSED_BYTES, True
+        try:
+            if (missing := _missing(self._folder, self._stop_ids)) is not None:
+                raise GrammarRefused(missing)
+            info = self._started()
+            answer = self._ask(key[1])
+            if answer[:2] != b"ok":
+                raise GrammarRefused(answer[2:].decode() or _TOO_MUCH)
+            import xgrammar
+
+            size += len(answer)
+            made = xgrammar.CompiledGrammar.deserialize_json(answer[2:].decode(), info)
+            result: Grammar | Exception = Grammar(made, self._stop_ids)
+        except GrammarRefused as refused:
+            result = refused
+        except Exception as error:  # no fault of the grammar: it may be tried again
+            result, keeps = GrammarRefused(f"its compiler failed: {error}"), False
+        with self._lock:
+            self._waiting -= 1
+            if keeps:
+                self._kept[key] = (future, size)
+                self._forget()
+            else:
+                self._kept.pop(key, None)
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def _forget(self) -> None:
+        """What was asked for longest ago, down to the bounds."""
+        total = sum(size for _, size in self._kept.values())
+        for key, (_, size) in list(self._kept.items())[:-1]:
+            if total <= KEPT_BYTES and len(self._kept) <= KEPT:
+                return
+            if size:  # else it is on its way
+                del self._kept[key]
+                total -= size
+
+    def _started(self) -> Any:
+        """What xgrammar knows of the vocabulary; starts the compiler's process where there is none."""
+        with self._starting:
+            if self._info is None:
+                self._info = _tokenizer_info(self._folder, self._vocab_size, self._stop_ids)
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            return self._info
+
+    def _start(self) -> None:
+        self._requests, theirs = socket.socketpair()
+        numbers = (str(theirs.fileno()), str(self._folder), str(self._vocab_size), json.dumps(list(self._stop_ids)))
+        command = [sys.executable, "-m", "verify_service.grammars.compiling", *numbers]
+        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        theirs.close()
+        weakref.finalize(self, _end, self._requests, self._process)
+
+    def _ask(self, constraint: Constraint) -> bytes:
+        """What a child answers; nothing where it came to an end instead."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            assert self._requests is not None
+            with theirs:
+                socket.send_fds(self._requests, [b"1"], [theirs.fileno()])
+            ours.settimeout(WALL_S + _START_S)
+            try:
+                ours.sendall(json.dumps([int(constraint.kind), constraint.text]).encode())
+                ours.shutdown(socket.SHUT_WR)
+                parts = []
+                while part := ours.recv(1 << 16):
+                    parts.append(part)
+                return b"".join(parts)
+            except ConnectionError:
+                return b""
+
+
+def _end(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """A compiler's process ends when nobody can ask it any more."""
+    requests.close()
+    process.wait(timeout=_START_S)
+
+
+def _missing(folder: Path, stop_ids: Sequence[int]) -> str | None:
+    """Why no grammar can be kept here, or None."""
+    if find_spec("xgrammar") is None:
+        return "xgrammar is not installed beside the verifier: pip install 'dspark-serving[structured]'"
+    if not (folder / FILE).is_file():
+        return "the target has no tokenizer"
+    return None if stop_ids else "the target has no token that ends an answer"
+
+
+def _tokenizer_info(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Any:
+    import xgrammar
+
+    words = read_token_bytes(folder, vocab_size) or []
+    return xgrammar.TokenizerInfo(words, vocab_size=vocab_size, stop_token_ids=list(stop_ids))

@@ -1,0 +1,63 @@
+"""What of JSON Schema the compiler would leave out without a word: such schemas are refused, not half kept. Pure.
+
+What the compiler warns of it says itself, see `compiling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+# Nothing of an answer depends on them.
+_NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
+_NOTES |= {"$id", "$defs", "definitions", "format", "$anchor"}
+_UNKEPT = ("uniqueItems", "contains", "if", "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef")
+_BRANCHES = ("anyOf", "oneOf", "allOf", "$ref")  # the compiler looks at nothing beside one of these
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "propertyNames", "not", "additionalItems")
+
+
+def unkept(schema: Any) -> str | None:
+    """What of this schema no answer would be held to, in one sentence; None when all of it is kept."""
+    return next((f"{where or '#'}: {what}" for where, what in _find(schema)), None)
+
+
+def _find(root: Any) -> Iterator[tuple[str, str]]:
+    waiting: list[tuple[str, Any]] = [("", root)]
+    while waiting:
+        where, schema = waiting.pop()
+        if not isinstance(schema, dict):
+            continue
+        yield from ((where, f"{name} is not supported") for name in _UNKEPT if schema.get(name) not in (None, False))
+        yield from ((where, problem) for problem in _beside(schema))
+        declared = schema.get("properties")
+        if isinstance(schema.get("required"), list) and (declared is not None or "additionalProperties" in schema):
+            known = declared if isinstance(declared, dict) else {}
+            for name in schema["required"]:
+                if name not in known:
+                    yield where, f"required names {name!r}, which properties do not"
+        waiting += _inside(where, schema)
+
+
+def _beside(schema: dict[str, Any]) -> Iterator[str]:
+    """Conditions beside a keyword that the compiler takes for the whole."""
+    for name in _BRANCHES:
+        if name not in schema:
+            continue
+        rest = set(schema) - _NOTES - {name}
+        branches = schema[name] if isinstance(schema[name], list) else []
+        if "type" in rest and all(isinstance(one, dict) and one.get("type") == schema["type"] for one in branches):
+            rest -= {"type"} if branches else set()
+        if rest:
+            yield f"{', '.join(sorted(rest))} beside {name} is not supported"
+        return
+
+
+def _inside(where: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in _MAPS:
+        if isinstance(schema.get(name), dict):
+            yield from ((f"{where}/{name}/{key}", each) for key, each in schema[name].items())
+    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        if isinstance(schema.get(name), list):
+            yield from ((f"{where}/{name}/{place}", each) for place, each in enumerate(schema[name]))
+    yield from ((f"{where}/{name}", schema[name]) for name in _SINGLE if name in schema)
