@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dspark.errors import PeerError
 from dspark.runtime.channel import MAX_MESSAGE
-from dspark.runtime.wire_limits import KIB, MIB, Bounds
+from dspark.runtime.wire_limits import KIB, MAX_FORM, MIB, Bounds
 from dspark.types import Cursor, Law, Refusal, RefusalReason
 from dspark.wire import codec, cohorts
 from dspark.wire.v1 import types_pb2, verify_pb2
@@ -50,7 +50,7 @@ def control_bounds(context_length: int) -> Bounds:
     column = 5 * cohorts.MAX_ROWS
     admission = {
         3: ("token_ids", 5 * context_length),
-        4: ("law", 64 * KIB),
+        4: ("law", 64 * KIB + MAX_FORM),
         6: ("stop_ids", column),
         9: ("cache_salt", 4 * MAX_SALT),
     }

@@ -35,7 +35,6 @@ from coordinator.lanes.sequence import Event
 from coordinator.lanes.silence import Silence
 from coordinator.lanes.track import Track
 from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans
-from dspark.errors import PeerError
 from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Keep, Release, Released
 from dspark.runtime.telemetry import Metrics
@@ -275,7 +274,7 @@ class Lane:
         if event is not None:
             hand_back(self._owner, track, event)
         elif placed.refused is not None:
-            self._owner.ended(track, PeerError(f"the verifier refused a prompt: {placed.refused.message}"))
+            self._owner.ended(track, placed.refusal())
 
     def _refused(self, said: Refused) -> None:
         """Its release follows."""

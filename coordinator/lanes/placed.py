@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coordinator.lanes.sequence import Event
 from coordinator.lanes.track import Track
+from dspark.errors import DsparkError, InvalidRequest, PeerError
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Admit, Released, Why
 from dspark.types import Refusal, RefusalReason
@@ -97,3 +98,10 @@ class Placed:
             self.refused = Refusal(*GONE[said.why])
         self.track.refused = self.refused
         return Event.ORPHANED
+
+    def refusal(self) -> DsparkError:
+        """Why it is refused for good: for its constraint, which is its client's, or for anything else."""
+        said = self.refused.message if self.refused is not None else ""
+        if said.startswith("constraint: "):
+            return InvalidRequest("constraint", said.removeprefix("constraint: "))
+        return PeerError(f"the verifier refused a prompt: {said}")

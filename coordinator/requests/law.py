@@ -5,11 +5,23 @@ Comparisons are written so that they refuse NaN. Draws are keyed by the request'
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection
 
-from dspark.errors import InvalidRequest
-from dspark.types import MAX_BIAS, MAX_BIASED, MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION, Law, Rule
+from dspark.errors import InvalidRequest, PeerError
+from dspark.types import (
+    MAX_BIAS,
+    MAX_BIASED,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION,
+    Constraint,
+    ConstraintKind,
+    Law,
+    Rule,
+)
+from dspark.wire.codec import read_constraint
 from dspark.wire.v1 import generate_pb2
 
 MAX_CHOICES = 16
@@ -18,7 +30,7 @@ _PARAMS = "sampling_params"
 
 
 def read_law(
-    params: generate_pb2.SamplingParams,
+    message: generate_pb2.GenerateRequest,
     rule: Rule,
     draw_seed: Callable[[], int],
     *,
@@ -28,6 +40,7 @@ def read_law(
     vocab_size: int,
 ) -> Law:
     """The law of the first answer; the others differ in `choice` alone."""
+    params = message.sampling_params
     min_tokens = _min_tokens(params, max_tokens, stop_ids, vocab_size)
     presence, frequency = _penalty(params, "presence_penalty"), _penalty(params, "frequency_penalty")
     return Law(
@@ -49,6 +62,7 @@ def read_law(
         stop_token_ids=tuple(sorted(stop_ids)) if min_tokens else (),
         logprobs=_logprobs(params),
         prompt_len=prompt_len,
+        constraint=_constraint(message),
     )
 
 
@@ -98,6 +112,29 @@ def _min_tokens(
     if params.min_tokens and len(set(stop_ids)) >= vocab_size:
         raise InvalidRequest(field, "every token of the vocabulary ends the answer")
     return params.min_tokens
+
+
+def _constraint(message: generate_pb2.GenerateRequest) -> Constraint | None:
+    try:
+        constraint = read_constraint(message.constraint)
+    except PeerError as error:
+        raise InvalidRequest(*str(error).split(": ", 1)) from None
+    if constraint is None:
+        return None
+    if message.sampling_params.ignore_eos:
+        raise InvalidRequest("ignore_eos", "not beside a constraint: such an answer ends where its form does")
+    if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.STRUCTURAL_TAG):
+        _check_json(f"constraint.{constraint.kind.name.lower()}", constraint.text)
+    return constraint
+
+
+def _check_json(field: str, text: str) -> None:
+    try:
+        made = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(field, f"is not JSON: {error}") from None
+    if not isinstance(made, dict | bool):
+        raise InvalidRequest(field, "is not an object")
 
 
 def _logprobs(params: generate_pb2.SamplingParams) -> int | None:

@@ -81,7 +81,7 @@ def read_request(
     stop_ids = _read_stop_ids(params, limits)
     max_tokens = _read_max_tokens(params, len(prompt), limits)
     law = read_law(
-        params,
+        message,
         choose_rule(message, limits.rule),
         draw_seed,
         prompt_len=len(prompt),

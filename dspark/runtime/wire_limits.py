@@ -16,6 +16,7 @@ from dspark.errors import InvalidRequest
 KIB, MIB = 1 << 10, 1 << 20
 MAX_REQUEST = 4 * MIB  # bytes of one message from anybody
 MOST_PARTS = 64  # of a request for an answer: fields that come again replace each other
+MAX_FORM = 512 * KIB  # of a description of an answer's form
 LOOKED_AT = 64 * KIB  # bytes of a command from which on it is looked at
 
 _SMALL = 4 * KIB
@@ -42,6 +43,7 @@ PARTS: Mapping[int, tuple[str, int]] = {
     7: ("label", KIB),
     8: ("resume", KIB),
     9: ("traceparent", KIB),
+    10: ("constraint", MAX_FORM),
 }
 _PROMPT = (2, 3)
 _BESIDE, _PER_TOKEN = 256 * KIB, 64  # bytes: of all that is no prompt; of a prompt's token, in ids or text, at most

@@ -84,7 +84,9 @@ def write_constraint(constraint: Constraint) -> types_pb2.Constraint:
         case ConstraintKind.CHOICE:
             return types_pb2.Constraint(choice=types_pb2.Choices(value=json.loads(constraint.text)))
         case kind:
-            return types_pb2.Constraint(**{kind.name.lower(): constraint.text})
+            message = types_pb2.Constraint()
+            setattr(message, kind.name.lower(), constraint.text)
+            return message
 
 
 def read_constraint(message: types_pb2.Constraint) -> Constraint | None:

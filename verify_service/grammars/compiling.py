@@ -88,7 +88,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
         try:
-            made = compiled(compiler, constraint).serialize_json().encode()
+            made: bytes = compiled(compiler, constraint).serialize_json().encode()
         except Exception as error:
             return f"no{_sentence(str(error))}".encode()
         said.seek(0)

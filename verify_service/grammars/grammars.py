@@ -24,6 +24,7 @@ from dspark.token_bytes import FILE, read_token_bytes
 from dspark.types import Constraint
 from verify_service.grammars.compiling import WALL_S
 from verify_service.grammars.matcher import GrammarMatcher
+from verify_service.interface import Grammar
 
 AT_ONCE = 4  # grammars that are being compiled
 MAX_WAITING = 256
@@ -38,8 +39,8 @@ class GrammarRefused(Exception):
     """Why a constraint cannot be kept, in one sentence for its client."""
 
 
-class Grammar(NamedTuple):
-    """A compiled constraint."""
+class CompiledGrammar(NamedTuple):
+    """Keeps `Grammar`."""
 
     compiled: Any
     stop_ids: Sequence[int]
@@ -92,7 +93,7 @@ class Grammars:
 
             size += len(answer)
             made = xgrammar.CompiledGrammar.deserialize_json(answer[2:].decode(), info)
-            result: Grammar | Exception = Grammar(made, self._stop_ids)
+            result: Grammar | Exception = CompiledGrammar(made, self._stop_ids)
         except GrammarRefused as refused:
             result = refused
         except Exception as error:  # no fault of the grammar: it may be tried again

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dspark.decoding.masking import Masks
+if TYPE_CHECKING:  # it needs torch, and a synthetic engine does without
+    from dspark.decoding.masking import Masks
 
 SLOW_S = 0.1  # a mask that took as long as this is the last one
 

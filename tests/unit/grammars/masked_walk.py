@@ -1,0 +1,286 @@
+"""The exact law of several rounds under a grammar, through the verifier's own step and xgrammar's own matchers.
+
+A tiny target: what follows depends on the last token alone. `walk` drives `PackedStep` with every block that a drafter
+could draw; a sampler that only looks takes the masked rows of a pass, from which the rule's own functions say what
+could come of it; then the step runs again for each outcome and commits it. Matchers are copied as they stand, so that
+one which was moved where it should not have been goes on from there.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import xgrammar
+from torch import Tensor
+
+from dspark.decoding import block_rule
+from dspark.decoding.acceptance import accept_probability, residual
+from dspark.decoding.case import PackedCase
+from dspark.decoding.masking import bits
+from dspark.decoding.sampling import LawColumns, distribution, draft_distribution
+from dspark.decoding.slots import Slots
+from dspark.rounds.plan import PlanKind, Terms, prefixes
+from dspark.types import Constraint, ConstraintKind, Cursor, Law, Refusal, Rule, SparseQ
+from verify_service.grammars.matcher import GrammarMatcher
+from verify_service.holdings import Holdings
+from verify_service.judging import judge_each
+from verify_service.packed_step import PackedStep
+from verify_service.passes import Pass
+from verify_service.plan import Segment
+from verify_service.sequences import SequenceState, VerifyItem
+
+Tokens = tuple[int, ...]
+WORDS = [b"a", b"b", b"ab", b""]  # the last one ends an answer
+END = 3
+VOCAB, BLOCK, HORIZON = len(WORDS), 2, 4
+PROMPT = [0]
+GRAMMARS = {
+    "regex": Constraint(ConstraintKind.REGEX, "a*b|ba?"),
+    "nested": Constraint(ConstraintKind.GRAMMAR, 'root ::= "a" root "b" | ""'),
+    "choice": Constraint(ConstraintKind.CHOICE, '["aab", "ab", "b"]'),
+}
+_RNG = np.random.default_rng(11)
+ROWS = torch.from_numpy(_RNG.normal(0, 1.2, (VOCAB, VOCAB)).astype(np.float32))  # logits after a token
+DRAFT = torch.from_numpy(_RNG.normal(0, 1.2, (VOCAB, VOCAB)).astype(np.float32))
+SURE = _RNG.choice([0.3, 0.7, 0.95, 0.95], (VOCAB, VOCAB))  # confidence in a slot, by the two tokens before it
+SURE[0, 0] = 0.95  # at the beginning of every answer
+
+
+@cache
+def compiled(name: str) -> Any:
+    from verify_service.grammars.compiling import compiled as compile_form
+
+    info = xgrammar.TokenizerInfo(WORDS, vocab_size=VOCAB, stop_token_ids=[END])
+    return compile_form(xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False), GRAMMARS[name])
+
+
+class Refused(Exception):
+    """What was drawn does not fit the grammar."""
+
+
+class Recorded:
+    """xgrammar's matcher, and the tokens it stands behind."""
+
+    def __init__(self, matcher: Any, behind: Tokens = ()) -> None:
+        self._matcher, self.behind = matcher, behind
+
+    def accept_token(self, token: int) -> bool:
+        taken: bool = self._matcher.accept_token(token)
+        self.behind += (token,) if taken else ()
+        return taken
+
+    def rollback(self, count: int) -> None:
+        self._matcher.rollback(count)
+        self.behind = self.behind[: len(self.behind) - count]
+
+    def fork(self) -> Recorded:
+        return Recorded(self._matcher.fork(), self.behind)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def matcher_at(name: str, answer: Tokens, kind: type[GrammarMatcher] = GrammarMatcher) -> GrammarMatcher:
+    made = kind(compiled(name), [END])
+    made._matcher = Recorded(made._matcher)
+    made.accept(answer)
+    return made
+
+
+def moved(matcher: GrammarMatcher) -> GrammarMatcher:
+    """A copy that stands where it stands."""
+    other = copy.copy(matcher)
+    other._matcher = matcher._matcher.fork()
+    return other
+
+
+class Table:
+    """Keeps `Runner` for a target that looks at the last token alone."""
+
+    path, make, rotation, device = "packed", "table", None, torch.device("cpu")
+
+    def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
+        return Pass(torch.cat([ROWS[list(each.token_ids)] for each in segments]), None)
+
+
+class Round:
+    """One sequence, put where an answer stands; each `run` is one pass of the real step."""
+
+    def __init__(self, law: Law) -> None:
+        self.law, self.numbers = law, itertools.count(1)
+        self._holdings = Holdings(pages=64, page_size=1, most=2, store=None, keep_prefixes=False)
+        self._holdings.pool.open(1, 1, 64, ())
+        self._sampler: Callable[[Tensor, list[PackedCase]], list[Any]] = judge_each
+        self._step = PackedStep(Table(), self._holdings, lambda logits, cases, *_: self._sampler(logits, cases))
+
+    def run(
+        self, answer: Tokens, matcher: GrammarMatcher, block: Tokens, q: SparseQ, sampler: Any = judge_each
+    ) -> tuple[Tokens, GrammarMatcher]:
+        """What it committed behind this answer, and the matcher then."""
+        tokens = [*PROMPT, *answer]
+        cursor = Cursor(1, 1, next(self.numbers), len(tokens))
+        state = SequenceState(
+            1, 1, 0, self.law, 1, 64, False, token_ids=list(tokens), cached=len(tokens) - 1, anchored=True
+        )
+        state.matcher = moved(matcher)
+        self._holdings.states[1] = state
+        assert self._holdings.grow_within(state, len(tokens), len(block)) == len(block)
+        self._sampler = sampler
+        outcome = self._step.run([VerifyItem(cursor, tokens[-1], block, q)]).outcomes[0]
+        if isinstance(outcome, Refusal):
+            raise Refused(outcome.message)
+        return tuple(state.token_ids[len(tokens) :]), state.matcher
+
+    def rows(self, answer: Tokens, matcher: GrammarMatcher, block: Tokens, q: SparseQ) -> tuple[Tensor, GrammarMatcher]:
+        """The masked rows of a pass, and the matcher behind a pass that committed nothing of what was drafted."""
+        seen: list[Tensor] = []
+
+        def look(logits: Tensor, cases: list[PackedCase]) -> list[Any]:
+            seen.append(logits.clone())
+            return [(0, int(logits[0].argmax()))]
+
+        self.run(answer, matcher, block, q, look)
+        return seen[0], matcher
+
+    def commit(
+        self, answer: Tokens, matcher: GrammarMatcher, block: Tokens, q: SparseQ, accepted: int, token: int
+    ) -> tuple[Tokens, GrammarMatcher]:
+        return self.run(answer, matcher, block, q, lambda logits, cases: [(accepted, token)])
+
+
+def cut(answer: Tokens) -> Tokens:
+    """Up to its end, or the horizon."""
+    ends = [place + 1 for place, token in enumerate(answer) if token == END]
+    return answer[: min([HORIZON, *ends])]
+
+
+def over(answer: Tokens) -> bool:
+    return len(answer) >= HORIZON or END in answer
+
+
+def plain(name: str, law: Law) -> dict[Tokens, float]:
+    """Plain decoding under the grammar, as its definition says: every token by a fresh matcher."""
+    ended: dict[Tokens, float] = {}
+    waiting: list[tuple[Tokens, float]] = [((), 1.0)]
+    while waiting:
+        answer, here = waiting.pop()
+        if over(answer):
+            ended[answer] = here
+            continue
+        allowed = bits(matcher_at(name, answer).masks(()), VOCAB)
+        row = torch.where(allowed, ROWS[[[*PROMPT, *answer][-1]]], -torch.inf)
+        for token, share in enumerate(distribution(row, LawColumns.of([law]))[0].tolist()):
+            if share > 0.0:
+                waiting.append(((*answer, token), here * share))
+    return ended
+
+
+class Drafting:
+    """How blocks are drawn, and what is sent of it."""
+
+    def __init__(self, masks: bool, sends_unmasked: bool = False) -> None:
+        self.masks, self.sends_unmasked = masks, sends_unmasked
+
+    def row(self, law: Law, name: str, answer: Tokens, drafted: Tokens, masks: bool) -> tuple[Any, Any]:
+        """ids and probabilities [K] float32 of the slot behind these."""
+        logits = DRAFT[[[*PROMPT, *answer, *drafted][-1]]]
+        if masks:
+            matcher = matcher_at(name, answer)
+            made = matcher.masks(drafted)
+            if len(made) == len(drafted) + 1:
+                logits = torch.where(bits(made[-1:], VOCAB), logits, -torch.inf)
+        ids, probs = draft_distribution(logits, LawColumns.of([law]), VOCAB)
+        return ids[0].numpy(), probs[0].numpy()
+
+    def blocks(self, law: Law, name: str, answer: Tokens) -> Iterator[tuple[Tokens, float, SparseQ]]:
+        for block in itertools.product(range(VOCAB), repeat=BLOCK):
+            chance, sent = 1.0, []
+            for k, token in enumerate(block):
+                ids, probs = self.row(law, name, answer, block[:k], self.masks)
+                exact = probs.astype(np.float64) / probs.astype(np.float64).sum()
+                chance *= float(exact[ids == token].sum())
+                sent.append(self.row(law, name, answer, block[:k], self.masks and not self.sends_unmasked))
+            if chance > 0.0:
+                q = SparseQ.of(np.stack([ids for ids, _ in sent]).astype(np.uint32), np.stack([p for _, p in sent]))
+                yield block, chance, q
+
+
+def prefix_of(answer: Tokens, block: Tokens) -> int:
+    """Slots verified: a function of what was drafted before each of them."""
+    said = [PROMPT[0], *PROMPT, *answer, *block]
+    sure = [float(SURE[said[len(answer) + k], said[len(answer) + k + 1]]) for k in range(BLOCK)]
+    return prefixes([sure], [Terms(PlanKind.THRESHOLD, BLOCK, 0.5)])[0]
+
+
+def outcomes(rule: Rule, p: Tensor, block: Tokens, q: SparseQ) -> Iterator[tuple[int, int, float]]:
+    """(accepted, next token, probability) of a pass: p [l + 1, V] float64."""
+    ids, probs = q.arrays()
+    slots = Slots.of([block], [ids.ravel()], [probs.ravel()], [q.entries]) if block else None
+    dense = slots.dense(range(len(block)), p[:-1]) if slots is not None else p[:0]
+    alive = [1.0]
+    if rule is Rule.BLOCK and slots is not None:
+        made = block_rule.chances(p[torch.from_numpy(slots.slot), torch.from_numpy(slots.ids)].numpy(), slots)
+        left, alive = 1.0, [1.0, *made.alive.tolist()]
+        for kept in range(made.lengths[0], -1, -1):
+            chance = left * (float(made.candidate[kept - 1]) if kept else 1.0)
+            left -= chance
+            whole = kept == made.lengths[0]
+            after = p[kept] if whole else residual(alive[kept] * p[kept], dense[kept])
+            yield from ((kept, token, chance * share) for token, share in enumerate(after.tolist()))
+        return
+    survives = 1.0
+    for k, token in enumerate(block):
+        kept_share = float(accept_probability(p[k, token].item(), dense[k, token].item()))
+        after = residual(p[k], dense[k])
+        yield from ((k, other, survives * (1 - kept_share) * share) for other, share in enumerate(after.tolist()))
+        survives *= kept_share
+    yield from ((len(block), token, survives * share) for token, share in enumerate(p[len(block)].tolist()))
+
+
+def emitted(
+    name: str,
+    law: Law,
+    drafting: Drafting,
+    kind: type[GrammarMatcher] = GrammarMatcher,
+    lengths: set[int] | None = None,
+) -> dict[Tokens, float]:
+    """Probability of every answer, over all blocks and all coins, round after round. lengths: of prefixes, noted."""
+    here = Round(law)
+    mass: dict[tuple[Tokens, Tokens], float] = {}
+    stands: dict[tuple[Tokens, Tokens], GrammarMatcher] = {}
+    ended: dict[Tokens, float] = {}
+
+    def note(answer: Tokens, matcher: GrammarMatcher, share: float) -> None:
+        if over(answer):
+            ended[cut(answer)] = ended.get(cut(answer), 0.0) + share
+            return
+        key = (answer, matcher._matcher.behind)
+        stands.setdefault(key, matcher)
+        mass[key] = mass.get(key, 0.0) + share
+
+    note((), matcher_at(name, (), kind), 1.0)
+    while mass:
+        key = min(mass, key=lambda each: len(each[0]))
+        answer, chance, matcher = key[0], mass.pop(key), stands[key]
+        for block, drawn, q in drafting.blocks(law, name, answer):
+            prefix = prefix_of(answer, block)
+            if lengths is not None:
+                lengths.add(prefix)
+            block, sent = block[:prefix], q.prefix(prefix) if prefix else SparseQ(0, b"", b"")
+            rows, _ = here.rows(answer, matcher, block, sent)
+            p = distribution(rows, LawColumns.of([law]))
+            for accepted, token, share in outcomes(law.rule, p, block, sent):
+                if share > 0.0:
+                    tokens, after = here.commit(answer, matcher, block, sent, accepted, token)
+                    note((*answer, *tokens), after, chance * drawn * share)
+    return ended
+
+
+def variation(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
+    return 0.5 * sum(abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys())
