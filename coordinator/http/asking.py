@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.answers.answer import Piece
 from coordinator.http.api import Api
+from coordinator.http.forms import form_of
 from coordinator.http.schema import Body
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
@@ -53,6 +54,7 @@ def sampling(
         stop=body.stop or (),
         stop_token_ids=body.stop_token_ids or (),
         logit_bias=_biases(body.logit_bias or {}),
+        constraint=form_of(body.response_format, body.structured_outputs)[1],
         cache_salt=body.cache_salt or "",
         policy=speculation.policy if speculation else "",
         rule=speculation.rule if speculation else "",
@@ -100,19 +102,27 @@ class Asking:
     pieces: everything that came, per prompt, where `record` asks for it.
     """
 
-    def __init__(self, record: bool) -> None:
+    def __init__(self, record: bool, names: Mapping[str, str]) -> None:
         self.streams: list[ResponseStream] = []
         self.pieces: list[list[Piece]] = []
-        self._record = record
+        self._record, self._names = record, names
 
     @staticmethod
     async def begin(
-        api: Api, prompts: Sequence[Prompt], options: Sampling, name: str, *, trace: str = "", record: bool = False
+        api: Api,
+        prompts: Sequence[Prompt],
+        options: Sampling,
+        name: str,
+        *,
+        names: Mapping[str, str],
+        trace: str = "",
+        record: bool = False,
     ) -> Asking:
-        """Takes all prompts in, or none. trace: the caller's W3C trace context."""
+        """Takes all prompts in, or none. names: what fields of the gRPC interface are called in the body. trace: the
+        caller's W3C trace context."""
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequest("text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed")
-        asking = Asking(record)
+        asking = Asking(record, names)
         try:
             for index, prompt in enumerate(prompts):
                 message = write_request(prompt, options)
@@ -121,9 +131,9 @@ class Asking:
                 begun = await api.processor.accept(message)
                 asking.streams.append(begun)
                 asking.pieces.append([])
-        except BaseException:
+        except BaseException as error:
             asking.leave()
-            raise
+            raise asking.renamed(error) from None
         return asking
 
     async def parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
@@ -177,10 +187,20 @@ class Asking:
                     yield prompt, each
 
     async def _next(self, index: int, stream: ResponseStream) -> list[OutputChunk]:
-        parts = await stream.parts()
+        try:
+            parts = await stream.parts()
+        except InvalidRequest as error:  # a form that the verifier cannot keep
+            raise self.renamed(error) from None
         if self._record:
             self.pieces[index] += [piece for piece, _ in stream.pieces]
         return parts
+
+    def renamed(self, error: BaseException) -> BaseException:
+        """Under the name that the body has for the field."""
+        if not isinstance(error, InvalidRequest):
+            return error
+        name = self._names.get(error.field) or self._names.get(error.field.partition(".")[0])
+        return error if name is None else type(error)(name, str(error).removeprefix(f"{error.field}: "))
 
     def gone(self) -> None:
         """The client has left: everything is freed at once, whatever is being waited for."""

@@ -27,6 +27,7 @@ from coordinator.answers.tally import Tally
 from coordinator.beside import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking, Prompt, Scored, new_id
+from coordinator.http.forms import form_of
 from coordinator.http.schema import Body
 from coordinator.http.stream import DONE, EventStream, event, paced_events, paced_whole, while_connected
 from coordinator.reception.output_processor import AnswerOutput, OutputChunk
@@ -288,13 +289,10 @@ async def answered(
     given = request.headers.get(ID_HEADER)
     name, detail = new_id(kind, given), _detail(request, body)
     frame = Frame.of(body, name, model, terms.block_size, detail, api.fingerprint(terms))
-    try:
-        trace = request.headers.get("traceparent", "")
-        asking = await Asking.begin(api, prompts, options, name, trace=trace, record=detail != "none")
-    except InvalidRequest as error:
-        if names is None or error.field not in names:
-            raise
-        raise type(error)(names[error.field], str(error).removeprefix(f"{error.field}: ")) from error
+    trace = request.headers.get("traceparent", "")
+    field, _ = form_of(body.response_format, body.structured_outputs)
+    names = {"constraint": field, **(names or {})}
+    asking = await Asking.begin(api, prompts, options, name, names=names, trace=trace, record=detail != "none")
     headers = {ID_HEADER: given or name}
     longest = max(stream.request.max_tokens for stream in asking.streams)
     if body.stream:

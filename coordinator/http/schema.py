@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from coordinator.http.forms import ResponseFormat, StructuredOutputs
 from dspark.errors import Cancelled, InvalidRequest, Unsupported
 
 T = TypeVar("T", bound="Body")
@@ -36,7 +37,6 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "priority": (0,),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
@@ -51,7 +51,13 @@ _IDLE: dict[str, tuple[Any, ...]] = {
 _LABELS = {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
 
 
-_PARTS = {"messages", "stream_options", "speculation"}  # fields with fields of their own
+_PARTS = {
+    "messages",
+    "stream_options",
+    "speculation",
+    "response_format",
+    "structured_outputs",
+}  # Fields with fields of their own.
 
 
 class _Part(BaseModel):
@@ -91,6 +97,7 @@ class Body(BaseModel):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     max_tokens: int | None = None
+    response_format: ResponseFormat | None = None
     # vLLM's names.
     top_k: int | None = None
     min_p: float | None = None
@@ -103,6 +110,7 @@ class Body(BaseModel):
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] | None = None
     # Ours.
     speculation: Speculation | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dspark.errors import InvalidRequest
 from dspark.numerals import number, shown, truth, whole
+from dspark.wire.v1 import types_pb2
 
 MOST_ID, MOST_SEED, MOST_INT = 2**32 - 1, 2**64 - 1, 2**31 - 1
 
@@ -119,3 +121,30 @@ SAMPLING: Mapping[str, Read] = {
     "prompt_logprobs": _whole(-MOST_INT - 1, MOST_INT, words="in 0..20"),
     "seed": _whole(0, MOST_SEED),
 }
+
+
+def constraint_of(field: str, value: Mapping[str, Any]) -> types_pb2.Constraint:
+    """The form of an answer, by its one name."""
+    forms = types_pb2.Constraint.DESCRIPTOR.oneofs_by_name["form"].fields
+    if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in {form.name for form in forms}:
+        raise InvalidRequest(field, f"must have one of {', '.join(form.name for form in forms)}, got {shown(value)}")
+    ((name, form),) = value.items()
+    message, at = types_pb2.Constraint(), f"{field}.{name}"
+    if name == "choice":
+        if not isinstance(form, list | tuple):
+            raise InvalidRequest(at, f"must be a list of texts, got {shown(form)}")
+        message.choice.value.extend(text_of(at, one) for one in form)
+    elif name == "json_object":
+        message.json_object = _truth(at, form)
+    elif name in ("json_schema", "structural_tag") and not isinstance(form, str):
+        setattr(message, name, _json(at, form))
+    else:
+        setattr(message, name, text_of(at, form))
+    return message
+
+
+def _json(field: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(field, f"is not JSON: {error}") from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict, TypeVar
 
-from dspark.client.fields import SAMPLING, ids_of, text_of, weight_of
+from dspark.client.fields import SAMPLING, constraint_of, ids_of, text_of, weight_of
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import generate_pb2, types_pb2
 
@@ -55,6 +55,8 @@ class Sampling:
     "coupled". weight: what a token of this answer is worth to the scheduler beside those of others.
     drafter: replica that is to draft, e.g. "draft/1"; empty takes the least loaded one.
     cache_salt: computed prefixes are shared with requests of the same salt only.
+    constraint: the form of the answer, one of {"json_schema": SCHEMA}, {"json_object": True}, {"regex": TEXT},
+    {"grammar": EBNF}, {"choice": [TEXT, ...]}, {"structural_tag": TAG}; schemas and tags as mappings or as JSON.
     label: acceptance is counted under it in the coordinator's metrics; letters, digits and ._- up to 32.
     request_id: its name, at most 128 characters; made up when empty.
     """
@@ -82,6 +84,7 @@ class Sampling:
     rule: str = ""
     weight: float | None = None
     drafter: str = ""
+    constraint: Mapping[str, Any] | None = None
     cache_salt: str = ""
     label: str = ""
     request_id: str = ""
@@ -113,6 +116,7 @@ class Options(TypedDict, total=False):
     rule: str
     weight: float | None
     drafter: str
+    constraint: Mapping[str, Any] | None
     cache_salt: str
     label: str
     request_id: str
@@ -158,6 +162,8 @@ def write_request(prompt: str | Sequence[int], options: Sampling) -> generate_pb
         cache_salt=text_of("cache_salt", options.cache_salt),
         label=text_of("label", options.label),
     )
+    if options.constraint is not None:
+        request.constraint.CopyFrom(constraint_of("constraint", options.constraint))
     if isinstance(prompt, str):
         request.text = text_of("text", prompt)
     else:

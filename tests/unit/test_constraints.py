@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "dspark-serving"
+WITH_TORCH = {"triton"}  # which version fits, the build of torch says
 
 
 def _held() -> dict[str, str]:
@@ -29,6 +30,8 @@ def _wanted(package: str, extras: frozenset[str], seen: set[tuple[str, frozenset
     found = []
     for line in metadata.requires(package) or []:
         requirement = Requirement(line)
+        if requirement.name in WITH_TORCH:
+            continue
         if requirement.marker is None or any(requirement.marker.evaluate({"extra": e}) for e in (extras or {""})):
             found += [requirement, *_wanted(canonicalize_name(requirement.name), frozenset(requirement.extras), seen)]
     return found

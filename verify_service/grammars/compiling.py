@@ -10,6 +10,7 @@ in a third of a second and takes 60 MB.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -29,7 +30,7 @@ CPU_S = 0.8  # of one grammar
 WALL_S = 8.0  # where others need the processor
 MEMORY = 1 << 30  # address space of a child
 MAX_BYTES = 4 << 20  # of a compiled grammar, as it travels
-SPACES = 32  # of white space between two parts of JSON: no answer is blank for ever
+SPACES = 16  # of white space between two parts of JSON: no answer is blank for ever
 
 
 class _Absent(types.ModuleType):
@@ -43,9 +44,7 @@ class _Absent(types.ModuleType):
 
 def main(arguments: list[str]) -> None:
     fd, folder, vocab_size, stops = arguments
-    for name in ("torch", "transformers"):
-        sys.modules.setdefault(name, _Absent(name))
-    import xgrammar
+    xgrammar = _import_compiler()
 
     requests = socket.socket(fileno=int(fd))
     words = read_token_bytes(Path(folder), int(vocab_size)) or []
@@ -60,6 +59,14 @@ def main(arguments: list[str]) -> None:
         if os.fork() == 0:
             _child(compiler, answer)
         answer.close()
+
+
+def _import_compiler() -> Any:
+    sys.modules["torch"] = None  # type: ignore[assignment]  # below xgrammar it is looked for, and done without
+    importlib.import_module("tvm_ffi")
+    for name in ("torch", "transformers"):
+        sys.modules[name] = _Absent(name)
+    return importlib.import_module("xgrammar")
 
 
 def _child(compiler: Any, answer: socket.socket) -> None:

@@ -7,6 +7,7 @@ tells nothing about those of others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -87,6 +88,8 @@ class Grammars:
                 raise GrammarRefused(missing)
             info = self._started()
             answer = self._ask(key[1])
+            if not answer and self._ended():
+                raise ChildProcessError("its process ended")
             if answer[:2] != b"ok":
                 raise GrammarRefused(answer[2:].decode() or _TOO_MUCH)
             import xgrammar
@@ -136,6 +139,13 @@ class Grammars:
         self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
         theirs.close()
         weakref.finalize(self, _end, self._requests, self._process)
+
+    def _ended(self) -> bool:
+        """Whether the compiler's process has ended, or is about to."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.05)
+        return self._process.poll() is not None
 
     def _ask(self, constraint: Constraint) -> bytes:
         """What a child answers; nothing where it came to an end instead."""

@@ -1,0 +1,130 @@
+"""Answers in a form, through HTTP and gRPC, coordinator, verifier and drafter, on the tiny pair."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from dspark.client import Client
+from dspark.errors import InvalidRequest
+from tests.services.http_cell import HttpCell
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["plain", "süß"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[HttpCell]:
+    with HttpCell(rounds="verifier", policy="fixed:3") as running:
+        yield running
+
+
+def asked(cell: HttpCell, **fields: Any) -> Any:
+    given = {"model": "target", "messages": [{"role": "user", "content": "def f"}], "max_tokens": 400}
+    return cell.openai().chat.completions.create(**{**given, **fields})
+
+
+def check(text: str) -> None:
+    import jsonschema
+
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_every_answer_that_ended_fits_its_schema(cell: HttpCell) -> None:
+    for rule in ("token", "block", "coupled"):
+        extra = {"speculation": {"rule": rule}}
+        made = asked(cell, response_format=FORMAT, n=2, temperature=1.0, logprobs=True, extra_body=extra)
+        assert [choice.finish_reason for choice in made.choices] == ["stop"] * 2
+        for choice in made.choices:
+            check(choice.message.content)
+            assert all(one.logprob <= 0.0 for one in choice.logprobs.content)
+    cell.freed()
+
+
+def test_drafts_do_not_change_an_answer(cell: HttpCell) -> None:
+    for fields in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
+        texts = {
+            asked(cell, response_format=FORMAT, extra_body={"speculation": {"policy": policy}}, **fields)
+            .choices[0].message.content
+            for policy in ("off", "fixed:7", "threshold:0.5")
+        }  # fmt: skip
+        assert len(texts) == 1
+        check(texts.pop())
+
+
+@pytest.mark.parametrize(
+    ("form", "fits"),
+    [
+        ({"regex": "[a-f]{3}-[0-9]{2}"}, "[a-f]{3}-[0-9]{2}"),
+        ({"choice": ["red", "grün"]}, "red|grün"),
+        ({"grammar": 'root ::= "<" [a-z]+ ">"'}, "<[a-z]+>"),
+    ],
+)
+def test_vllm_s_words(form: dict[str, Any], fits: str, cell: HttpCell) -> None:
+    stops = {"min_tokens": 2, "repetition_penalty": 1.3}
+    made = asked(cell, temperature=1.0, extra_body={"structured_outputs": form, **stops})
+    if made.choices[0].finish_reason == "stop":
+        assert re.fullmatch(fits, made.choices[0].message.content)
+    completed = cell.openai().completions.create(
+        model="target", prompt="x = ", max_tokens=60, extra_body={"structured_outputs": form}
+    )
+    assert completed.choices[0].finish_reason == "length" or re.fullmatch(fits, completed.choices[0].text)
+
+
+def test_a_stream_is_the_same_text(cell: HttpCell) -> None:
+    parts = asked(cell, response_format=FORMAT, temperature=0.0, stream=True)
+    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    assert text == asked(cell, response_format=FORMAT, temperature=0.0).choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+            "format",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"extra_body": {"structured_outputs": {"regex": "(?=a)"}}}, "structured_outputs"),
+        ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["a"]}}}, "structured_outputs"),
+        ({"extra_body": {"structured_outputs": {"choice": ["a", "a"]}}}, "structured_outputs"),
+        ({"response_format": FORMAT, "extra_body": {"ignore_eos": True}}, "ignore_eos"),
+        ({"response_format": FORMAT, "extra_body": {"structured_outputs": {"regex": "a"}}}, "structured_outputs"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_kept_is_refused_by_name(
+    fields: dict[str, Any], param: str, stream: bool, cell: HttpCell
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        asked(cell, stream=stream, **fields)
+    assert param in str(refused.value.param)
+    cell.freed()
+
+
+def test_grpc_has_the_same(cell: HttpCell) -> None:
+    with Client(cell.coordinator.endpoint) as client:
+
+        def said(**options: Any) -> str:
+            return "".join(chunk.text for chunk in client.generate("x = ", **{"max_tokens": 400, **options}))
+
+        check(said(constraint={"json_schema": SCHEMA}, temperature=1.0))
+        assert said(constraint={"choice": ["7"]}) == "7"
+        for form in ({"regex": "("}, {"json_schema": "{"}, {"regex": ""}, {"nonsense": "x"}):
+            with pytest.raises(InvalidRequest, match="constraint"):
+                said(constraint=form)
