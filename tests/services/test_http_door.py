@@ -127,7 +127,6 @@ def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str
         ("completions", completion(priority=3), "priority"),
         ("completions", completion(frobnicate=1), "frobnicate"),
         ("chat/completions", chat(tools=[{"type": "function"}]), "tools"),
-        ("chat/completions", chat(response_format={"type": "json_object"}), "response_format"),
         ("chat/completions", chat(audio={"voice": "x"}), "audio"),
         ("chat/completions", chat(enable_thinking=True), "enable_thinking"),
         (
