@@ -1,7 +1,7 @@
 """What a request's penalties, biases and least length make of the target's logits, before temperature and truncation.
 
 For one row, in this order, which is vLLM's: ids that end the answer are excluded while it has fewer than `min_tokens`
-tokens; `logit_bias` is added; logits of tokens that stand in the prompt or the answer are divided by
+tokens, unless its form lets nothing else come; `logit_bias` is added; logits of tokens that stand in the prompt or the answer are divided by
 `repetition_penalty` where positive and multiplied by it where not; `frequency_penalty` times the token's count in the
 answer and, where that is not 0, `presence_penalty` are subtracted. The row of slot k is that of a history which
 includes the drafted tokens before slot k, so the law of what is emitted is that of plain decoding.
@@ -162,11 +162,19 @@ def _changed(logits: Tensor, changes: Sequence[tuple[int, Changes]]) -> Tensor:
         _on(out.device, np.concatenate([made[part].ravel() for _, made in changes])) for part in (1, 2, 3)
     )
     flat = out.view(-1)
-    values = flat[index] + bias
-    values = torch.where(values > 0, values / factor, values * factor) - minus
-    values.clamp_(max=torch.finfo(values.dtype).max)  # a penalty next to 0 makes no infinity
-    flat[index] = values.to(dtype)
+    raw = flat[index]
+    flat[index] = _shaped(raw, bias, factor, minus).to(dtype)
+    if any(np.isneginf(made.bias).any() for _, made in changes):  # where nothing else may come, ends may
+        nothing = torch.isneginf(out.amax(dim=-1))[index // vocab]
+        ends = _shaped(raw, bias.masked_fill(torch.isneginf(bias), 0.0), factor, minus).to(dtype)
+        flat[index] = torch.where(nothing, ends, flat[index])
     return out
+
+
+def _shaped(values: Tensor, bias: Tensor, factor: Tensor, minus: Tensor) -> Tensor:
+    values = values + bias
+    values = torch.where(values > 0, values / factor, values * factor) - minus
+    return values.clamp_(max=torch.finfo(values.dtype).max)  # a penalty next to 0 makes no infinity
 
 
 def _on(device: torch.device, array: npt.NDArray[np.generic]) -> Tensor:

@@ -79,6 +79,8 @@ def test_vllm_s_words(form: dict[str, Any], fits: str, cell: HttpCell) -> None:
     made = asked(cell, temperature=1.0, extra_body={"structured_outputs": form, **stops})
     if made.choices[0].finish_reason == "stop":
         assert re.fullmatch(fits, made.choices[0].message.content)
+    early = asked(cell, max_tokens=9, extra_body={"structured_outputs": {"choice": ["7"]}, "min_tokens": 9})
+    assert early.choices[0].message.content == "7"
     completed = cell.openai().completions.create(
         model="target", prompt="x = ", max_tokens=60, extra_body={"structured_outputs": form}
     )

@@ -157,6 +157,16 @@ def test_a_penalty_next_to_zero_makes_no_infinity() -> None:
     assert distribution(made, LawColumns.of([Law()]))[0, 1] == 1.0
 
 
+def test_where_a_form_lets_nothing_else_come_the_answer_may_end_early() -> None:
+    law = Law(min_tokens=5, stop_token_ids=(1, 2), prompt_len=1, frequency_penalty=1.0)
+    logits = torch.zeros(2, VOCAB)
+    logits[0, [0, *range(2, VOCAB)]] = -torch.inf  # but for 1, which ends
+    made = shaped(logits, [(0, [3], Shaper.of(law, [0, 1]))])
+    assert made[0, 1] == -1.0
+    assert torch.isneginf(made[0, [0, *range(2, VOCAB)]]).all()
+    assert torch.isneginf(made[1, [1, 2]]).all()
+
+
 def test_ids_outside_the_vocabulary_are_found_before_they_are_used() -> None:
     assert law_problem(Law(), VOCAB) is None
     assert (law_problem(Law(logit_bias=((VOCAB, 1.0),)), VOCAB) or "").startswith("logit_bias")
