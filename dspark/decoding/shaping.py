@@ -1,10 +1,10 @@
 """What a request's penalties, biases and least length make of the target's logits, before temperature and truncation.
 
 For one row, in this order, which is vLLM's: ids that end the answer are excluded while it has fewer than `min_tokens`
-tokens, unless its form lets nothing else come; `logit_bias` is added; logits of tokens that stand in the prompt or the answer are divided by
-`repetition_penalty` where positive and multiplied by it where not; `frequency_penalty` times the token's count in the
-answer and, where that is not 0, `presence_penalty` are subtracted. The row of slot k is that of a history which
-includes the drafted tokens before slot k, so the law of what is emitted is that of plain decoding.
+tokens, unless its form lets nothing else come; `logit_bias` is added; logits of tokens that stand in the prompt or the
+answer are divided by `repetition_penalty` where positive and multiplied by it where not; `frequency_penalty` times the
+token's count in the answer and, where that is not 0, `presence_penalty` are subtracted. The row of slot k is that of a
+history which includes the drafted tokens before slot k, so the law of what is emitted is that of plain decoding.
 
 A law that asks for none of it costs nothing: its sequences have no `Shaper`. Knows nothing of services or rules.
 Symbols: l drafted tokens of one sequence, which owns l + 1 rows; c columns, the ids that may change; V vocabulary.
