@@ -29,7 +29,7 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema":
 
 @pytest.fixture(scope="module")
 def cell() -> Iterator[HttpCell]:
-    with HttpCell(rounds="verifier", policy="fixed:3") as running:
+    with HttpCell(policy="fixed:3") as running:
         yield running
 
 
