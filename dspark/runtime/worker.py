@@ -16,11 +16,9 @@ from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.draining import Draining, emptied
-from dspark.runtime.identity import model_name, new_incarnation
-from dspark.runtime.listeners import check_listeners
-from dspark.runtime.metrics_server import MetricsServer, serve_metrics
 from dspark.runtime.security import Security
-from dspark.runtime.server import GrpcServer
+from dspark.runtime.shell import Servicer as Servicer
+from dspark.runtime.shell import Shell, ShellProcess
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
@@ -66,12 +64,21 @@ class Worker(Generic[E]):
     role: str
     engine: E
     device: DeviceWorker
-    metrics: Metrics
-    security: Security = field(default_factory=Security)
+    shell: Shell
     cost: Curve | None = None
-    incarnation: int = field(default_factory=new_incarnation)
     draining: Draining = field(default_factory=Draining)
-    metrics_port: int = 0  # known once it listens
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.shell.metrics
+
+    @property
+    def security(self) -> Security:
+        return self.shell.security
+
+    @property
+    def incarnation(self) -> int:
+        return self.shell.incarnation
 
     def described(self) -> dict[str, Any]:
         """The fields that the descriptions of both roles have, the load aside."""
@@ -95,7 +102,7 @@ class Worker(Generic[E]):
             if cost
             else None,
             "draining": self.draining.is_set(),
-            "metrics_port": self.metrics_port,
+            "metrics_port": self.shell.metrics_port,
             "warm": self.metrics.value("forward_seconds_count", kind=self.role) > 0,
         }
 
@@ -110,15 +117,6 @@ class Worker(Generic[E]):
         return Refusal(reason, message)
 
 
-class Servicer(NamedTuple):
-    """As `GrpcServer.add` takes it."""
-
-    register: Callable[[Any, Any], None]
-    servicer: object
-    name: str
-    readers: Mapping[str, Callable[[bytes], Any]]
-
-
 class Services(NamedTuple):
     """What a room makes of a worker: its servicers, and what ends behind the last call."""
 
@@ -126,50 +124,30 @@ class Services(NamedTuple):
     close: Callable[[], Awaitable[None]]
 
 
-@dataclass
-class WorkerProcess(Generic[E]):
+class WorkerProcess(ShellProcess, Generic[E]):
     """A serving worker."""
 
-    endpoint: str
-    worker: Worker[E]
-    _server: GrpcServer = field(repr=False)
-    _services: Services = field(repr=False)
-    _metrics_server: MetricsServer | None = field(repr=False)
+    last_s = 0.2
+
+    def __init__(self, shell: Shell, worker: Worker[E], services: Services) -> None:
+        super().__init__(shell)
+        self.worker, self._services = worker, services
 
     @property
     def engine(self) -> E:
         return self.worker.engine
 
-    @property
-    def incarnation(self) -> int:
-        return self.worker.incarnation
-
-    @property
-    def metrics(self) -> Metrics:
-        return self.worker.metrics
-
-    @property
-    def metrics_port(self) -> int | None:
-        """None where `/metrics` is off."""
-        return self.worker.metrics_port or None
-
-    @property
-    def _device(self) -> DeviceWorker:
-        return self.worker.device
-
-    async def stop(self, grace_s: float = 5.0) -> None:
-        """Takes no new sequences, lets running calls end within the grace, frees everything."""
-        await self._server.set_serving(False)
-        self._device.on_health = lambda healthy: None  # it serves no more, however well it is
+    def _leave(self, grace_s: float) -> None:
+        self.worker.device.on_health = lambda healthy: None  # it serves no more, however well it is
         self.worker.draining.begin(grace_s)
+
+    async def _empty(self, grace_s: float) -> None:
         # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
-        await emptied(self._device, lambda: self.engine.held.sequences, grace_s)
-        await self._server.drain(min(grace_s, 0.2))
+        await emptied(self.worker.device, lambda: self.engine.held.sequences, grace_s)
+
+    async def _close(self, grace_s: float) -> None:
         await self._services.close()
-        self._device.close()
-        if self._metrics_server is not None:
-            self._metrics_server.close()
-            self._metrics_server = None
+        self.worker.device.close()
 
 
 async def start_worker(
@@ -182,30 +160,21 @@ async def start_worker(
     services: Callable[[Worker[E]], Services],
 ) -> WorkerProcess[E]:
     """Serves what `load` gives, which runs on the device's thread: it may take minutes."""
-    security = Security.of(config)
-    check_listeners(security.listeners(role, config))
-    shown = model_name(model or config.engine, config.served_model)
-    metrics = Metrics(cell=config.cell, model_name=lambda: shown)
+    shell = Shell(role, config, lambda: model or config.engine)
     device = DeviceWorker(name)
-    metrics_server = None
     try:
         engine, cost = await device.run(load)
-        worker = Worker(role, engine, device, metrics, security, cost)
+        worker = Worker(role, engine, device, shell, cost)
         made = services(worker)
-        server = GrpcServer(bind=config.bind, security=security)
-        for each in made.servicers:
-            server.add(*each)
-        port = await server.start()
-        metrics.pages_total.set(engine.held.pages_total)
-        if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
-            worker.metrics_port = metrics_server.port
-        await server.set_serving(True)
-        device.on_health = server.say_serving
+        shell.metrics.pages_total.set(engine.held.pages_total)
+        await shell.listen(made.servicers)
+        await shell.server.set_serving(True)
+        device.on_health = shell.server.say_serving
     except BaseException:
         device.close()
+        await shell.abandon()
         raise
-    return WorkerProcess(server.endpoint(port), worker, server, made, metrics_server)
+    return WorkerProcess(shell, worker, made)
 
 
 def check_worker(role: str, config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:

@@ -136,7 +136,7 @@ async def test_cohorts_of_several_sessions_share_a_pass_and_get_their_own_answer
             await pusher.push(pusher.chunk(cursor.sequence, 0, cursor.committed_len - 1))
             alone.append((await stream.draft(draft_item(cursor, 9))).items[0])
         # The device is busy while the cohorts come in.
-        busy = asyncio.create_task(d._device.run(time.sleep, 0.2, urgent=True))
+        busy = asyncio.create_task(d.worker.device.run(time.sleep, 0.2, urgent=True))
         await asyncio.sleep(0.02)
         asked = [
             asyncio.create_task(s.draft(draft_item(c, 9), wait_us=0)) for s, c in zip(streams, cursors, strict=True)

@@ -57,7 +57,7 @@ class Pool:
     async def lose(self) -> None:
         """Breaks the connections of the verifier that holds most, as when it is killed."""
         lost = max(self.verifiers, key=lambda each: each.engine.held.sequences)
-        await lost._server._server.stop(None)
+        await lost.shell.server._server.stop(None)
 
     async def close(self) -> None:
         for process in (self.coordinator, *self._others, *self.verifiers):

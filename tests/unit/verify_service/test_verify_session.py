@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.telemetry import Metrics
+from dspark.runtime.shell import Shell
 from dspark.runtime.wire_limits import Read, reading
 from dspark.runtime.worker import Worker
 from dspark.synthetic.spec import read_spec
@@ -44,12 +44,14 @@ class Bench:
     """One session over a synthetic engine, without sockets."""
 
     def __init__(self) -> None:
-        self.metrics = Metrics()
+        shell = Shell("verify", VerifyConfig(), lambda: None)
+        shell.incarnation = 1
+        self.metrics = shell.metrics
         self.engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
         self.device = DeviceWorker("verify")
         self.intake = Intake(self.engine, self.device, self.metrics)
         push = Broken(incarnation=1, projection="p", token=None, queue_rows=10, metrics=self.metrics)
-        worker: Worker[Any] = Worker("verify", self.engine, self.device, self.metrics, incarnation=1)
+        worker: Worker[Any] = Worker("verify", self.engine, self.device, shell)
         self.session = VerifySession(worker, push, self.intake)
 
     async def prefill(self, sequence: int, ids: list[int], sink: Any = None) -> verify_pb2.Prefilled:

@@ -1,0 +1,108 @@
+"""What clients talk to, before a cell in this process or in another: the gRPC service, and HTTP where it is wanted.
+
+Loads the HTTP libraries only where there is a front for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from coordinator.cells.cell import Cell
+from coordinator.config import CoordinatorConfig
+from coordinator.frontend.config import FrontendConfig
+from coordinator.reception.input_processor import InputProcessor, prompt_bytes
+from coordinator.reception.pacing import read_pace
+from coordinator.reception.service import GENERATION, GenerationService
+from coordinator.reception.tokenizer import Tokenizer
+from dspark.errors import ConfigError
+from dspark.runtime.security import streams_per_connection
+from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD
+from dspark.runtime.shell import Servicer, Shell
+from dspark.runtime.wire_limits import MAX_REQUEST
+from dspark.wire.v1 import generate_pb2_grpc
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from coordinator.http.api import Api
+    from coordinator.http.server import HttpServer
+
+LIBRARIES = ("fastapi", "uvicorn", "httptools", "jinja2")
+LAST_CALLS_S = 0.2  # who asks again right after the last answer is refused in words, not cut by the server's end
+LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
+
+
+class FrontEnd:
+    """most: requests at one time, those that are being refused included. interval_s: least time between the chunks of
+    one client."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig | FrontendConfig,
+        shell: Shell,
+        cell: Cell,
+        tokenizer: Tokenizer | None,
+        *,
+        most: int,
+        interval_s: float = 0.0,
+    ) -> None:
+        self._config, self._cell, self._most = config, cell, most
+        self.processor = InputProcessor(
+            cell,
+            tokenizer,
+            asyncio.get_running_loop(),
+            shell.metrics,
+            max_unread=config.max_unread,
+            longest_s=config.request_deadline_s,
+        )
+        generation = GenerationService(
+            self.processor, interval_s=interval_s, unread_s=config.max_unread_s, pace=read_pace(config)
+        )
+        self.servicer = Servicer(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
+        self._http: HttpServer | None = None
+
+    @property
+    def http_url(self) -> str | None:
+        """Of the HTTP front, if there is one."""
+        return self._http.url if self._http is not None else None
+
+    def listening(self) -> dict[str, Any]:
+        """How a gRPC server listens that clients may come to."""
+        return {
+            "max_concurrent_streams": self._most,  # so that excess is refused, not parked
+            "per_connection": streams_per_connection(self._config, self._most),
+            "max_receive": MAX_REQUEST,
+            "prompt_bytes": lambda: prompt_bytes(self._cell),
+            "least_ping_ms": LEAST_PUBLIC_PING_MS,
+            "lookahead": PUBLIC_LOOKAHEAD,
+        }
+
+    async def open_http(self, more: Callable[[Api], Iterable[APIRouter]] = lambda _: ()) -> None:
+        """Opens `http`, if it is configured. more: routes beside OpenAI's."""
+        if self._config.http is None:
+            return
+        missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ConfigError(
+                f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install '.[http]' in the "
+                "checkout"
+            )
+        from coordinator.http.api import make_api
+        from coordinator.http.app import build_app
+        from coordinator.http.server import HttpServer
+
+        api = make_api(self._config, self.processor)
+        app, metrics = build_app(api, more(api)), self.processor.metrics
+        self._http = HttpServer(app, self._config.http, most=self._most, security=api.security, metrics=metrics)
+        await self._http.start()
+
+    async def last_calls(self, grace_s: float) -> None:
+        """Behind the last answer."""
+        await asyncio.sleep(min(grace_s, LAST_CALLS_S))
+
+    async def close(self, grace_s: float) -> None:
+        if self._http is not None:
+            await self._http.stop(min(grace_s, LAST_WRITES_S))

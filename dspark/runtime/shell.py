@@ -1,0 +1,126 @@
+"""The shell that every process has around its own part: identity, metrics, listeners, and the order of their ends.
+
+A process checks where it is to listen, loads, listens, says that it serves. It leaves in the same way whatever it is:
+nobody new is taken, health says so, who is there may finish within the grace, then the last words, then everything
+closes. Each role fills in its own part of these steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from dspark.runtime.identity import model_name, new_incarnation
+from dspark.runtime.listen_config import ListenConfig
+from dspark.runtime.listeners import check_listeners
+from dspark.runtime.metrics_server import MetricsServer, serve_metrics
+from dspark.runtime.security import Security
+from dspark.runtime.server import GrpcServer
+from dspark.runtime.telemetry import Metrics
+
+
+class Servicer(NamedTuple):
+    """As `GrpcServer.add` takes it."""
+
+    register: Callable[[Any, Any], None]
+    servicer: object
+    name: str
+    readers: Mapping[str, Callable[[bytes], Any]] = {}
+
+
+class Shell:
+    """role: section of the configuration. model: what is served, as far as that is known. http: another listener that
+    the process will open. Raises ConfigError for a listener that cannot be had."""
+
+    def __init__(
+        self, role: str, config: ListenConfig, model: Callable[[], str | None], http: str | None = None
+    ) -> None:
+        self._config = config
+        self.security = Security.of(config)
+        check_listeners(self.security.listeners(role, config, http))
+        self.metrics = Metrics(cell=config.cell, model_name=lambda: model_name(model(), config.served_model))
+        self.incarnation = new_incarnation()
+        self.endpoint = ""  # this and the next are known once it listens
+        self.metrics_port = 0
+        self._server: GrpcServer | None = None
+        self._metrics_server: MetricsServer | None = None
+
+    @property
+    def server(self) -> GrpcServer:
+        assert self._server is not None, "it does not listen yet"
+        return self._server
+
+    async def listen(self, servicers: Iterable[Servicer], **options: Any) -> None:
+        """Opens gRPC and `/metrics`, not yet SERVING. options: of `GrpcServer`."""
+        config = self._config
+        server = GrpcServer(bind=config.bind, security=self.security, **options)
+        for each in servicers:
+            server.add(*each)
+        self.endpoint = server.endpoint(await server.start())
+        self._server = server
+        if config.metrics_port is not None:
+            self._metrics_server = serve_metrics(self.metrics, self.security, config.bind, config.metrics_port)
+            self.metrics_port = self._metrics_server.port
+
+    async def abandon(self) -> None:
+        """What was opened of a process that cannot start."""
+        if self._server is not None:
+            await self._server.drain(0.0)
+        self.close()
+
+    def close(self) -> None:
+        """Behind the last word."""
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+            self._metrics_server = None
+
+
+class ShellProcess(ABC):
+    """A serving process of any role."""
+
+    last_s: ClassVar[float]  # for what streams still have to say after everybody has left
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+
+    @property
+    def endpoint(self) -> str:
+        """host:port of its gRPC server."""
+        return self.shell.endpoint
+
+    @property
+    def incarnation(self) -> int:
+        """Number of this process start."""
+        return self.shell.incarnation
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.shell.metrics
+
+    @property
+    def metrics_port(self) -> int | None:
+        """None where `/metrics` is off."""
+        return self.shell.metrics_port or None
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Takes nobody new, lets who is there finish within the grace, frees everything. May be called again with less
+        patience while it runs."""
+        self._leave(grace_s)
+        await self.shell.server.set_serving(False)
+        await self._empty(grace_s)
+        await self.shell.server.drain(min(grace_s, self.last_s))
+        await self._close(grace_s)
+        self.shell.close()
+
+    @abstractmethod
+    def _leave(self, grace_s: float) -> None:
+        """Nobody new is taken from now on."""
+
+    @abstractmethod
+    async def _empty(self, grace_s: float) -> None:
+        """Until nobody is left, or for so long."""
+
+    @abstractmethod
+    async def _close(self, grace_s: float) -> None:
+        """What is left of the role's own part, behind the last call."""
