@@ -1,4 +1,4 @@
-"""What a coordinator process can be told. Light: the deployment reads it too."""
+"""What a coordinator and a front end can be told. Light: the deployment reads it too."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from dspark.runtime.listen_config import PublicConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpConfig(PublicConfig):
-    """The keys of the HTTP front."""
+class ClientsConfig(PublicConfig):
+    """The keys of any process that clients talk to."""
 
+    target: str | None = field(default=None, metadata={"doc": "Folder or hub id whose tokenizer is used; absent: ids."})
+    target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
+    max_unread_s: float = field(
+        default=10.0, metadata={"doc": "How long a client may leave a message untaken before it is cut."}
+    )
+    max_unread: int = field(default=1024, metadata={"doc": "Commits a client may leave unread before it is cut."})
+    request_deadline_s: float = field(default=600.0, metadata={"doc": "Longest life of any request."})
     http: str | None = field(
         default=None, metadata={"doc": "host:port of the OpenAI-compatible HTTP front; port 0 takes any; absent: none."}
     )
@@ -27,11 +34,9 @@ class HttpConfig(PublicConfig):
 
 
 @dataclass(frozen=True)
-class CoordinatorConfig(HttpConfig):
+class CoordinatorConfig(ClientsConfig):
     """One coordinator process."""
 
-    target: str | None = field(default=None, metadata={"doc": "Folder or hub id whose tokenizer is used; absent: ids."})
-    target_revision: str | None = field(default=None, metadata={"doc": "Hub revision of the target."})
     verify: tuple[str, ...] = field(default=(), metadata={"doc": "host:port of verifiers known from the start."})
     draft: tuple[str, ...] = field(default=(), metadata={"doc": "host:port of drafters known from the start."})
     policy: str = field(default="adaptive", metadata={"doc": "Default policy: off, fixed:k, threshold:t or adaptive."})
@@ -51,11 +56,6 @@ class CoordinatorConfig(HttpConfig):
     queue_deadline_s: float = field(
         default=60.0, metadata={"doc": "Longest wait for a place; who has waited so long is refused with a hint."}
     )
-    max_unread_s: float = field(
-        default=10.0, metadata={"doc": "How long a client may leave a message untaken before it is cut."}
-    )
-    max_unread: int = field(default=1024, metadata={"doc": "Commits a client may leave unread before it is cut."})
-    request_deadline_s: float = field(default=600.0, metadata={"doc": "Longest life of any request."})
     prefill_deadline_s: float = field(
         default=120.0, metadata={"doc": "Silence after which a verifier that owes a prefill is lost."}
     )
@@ -106,3 +106,15 @@ class CoordinatorConfig(HttpConfig):
     journal_segment_mb: int = field(
         default=64, metadata={"doc": "Megabytes of a segment of the journal; at most two stand on the disk."}
     )
+
+
+@dataclass(frozen=True)
+class FrontendConfig(ClientsConfig):
+    """One front end process."""
+
+    coordinator: str = field(default="", metadata={"doc": "host:port of the coordinator; required."})
+    max_streams: int = field(default=4096, metadata={"doc": "Requests at one time; more are refused."})
+    chunk_interval_ms: float = field(
+        default=0.0, metadata={"doc": "Least time between chunks of one client after its first; 0 holds nothing back."}
+    )
+    attach_wait_s: float = field(default=10.0, metadata={"doc": "How long a start waits for the coordinator's terms."})

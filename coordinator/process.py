@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,10 @@ from coordinator.cells.journal_file import SYNCS, JournalFile
 from coordinator.cells.local_cell import LocalCell, Offer
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
-from coordinator.http.front import HttpFront, open_front
+from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
 from coordinator.lanes.conduct import Conduct
 from coordinator.queue.admission import Admission, Bounds
-from coordinator.reception.input_processor import InputProcessor, prompt_bytes
-from coordinator.reception.pacing import read_pace
-from coordinator.reception.service import GENERATION, GenerationService
+from coordinator.reception.service import GENERATION
 from coordinator.reception.tokenizer import find_tokenizer
 from coordinator.requests.rule import parse_rule
 from coordinator.watching.tracing import Tracing, open_tracer
@@ -31,15 +28,12 @@ from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
 from coordinator.workers.worker import Address, Role
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
-from dspark.runtime.identity import model_name, new_incarnation
-from dspark.runtime.listeners import check_listeners
-from dspark.runtime.metrics_server import MetricsServer, serve_metrics
-from dspark.runtime.security import Security, split_endpoint, streams_per_connection
-from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, GrpcServer
+from dspark.runtime.security import split_endpoint
+from dspark.runtime.server import GrpcServer
+from dspark.runtime.shell import Servicer, Shell, ShellProcess
 from dspark.runtime.telemetry import Metrics
-from dspark.runtime.wire_limits import MAX_REQUEST
 from dspark.types import Rule
-from dspark.wire.v1 import control_pb2_grpc, frontend_pb2_grpc, generate_pb2_grpc
+from dspark.wire.v1 import control_pb2_grpc, frontend_pb2_grpc
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -50,72 +44,63 @@ log = structlog.get_logger("dspark.coordinator")
 
 CONTROL = "dspark.wire.v1.Control"
 SPARE_STREAMS = 256  # of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
-LAST_CALLS_S = 0.2  # who asks again right after the last answer is refused in words, not cut by the server's end
-LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
 
 
-@dataclass
-class CoordinatorProcess:
+class CoordinatorProcess(ShellProcess):
     """A serving coordinator."""
 
-    endpoint: str
-    incarnation: int
-    metrics: Metrics
-    metrics_port: int | None
-    membership: Membership
-    admission: Admission
-    _server: GrpcServer = field(repr=False)
-    _journal: Journal | None = field(repr=False)
-    _metrics_server: MetricsServer | None = field(repr=False)
-    _http: HttpFront | None = field(repr=False)
-    _tracing: Any = field(repr=False)
+    last_s = LAST_WRITES_S
+
+    def __init__(self, shell: Shell, cell: LocalCell, front: FrontEnd, tracing: Any) -> None:
+        super().__init__(shell)
+        self.cell, self._front, self._tracing = cell, front, tracing
+
+    @property
+    def membership(self) -> Membership:
+        return self.cell.membership
+
+    @property
+    def admission(self) -> Admission:
+        return self.cell.admission
 
     @property
     def http_url(self) -> str | None:
         """Of the HTTP front, if there is one."""
-        return self._http.url if self._http is not None else None
+        return self._front.http_url
 
-    async def stop(self, grace_s: float = 5.0) -> None:
-        """Takes no new requests, lets running streams finish within the grace, then lets everybody go."""
+    def _leave(self, grace_s: float) -> None:
         self.admission.draining = True
-        await self._server.set_serving(False)
+
+    async def _empty(self, grace_s: float) -> None:
         await self.admission.emptied(grace_s)
         self.admission.cut_all()
-        await asyncio.sleep(min(grace_s, LAST_CALLS_S))
-        await self._server.drain(min(grace_s, LAST_WRITES_S))
-        if self._http is not None:
-            await self._http.stop(min(grace_s, LAST_WRITES_S))
+        await self._front.last_calls(grace_s)
+
+    async def _close(self, grace_s: float) -> None:
+        await self._front.close(grace_s)
         await self.membership.close()
-        if self._journal is not None:
-            self._journal.close()
+        if self.cell.journal is not None:
+            self.cell.journal.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.shutdown)  # sends what it still holds
-        if self._metrics_server is not None:
-            self._metrics_server.close()
-            self._metrics_server = None
 
 
 async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> CoordinatorProcess:
     """Serves at once, or as soon as the workers it knows from the start have run their first requests; lanes open as
     workers are found."""
     policy, rule = check(config)
-    offer = Offer(policy=policy, rule=rule)
-    security = Security.of(config)
-    check_listeners(security.listeners("coordinator", config, config.http))
+    shell = Shell("coordinator", config, lambda: config.target or served(cell), config.http)
     tokenizer = find_tokenizer(config.target, config.target_revision)
-    incarnation, clock = new_incarnation(), asyncio.get_running_loop()
-    metrics = Metrics(
-        cell=config.cell, model_name=lambda: model_name(config.target or served(cell), config.served_model)
-    )
-    metrics.policy_info.labels(policy=str(offer.policy)).set(1)
+    clock, metrics = asyncio.get_running_loop(), shell.metrics
+    metrics.policy_info.labels(policy=str(policy)).set(1)
     admission = Admission(_bounds(config), clock, metrics)
     journal = _journal(config, metrics)
     membership = Membership(
         admission,
         waits=_waits(config),
         describe_s=config.describe_deadline_s,
-        token=security.token,
-        tls=security.tls,
+        token=shell.security.token,
+        tls=shell.security.tls,
         clock=clock,
         metrics=metrics,
         doubts=Doubts(losses=config.flap_limit),
@@ -123,73 +108,38 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         warm_up_s=config.warm_up_s,
         rule=rule,
     )
-    provider = _traced(config, name, admission, membership, clock, metrics)
-    cell = LocalCell(admission, membership, offer, journal)
+    tracing = _traced(config, name, admission, membership, clock, metrics)
+    cell = LocalCell(admission, membership, Offer(policy=policy, rule=rule), journal)
     frontends = CellService(cell, clock, metrics)
-    control = ControlService(cell, frontends, metrics, name=name, incarnation=incarnation)
-    room = config.max_running + config.max_queued + SPARE_STREAMS
-    server = GrpcServer(
-        bind=config.bind,
-        security=security,
-        max_concurrent_streams=room,  # so that excess is refused, not parked
-        per_connection=streams_per_connection(config, room),
-        max_receive=MAX_REQUEST,
-        prompt_bytes=lambda: prompt_bytes(cell),
-        least_ping_ms=LEAST_PUBLIC_PING_MS,
-        lookahead=PUBLIC_LOOKAHEAD,
+    front = FrontEnd(config, shell, cell, tokenizer, most=config.max_running + config.max_queued + SPARE_STREAMS)
+    servicers = (
+        front.servicer,
+        Servicer(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL),
+        Servicer(control_pb2_grpc.add_ControlServicer_to_server, ControlService(cell, frontends, shell, name), CONTROL),
     )
-    processor = InputProcessor(
-        cell, tokenizer, clock, metrics, max_unread=config.max_unread, longest_s=config.request_deadline_s
-    )
-    generation = GenerationService(processor, unread_s=config.max_unread_s, pace=read_pace(config))
-    server.add(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
-    server.add(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL)
-    server.add(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL)
-    metrics_server = None
     try:
-        port = await server.start()
-        control.endpoint = server.endpoint(port)
+        await shell.listen(servicers, **front.listening())
         await membership.announce(_static(config), wait_s=ANNOUNCE_WAIT_S + config.warm_up_s)
-        if config.metrics_port is not None:
-            metrics_server = serve_metrics(metrics, security, config.bind, config.metrics_port)
-            control.metrics_port = metrics_server.port
-        http = await open_front(
-            config,
-            processor,
-            most=config.max_running + config.max_queued + SPARE_STREAMS,
-            more=lambda api: _live(config, api, membership, admission),
-        )
-        await server.set_serving(True)
-        health = _Health(server, admission)
+        await front.open_http(lambda api: _live(config, api, membership, admission))
+        await shell.server.set_serving(True)
+        health = _Health(shell.server, admission)
         health.change(membership.ready)
         membership.on_serving = health.change
     except BaseException:
         await membership.close()
-        await server.drain(0.0)
+        await shell.abandon()
         if journal is not None:
             journal.close()
         raise
     log.info(
         "coordinator.serving",
         name=name,
-        endpoint=control.endpoint,
-        policy=str(offer.policy),
-        rule=offer.rule.name.lower(),
+        endpoint=shell.endpoint,
+        policy=str(policy),
+        rule=rule.name.lower(),
         text=tokenizer is not None,
     )
-    return CoordinatorProcess(
-        endpoint=control.endpoint,
-        incarnation=incarnation,
-        metrics=metrics,
-        metrics_port=metrics_server.port if metrics_server is not None else None,
-        membership=membership,
-        admission=admission,
-        _server=server,
-        _journal=journal,
-        _metrics_server=metrics_server,
-        _http=http,
-        _tracing=provider,
-    )
+    return CoordinatorProcess(shell, cell, front, tracing)
 
 
 def _live(config: CoordinatorConfig, api: Api, membership: Membership, admission: Admission) -> tuple[APIRouter, ...]:

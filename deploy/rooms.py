@@ -39,7 +39,7 @@ ROOMS = {
 def config_class(role: ProcessRole) -> type[Any]:
     """The room's frozen configuration class."""
     room = ROOMS[role]
-    found: type[Any] = getattr(importlib.import_module(f"{room.package}.config"), room.config)
+    found: type[Any] = getattr(importlib.import_module(f"{room.package.split('.')[0]}.config"), room.config)
     return found
 
 

@@ -19,7 +19,7 @@ from coordinator.planning.cost_curve import CostCurve
 from coordinator.workers.totals import write_totals
 from coordinator.workers.worker import Address, Role, Worker
 from dspark.errors import InvalidRequest
-from dspark.runtime.telemetry import Metrics
+from dspark.runtime.shell import Shell
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, verify_pb2
 
 DESCRIBE_S = 0.5  # a worker that takes longer to say what it holds is shown without
@@ -31,13 +31,8 @@ _ROLES = {control_pb2.ROLE_VERIFY: Role.VERIFY, control_pb2.ROLE_DRAFT: Role.DRA
 class ControlService(control_pb2_grpc.ControlServicer):
     """Announce, GetStatus, Explain, GetEnded."""
 
-    def __init__(
-        self, cell: LocalCell, frontends: CellService, metrics: Metrics, *, name: str, incarnation: int
-    ) -> None:
-        self._cell, self._frontends, self._metrics = cell, frontends, metrics
-        self._name, self._incarnation, self._version = name, incarnation, dspark.__version__
-        self.endpoint = ""  # known once the server listens
-        self.metrics_port = 0
+    def __init__(self, cell: LocalCell, frontends: CellService, shell: Shell, name: str) -> None:
+        self._cell, self._frontends, self._shell, self._name = cell, frontends, shell, name
 
     async def Announce(
         self, request: control_pb2.AnnounceRequest, context: grpc.aio.ServicerContext
@@ -60,9 +55,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
             lanes=[self._lane_status(lane) for lane in membership.lanes],
             queued=admission.queued,
             queue_limit=admission.queue_limit,
-            version=self._version,
+            version=dspark.__version__,
         )
-        write_totals(self._metrics, reply)
+        write_totals(self._shell.metrics, reply)
         return reply
 
     def Explain(
@@ -79,12 +74,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return control_pb2.ProcessStatus(
             role=control_pb2.ROLE_COORDINATOR,
             name=self._name,
-            endpoint=self.endpoint,
+            endpoint=self._shell.endpoint,
             pid=os.getpid(),
-            incarnation=self._incarnation,
+            incarnation=self._shell.incarnation,
             state="draining" if self._cell.admission.draining else "serving",
             sequences=self._cell.admission.running + self._cell.admission.queued,
-            metrics_port=self.metrics_port,
+            metrics_port=self._shell.metrics_port,
         )
 
     def _lane_status(self, lane: Lane) -> control_pb2.LaneStatus:

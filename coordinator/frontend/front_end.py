@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from coordinator.cells.cell import Cell
-from coordinator.config import CoordinatorConfig
-from coordinator.frontend.config import FrontendConfig
+from coordinator.config import ClientsConfig
 from coordinator.reception.input_processor import InputProcessor, prompt_bytes
 from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION, GenerationService
@@ -41,7 +40,7 @@ class FrontEnd:
 
     def __init__(
         self,
-        config: CoordinatorConfig | FrontendConfig,
+        config: ClientsConfig,
         shell: Shell,
         cell: Cell,
         tokenizer: Tokenizer | None,

@@ -8,7 +8,7 @@ import os
 import structlog
 
 from coordinator.cells.cell import served
-from coordinator.frontend.config import FrontendConfig
+from coordinator.config import FrontendConfig
 from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.reception.tokenizer import find_tokenizer

@@ -13,8 +13,7 @@ from starlette.exceptions import HTTPException
 
 import dspark
 from coordinator.cells.cell import Terms
-from coordinator.config import CoordinatorConfig
-from coordinator.frontend.config import FrontendConfig
+from coordinator.config import ClientsConfig
 from coordinator.http.connection import names_of
 from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate, find_template
@@ -88,7 +87,7 @@ _ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 CLIENTS: Roles = frozenset({Role.CLIENT, Role.OPERATOR})
 
 
-def make_api(config: CoordinatorConfig | FrontendConfig, processor: InputProcessor) -> Api:
+def make_api(config: ClientsConfig, processor: InputProcessor) -> Api:
     """The front of `config.http`, whose address decides who is asked for what."""
     assert config.http is not None
     security = Security.of(replace(config, bind=config.http))

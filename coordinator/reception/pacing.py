@@ -13,7 +13,7 @@ import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from coordinator.config import HttpConfig
+from coordinator.config import ClientsConfig
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream, write_complete, write_parts
 from dspark.errors import ConfigError
@@ -41,7 +41,7 @@ class Pace:
         return max(math.ceil(max_tokens / self.tokens_per_s / self.interval_s), 1)
 
 
-def read_pace(config: HttpConfig) -> Pace | None:
+def read_pace(config: ClientsConfig) -> Pace | None:
     """From configuration; None where it is off. Raises ConfigError naming the key."""
     if not 0.0 <= config.pace_interval_ms <= MOST_INTERVAL_MS:
         raise ConfigError(f"pace_interval_ms: {config.pace_interval_ms:g} is not in 0..{MOST_INTERVAL_MS:g}")

@@ -23,9 +23,8 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
-from coordinator.frontend.config import FrontendConfig
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished

@@ -22,9 +22,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from coordinator import process as coordinator_process
 from coordinator.answers.outlet import Outlet
 from coordinator.cells.cell import Order
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
-from coordinator.frontend.config import FrontendConfig
 from coordinator.frontend.process import FrontendProcess
 from coordinator.requests.request import Request
 from draft_service import process as draft_process

@@ -16,9 +16,8 @@ import torch
 from worker_stream import drafter, verifier
 
 from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
-from coordinator.frontend.config import FrontendConfig
 from coordinator.http import completions, reply
 from coordinator.http.logprobs import EchoLogprobs
 from coordinator.reception.tokenizer import Tokenizer

@@ -13,9 +13,8 @@ import pytest
 from worker_stream import drafter, until, verifier
 
 from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
-from coordinator.frontend.config import FrontendConfig
 from coordinator.lanes.facts import Drafter
 from coordinator.workers import membership
 from coordinator.workers.verifier_client import VerifierClient

@@ -15,9 +15,8 @@ from certificates import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator import process as coordinator_process
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
-from coordinator.frontend.config import FrontendConfig
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Denied, Unavailable
