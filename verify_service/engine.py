@@ -1,8 +1,8 @@
 """The device side of a verifier: prefill in chunks, one packed pass per cohort, the acceptance rule, kept features.
 
-Synchronous and free of gRPC; everything runs on the one thread that owns the device. A command about one sequence is
-checked before anything is computed, so a bad row never touches its neighbours. A step first asks for the pages of
-everybody in it, oldest first, then acts; who gets none is refused and stays where it stood.
+Synchronous and free of gRPC; everything runs on the one thread that owns the device, but for `run` of a step under way.
+A command about one sequence is checked before anything is computed, so a bad row never touches its neighbours. A step
+first asks for the pages of everybody in it, oldest first, then acts; who gets none is refused and stays where it stood.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from verify_service.interface import Judged as Judged
 from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
 from verify_service.loading import load_parts
 from verify_service.packed_step import Chunk, PackedStep
+from verify_service.page_pool import Slots
 from verify_service.passes import PackedRunner, Runner
 from verify_service.rounds import Rounds
 from verify_service.sequences import VerifyItem, check_prompt, invalid, stale, unknown
+from verify_service.under_way import UnderWay
 
 
 class VerifyEngine:
@@ -60,11 +62,11 @@ class VerifyEngine:
             most=config.max_sequences,
             store=store,
             keep_prefixes=config.prefix_cache and runner.path == "paged",
-            copy=runner.copy if isinstance(runner, PackedRunner) and runner.likes_rows else None,
+            copy=self._copy if isinstance(runner, PackedRunner) and runner.likes_rows else None,
         )
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
         self._step = PackedStep(runner, self._holdings, sampler)
-        self._rounds = Rounds(self._step, self._holdings, config, target.vocab_size, runner.device)
+        self._rounds = Rounds(self._step, self._holdings, config, target.vocab_size, runner.device, runner.release)
 
     @staticmethod
     def load(config: VerifyConfig, sampler: Sampler = judge_each) -> VerifyEngine:
@@ -143,6 +145,8 @@ class VerifyEngine:
         problem = problem or rule_problem(law, self.target.vocab_size)
         if problem is not None:
             return problem
+        if self._rounds.busy(cursor.sequence):
+            return Refusal(RefusalReason.NO_PAGES, "what was held under this number is in a pass that has not ended")
         if state is not None:
             self._drop(cursor.sequence)
         if self._runner.rotation is not None:  # keys that were turned in another way are of no use
@@ -276,6 +280,18 @@ class VerifyEngine:
         """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
         return self._rounds.judge(items)
 
+    def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
+        """The same in three parts: this one, `run` of what it gives, on any thread, and `end`."""
+        return self._rounds.begin(items)
+
+    def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
+        """`prefill_next` in three parts."""
+        return self._rounds.begin_prefill(short=short, owner=owner)
+
+    def end(self, step: UnderWay) -> Judged:
+        """What came of a step that has run."""
+        return self._rounds.end(step)
+
     def line_up(self, prefill: Prefill) -> None:
         """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between them."""
         self._rounds.line_up(prefill)
@@ -316,5 +332,10 @@ class VerifyEngine:
         self._runner.reset()
 
     def _drop(self, sequence: int) -> None:
-        self._holdings.drop(self._holdings.states[sequence])
-        self._runner.release(sequence)
+        self._rounds.drop(self._holdings.states[sequence])
+
+    def _copy(self, source: Slots, target: Slots) -> None:
+        """Keys and values of pages that no pass writes, into pages that none reads yet."""
+        assert isinstance(self._runner, PackedRunner)
+        with self._step.device:
+            self._runner.copy(source, target)

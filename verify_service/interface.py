@@ -1,7 +1,7 @@
 """What the services around a verify engine ask of it, and the nouns that pass through. No torch.
 
 Two engines keep it: `engine.VerifyEngine`, which runs a target, and `synthetic.SyntheticVerifyEngine`, which sleeps.
-Every method runs on the thread that owns the device; properties may be read from anywhere.
+Every method runs on the thread that owns the device, but for `Step.run`; properties may be read from anywhere.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,17 @@ class Judged:
     # saw of the drafted tokens. See `dspark/decoding/draws.py`.
     labels: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     draws: Sequence[Draws] = ()
+
+
+class Step(Protocol):
+    """Passes between their preparation and their end, see `under_way`."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nothing of it ran, once it is over."""
+
+    def run(self) -> None:
+        """On any thread, one step at a time and in the order of their preparation."""
 
 
 class RowSpan(NamedTuple):
@@ -201,6 +212,15 @@ class Engine(Protocol):
         """Of a prompt that has run, once; None when nobody asked for them."""
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged: ...
+
+    def begin(self, items: Sequence[VerifyItem]) -> Step:
+        """`judge_cohort` in three parts: this one, `run`, and `end`, which has to follow."""
+
+    def begin_prefill(self, *, short: bool = False, owner: int = 0) -> Step | None:
+        """`prefill_next` in three parts; what it brings is news."""
+
+    def end(self, step: Any) -> Judged:
+        """What came of a step of this engine that has run, and is so from now on."""
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
         """Room for the anchor at committed_len - 1 and as many of `slots` more tokens as there are pages for: how many,

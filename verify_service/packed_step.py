@@ -1,11 +1,14 @@
 """One packed pass: the prefixes of a cohort, and perhaps chunks of prompts behind them; then rule and projection.
 
-Everybody in it has been checked and has pages. Invariant 3, q sent is q sampled: the rule gets q as it came.
+Everybody in it has been checked and has pages. It has three parts, so that one may be prepared while another one runs:
+`prepare` and `commit` belong to the thread that owns sequences and pages, `execute` touches tensors alone and changes
+nothing of a sequence. Invariant 3, q sent is q sampled: the rule gets q as it came.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
@@ -18,13 +21,13 @@ from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, mask
-from dspark.types import Draws, Refusal, TokenLogprobs, Verdict
+from dspark.types import Draws, PromptLogprobs, Refusal, TokenLogprobs, Verdict
 from verify_service.feature_store import FeatureRows
 from verify_service.holdings import Holdings
 from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
-from verify_service.sequences import SequenceState, VerifyItem, failed
+from verify_service.sequences import SequenceState, VerifyItem, failed, unknown
 
 # Cohorts of so many sequences are watched in one round of so many: they bring draws enough, and the device waits for
 # it. Which rounds those are depends on nothing that was drafted.
@@ -40,6 +43,9 @@ class Chunk(NamedTuple):
     next_ids: Sequence[int] = ()  # where the prompt is scored: the token behind each of them, but the prompt's last
 
 
+_Complete = tuple[int, int, tuple[TokenLogprobs, ...]] | Refusal  # drafted tokens kept, the next one, what is told
+
+
 class _Committed(NamedTuple):
     """Rows of the pass that belong to committed tokens of one sequence."""
 
@@ -48,6 +54,32 @@ class _Committed(NamedTuple):
     token_ids: list[int]
     row: int  # first row of the pass
     awaited: bool  # somebody waits for its feature rows; else they are kept
+
+
+class Prepared(NamedTuple):
+    """What a pass is run on; all of it stays as it is until the pass has ended."""
+
+    items: Sequence[VerifyItem]
+    chunks: Sequence[Chunk]
+    states: list[SequenceState]  # of the items
+    segments: list[Segment]
+    cases: list[PackedCase]
+    masks: list[Masks | Refusal | None]  # of what may come, of each item
+    tokens: int  # of the items
+    logit_rows: list[int] | None  # None: all
+
+
+class Executed(NamedTuple):
+    """What a pass brought, and nobody knows yet. Tensors are nobody else's: the next pass may run."""
+
+    prepared: Prepared
+    decided: Sequence[_Complete]
+    scored: Sequence[PromptLogprobs | Refusal | None]  # of each chunk
+    last_logits: Sequence[Tensor | None]  # of the chunks that end their prompt
+    committed: Sequence[_Committed | None]  # of items, then of chunks
+    rows: Sequence[Tensor | None]  # feature rows of those that are awaited
+    owed: Sequence[_Committed]  # those whose rows are not
+    owed_taps: Tensor | None
 
 
 class PassFailed(Exception):
@@ -68,40 +100,39 @@ class PackedStep:
 
     def __init__(self, runner: Runner, holdings: Holdings, sampler: Sampler) -> None:
         self._runner, self._holdings, self._sampler = runner, holdings, sampler
+        self.device = threading.Lock()  # who computes on tensors that passes share
         self._near_ties: Counter[int] = Counter()
         self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
 
     def take_near_ties(self) -> int:
-        """Near-ties of coupled sequences since the last call."""
+        """Near-ties of coupled sequences since the last call. By whoever executed."""
         count, self._near_ties = self._near_ties.total(), Counter()
         return count
 
     def take_draws(self, items: Sequence[VerifyItem]) -> tuple[dict[int, Labels], list[Draws]]:
-        """What the rule saw since the last call: labels by sequence, and sums by the drafters of these items."""
+        """What the rule saw since the last call: labels by sequence, and sums by the drafters of these items. By
+        whoever executed."""
         labels = self._watch.labels()
         return labels, self._watch.sums({item.cursor.sequence: item.drafter for item in items}) if labels else []
 
     def run(self, items: Sequence[VerifyItem], chunks: Sequence[Chunk] = ()) -> Stepped:
         """Runs, judges, commits. Chunks are of different prompts."""
-        if not items and not chunks:
-            return Stepped([], [], [], 0)
+        prepared = self.prepare(items, chunks)
         try:
-            return self._run(items, chunks)
-        except BaseException:  # nobody knows what lies in their pages now, so nobody else shall find them
-            for state in [self._holdings.states[item.cursor.sequence] for item in items]:
-                state.salt = None
-            for chunk in chunks:
-                chunk.state.salt = None
+            return self.commit(self.execute(prepared))
+        except BaseException:
+            spoil(prepared)
             raise
 
-    def _run(self, items: Sequence[VerifyItem], chunks: Sequence[Chunk]) -> Stepped:
+    def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[Chunk]) -> Prepared:
+        """Reads sequences and their pages."""
         holdings = self._holdings
+        states = [holdings.states[item.cursor.sequence] for item in items]
         segments: list[Segment] = []
         cases: list[PackedCase] = []
         row = 0
-        for item in items:
-            state = holdings.states[item.cursor.sequence]
+        for item, state in zip(items, states, strict=True):
             ids = [item.anchor, *item.draft_ids]
             slots = holdings.slots(state, 0, state.cached + len(ids))
             segments.append(Segment(state.sequence, state.cached, ids, slots, state.given))
@@ -116,108 +147,188 @@ class PackedStep:
             row += len(chunk.token_ids)
             if stop == state.prompt_len:  # only the last token of a prompt is followed by a draw
                 logit_rows.append(row - 1)
-        try:
-            result = self._runner.run(segments, logit_rows if chunks else None)
-        except Exception as error:
-            raise PassFailed(f"{len(items)} sequences, {len(chunks)} prompts, {row} tokens: {error}") from error
-        outcomes, committed = self._judge(items, cases, result) if items else ([], [])
-        committed += self._take_in(chunks, result, tokens)
-        rows = self._features(committed, result.taps)
-        for chunk in chunks:
-            if chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
-                holdings.keep_prefix(chunk.state)
-        return Stepped(outcomes, rows[: len(items)], rows[len(items) :], tokens)
+        masks = [masks_of(state, item) for state, item in zip(states, items, strict=True)]
+        return Prepared(items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None)
 
-    def _judge(
-        self, items: Sequence[VerifyItem], cases: list[PackedCase], result: Pass
-    ) -> tuple[list[Verdict | Refusal], list[_Committed | None]]:
-        outcomes: list[Verdict | Refusal] = []
-        wanted: list[_Committed | None] = []
+    def execute(self, prepared: Prepared) -> Executed:
+        """The pass, on any thread. Raises PassFailed where the target did not run."""
+        with self.device:
+            return self._execute(prepared)
+
+    def _execute(self, prepared: Prepared) -> Executed:
+        items, chunks = prepared.items, prepared.chunks
+        try:
+            result = self._runner.run(prepared.segments, prepared.logit_rows)
+        except Exception as error:
+            what = f"{len(items)} sequences, {len(chunks)} prompts, {prepared.tokens} tokens"
+            raise PassFailed(f"{what}: {error}") from error
+        decided = self._decide(prepared, result) if items else []
+        committed = [
+            None if isinstance(each, Refusal) else _of_item(state, item, case.first_row, each[0])
+            for state, item, case, each in zip(prepared.states, items, prepared.cases, decided, strict=True)
+        ]
+        scored: list[PromptLogprobs | Refusal | None] = []
+        last_logits: list[Tensor | None] = []
+        row = last = prepared.tokens  # of all tokens, of logits
+        for chunk in chunks:
+            state, count = chunk.state, len(chunk.token_ids)
+            scored.append(_scored(state, result.logits[last : last + len(chunk.next_ids)], chunk.next_ids))
+            last += len(chunk.next_ids)
+            ends = state.cached + count == state.prompt_len
+            last_logits.append(result.logits[last].clone() if ends else None)
+            last += ends
+            committed.append(_committed(state, state.cached, list(chunk.token_ids), row, chunk.wants_rows))
+            row += count
+        rows, owed, owed_taps = self._project(committed, result.taps)
+        return Executed(prepared, decided, scored, last_logits, committed, rows, owed, owed_taps)
+
+    def _decide(self, prepared: Prepared, result: Pass) -> list[_Complete]:
+        items, cases, masks = prepared.items, prepared.cases, prepared.masks
         self._rounds += 1
         due = len(items) < MANY or self._rounds % EVERY == 0
-        masks = [masks_of(self._holdings.states[item.cursor.sequence], item) for item in items]
         mask(result.logits, [(case.first_row, each) for case, each in zip(cases, masks, strict=True) if _is_mask(each)])
         decisions = self._sampler(result.logits, cases, self._near_ties, self._watch if due else None)
-        for item, case, refused, decided in zip(items, cases, masks, decisions, strict=True):
-            state = self._holdings.states[item.cursor.sequence]
-            decided = refused if isinstance(refused, Refusal) else decided
-            complete = _complete(state, result.logits[case.first_row :], item.draft_ids, decided)
-            if isinstance(complete, Refusal):
-                outcomes.append(complete)
-                wanted.append(None)
-                continue
-            accepted, next_token, logprobs = complete
-            start, kept = state.cached, [item.anchor, *item.draft_ids[:accepted]]
-            state.token_ids.extend(item.draft_ids[:accepted])
-            state.token_ids.append(next_token)
-            state.cached += len(kept)
-            through = state.cached if self._holdings.store is not None else 0
-            state.last = Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
-            outcomes.append(state.last)
-            wanted.append(_committed(state, start, kept, case.first_row, item.wants_rows))
-        return outcomes, wanted
+        return [
+            refused
+            if isinstance(refused, Refusal)
+            else _with_logprobs(state, result.logits[case.first_row :], item.draft_ids, decided)
+            for state, item, case, refused, decided in zip(
+                prepared.states, items, cases, masks, decisions, strict=True
+            )
+        ]
 
-    def _take_in(self, chunks: Sequence[Chunk], result: Pass, row: int) -> list[_Committed | None]:
-        """`row`: tokens of the items, which come first in the pass and in its logits."""
-        wanted: list[_Committed | None] = []
-        last = row  # where the next logits of a prompt lie
-        for chunk in chunks:
-            state, start = chunk.state, chunk.state.cached
-            state.cached += len(chunk.token_ids)
-            state.token_ids.extend(chunk.token_ids)
-            if chunk.next_ids:
-                _score(state, result.logits[last : last + len(chunk.next_ids)], chunk.next_ids)
-                last += len(chunk.next_ids)
-            if state.cached == state.prompt_len:
-                self._holdings.last_logits[state.sequence] = result.logits[last]
-                last += 1
-            wanted.append(_committed(state, start, list(chunk.token_ids), row, chunk.wants_rows))
-            row += len(chunk.token_ids)
-        return wanted
+    def _project(
+        self, committed: Sequence[_Committed | None], taps: Tensor | None
+    ) -> tuple[list[Tensor | None], list[_Committed], Tensor | None]:
+        """Rows of those that are awaited; taps of the others, which are owed."""
+        rows: list[Tensor | None] = [None] * len(committed)
+        store = self._holdings.store
+        if store is None:
+            return rows, [], None
+        owed = [each for each in committed if each is not None and not each.awaited]
+        kept = _picked(taps, owed) if owed else None
+        now = [(at, each) for at, each in enumerate(committed) if each is not None and each.awaited]
+        if now:
+            counts = [len(each.token_ids) for _, each in now]
+            made = torch.split(store.project(_picked(taps, [each for _, each in now]), sum(counts)), counts)
+            for (at, _), own in zip(now, made, strict=True):
+                rows[at] = own
+        return rows, owed, None if kept is None else kept.clone()  # a pass may write its taps where the last one did
 
-    def _features(self, committed: Sequence[_Committed | None], taps: Tensor | None) -> list[FeatureRows | None]:
-        """Rows of those that are awaited; those of the others are kept for later."""
-        made: list[FeatureRows | None] = [None] * len(committed)
+    def commit(self, executed: Executed) -> Stepped:
+        """What came of it becomes so, but for sequences that have left since."""
+        holdings, prepared = self._holdings, executed.prepared
+        outcomes: list[Verdict | Refusal] = []
+        for state, item, decided in zip(prepared.states, prepared.items, executed.decided, strict=True):
+            if isinstance(decided, Refusal):
+                outcomes.append(decided)
+            elif not self._there(state):
+                outcomes.append(unknown(item.cursor))
+            else:
+                outcomes.append(self._commit_item(state, item, *decided))
+        for chunk, scored, logits in zip(prepared.chunks, executed.scored, executed.last_logits, strict=True):
+            if self._there(chunk.state):
+                _commit_chunk(chunk, scored)
+                if logits is not None:
+                    holdings.last_logits[chunk.state.sequence] = logits
+        rows = self._keep(executed)
+        for chunk in prepared.chunks:
+            if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
+                holdings.keep_prefix(chunk.state)
+        count = len(prepared.items)
+        return Stepped(outcomes, rows[:count], rows[count:], prepared.tokens)
+
+    def _there(self, state: SequenceState) -> bool:
+        return self._holdings.states.get(state.sequence) is state
+
+    def _commit_item(
+        self,
+        state: SequenceState,
+        item: VerifyItem,
+        accepted: int,
+        next_token: int,
+        logprobs: tuple[TokenLogprobs, ...],
+    ) -> Verdict | Refusal:
+        """Its matcher goes on to the tokens, and so does the sequence."""
+        tokens = [*item.draft_ids[:accepted], next_token]
+        try:
+            if state.matcher is not None:
+                state.matcher.accept(tokens)
+        except Exception as error:
+            return failed(state.sequence, error)
+        state.token_ids.extend(tokens)
+        state.cached += 1 + accepted
+        through = state.cached if self._holdings.store is not None else 0
+        state.last = Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
+        return state.last
+
+    def _keep(self, executed: Executed) -> list[FeatureRows | None]:
+        """Feature rows that are kept, now or when somebody asks; those that are awaited."""
+        made: list[FeatureRows | None] = [None] * len(executed.committed)
         store = self._holdings.store
         if store is None:
             return made
-        if later := [each for each in committed if each is not None and not each.awaited]:
-            store.put_later(self._holdings.where([_run(each) for each in later]), _picked(taps, later))
-        now = [(at, each) for at, each in enumerate(committed) if each is not None and each.awaited]
-        if not now:
-            return made
-        counts = [len(each.token_ids) for _, each in now]
-        rows = torch.split(store.project(_picked(taps, [each for _, each in now]), sum(counts)), counts)
-        kept = [(each, own) for (_, each), own in zip(now, rows, strict=True) if each.state.keep_features]
-        if kept:  # in one go: a cohort has a row or two of each
-            store.put(self._holdings.where([_run(each) for each, _ in kept]), torch.cat([own for _, own in kept]))
-        for (at, each), own in zip(now, rows, strict=True):
+        if executed.owed:
+            there = [self._there(each.state) for each in executed.owed]
+            taps = executed.owed_taps
+            if not all(there):
+                counts = [len(each.token_ids) for each in executed.owed]
+                mask = torch.repeat_interleave(torch.tensor(there), torch.tensor(counts))
+                taps = None if taps is None else taps[mask.to(taps.device)]
+            if owed := [each for each, here in zip(executed.owed, there, strict=True) if here]:
+                store.put_later(self._holdings.where([_run(each) for each in owed]), taps)
+        kept: list[tuple[_Committed, Tensor]] = []
+        for at, (each, own) in enumerate(zip(executed.committed, executed.rows, strict=True)):
+            if each is None or own is None or not self._there(each.state):
+                continue
             state = each.state
             made[at] = FeatureRows(state.sequence, state.epoch, each.start, each.token_ids, own, store.form)
+            if state.keep_features:
+                kept.append((each, own))
+        if kept:  # in one go: a cohort has a row or two of each
+            store.put(self._holdings.where([_run(each) for each, _ in kept]), torch.cat([own for _, own in kept]))
         return made
 
 
-def _score(state: SequenceState, logits: Tensor, next_ids: Sequence[int]) -> None:
+def spoil(prepared: Prepared) -> None:
+    """Nobody knows what lies in their pages now, so nobody else shall find them."""
+    for state in (*prepared.states, *(chunk.state for chunk in prepared.chunks)):
+        state.salt = None
+
+
+def _of_item(state: SequenceState, item: VerifyItem, row: int, accepted: int) -> _Committed | None:
+    return _committed(state, state.cached, [item.anchor, *item.draft_ids[:accepted]], row, item.wants_rows)
+
+
+def _commit_chunk(chunk: Chunk, scored: PromptLogprobs | Refusal | None) -> None:
+    state = chunk.state
+    state.cached += len(chunk.token_ids)
+    state.token_ids.extend(chunk.token_ids)
+    if isinstance(scored, Refusal):
+        state.broken = scored
+    elif scored is not None:
+        state.scored.append(scored)
+
+
+def _scored(state: SequenceState, logits: Tensor, next_ids: Sequence[int]) -> PromptLogprobs | Refusal | None:
     """Log-probabilities of a part of a prompt. What goes wrong here is told when the prompt is in."""
+    if not next_ids:
+        return None
     try:
-        state.scored.append(prompt_logprobs(logits, next_ids, state.scores or 0))
+        return prompt_logprobs(logits, next_ids, state.scores or 0)
     except Exception as error:
-        state.broken = failed(state.sequence, error)
+        return failed(state.sequence, error)
 
 
-def _complete(
+def _with_logprobs(
     state: SequenceState, logits: Tensor, draft_ids: Sequence[int], decided: tuple[int, int] | Refusal
-) -> tuple[int, int, tuple[TokenLogprobs, ...]] | Refusal:
-    """A decision and what is told of its tokens, before anything of it is committed; its matcher goes on to them."""
+) -> _Complete:
+    """A decision and what is told of its tokens, before anything of it is committed."""
     if isinstance(decided, Refusal):
         return decided
     accepted, next_token = decided
-    tokens = [*draft_ids[:accepted], next_token]
     try:
-        logprobs = told(state.law, logits, tokens)
-        if state.matcher is not None:
-            state.matcher.accept(tokens)
-        return accepted, next_token, logprobs
+        return accepted, next_token, told(state.law, logits, [*draft_ids[:accepted], next_token])
     except Exception as error:
         return failed(state.sequence, error)
 

@@ -24,7 +24,9 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProces
     """Loads, tests and measures the target on the device thread, then serves."""
     check(config)
     load = partial(_load, config)
-    process = await start_worker("verify", config, name=name, model=config.target, load=load, services=_services)
+    process = await start_worker(
+        "verify", config, name=name, model=config.target, load=load, services=_services, passes=True
+    )
     engine = process.engine
     log.info(
         "verify.serving",

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dspark.rounds.control import Admission, Started
 from dspark.types import Cursor, Refusal, TokenLogprobs, scores_problem
 from verify_service.grammars.grammars import GrammarRefused
-from verify_service.interface import Engine, Grammar, Prefill, Progress
+from verify_service.interface import Engine, Grammar, Prefill, Step
 from verify_service.sequences import failed, invalid
 
 IDLE_S = 0.02  # without a round for so long nobody decodes
@@ -95,16 +95,11 @@ class Prompts:
         """When the next chunk gets a pass of its own, unless a round takes it along before; None: there is none."""
         return last_round + IDLE_S if self._waiting else None
 
-    def run_chunk(self, last_round: float) -> Progress | None:
-        """A pass of its own. last_round: when one ended, in monotonic seconds. Raises what the engine raises."""
+    def begin_chunk(self, last_round: float) -> Step | None:
+        """A pass of its own, under way; None where none can be. last_round: when one ended, in monotonic seconds.
+        Raises what the engine raises."""
         short = time.monotonic() - last_round < LIVELY_S
-        return self._engine.prefill_next(short=short, owner=self._owner)
-
-    def after_chunk(self, progress: Progress | None) -> Iterator[Began]:
-        """Prompts that have ended with it, or before it."""
-        if progress is not None and (progress.done or progress.problem is not None):
-            yield from self._ended(progress.prefill, progress.problem)
-        yield from self.collect()
+        return self._engine.begin_prefill(short=short, owner=self._owner)
 
     def collect(self) -> Iterator[Began]:
         """Prompts that have ended since the last time, in whichever pass; those whose form cannot be kept at once."""

@@ -1,9 +1,10 @@
 """The rounds of one control stream: `RoundLoop` with an engine, drafters and a coordinator around it.
 
-All of it happens on the thread that owns the device, which is posted a turn whenever something came: from the event
+All of it happens on the thread that owns the engine, which is posted a turn whenever something came: from the event
 loop, where the coordinator speaks, from a stream of a drafter, or from a pass. A turn feeds the loop all that came and
-carries out what it asks for; passes are jobs of their own between turns. Orders leave before reports: nobody waits for
-those.
+carries out what it asks for. A pass is prepared in a turn, computed on a thread of passes, one after the other, and
+ended in a turn: with two cohorts the next pass lies ready when one ends, and what is to be said of that is said while
+the next one runs. Orders leave before reports: nobody waits for those.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -22,6 +24,7 @@ from dspark.rounds.events import (
     CloseAtDrafter,
     DrafterEvent,
     OpenAtDrafter,
+    PassFailed,
     Prefill,
     Prefilled,
     PrefillRefused,
@@ -41,9 +44,9 @@ from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
 from verify_service.drafters import Drafters
 from verify_service.feature_push import FeaturePush
-from verify_service.interface import Engine
-from verify_service.prompts import Began, Prompts
-from verify_service.round_passes import Ready, RoundPasses
+from verify_service.interface import Engine, Step
+from verify_service.prompts import IDLE_S, Began, Prompts
+from verify_service.round_passes import RoundPasses
 from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
@@ -66,6 +69,29 @@ class _Cache:
         self._freed(sequence, epoch)
 
 
+class _Computed:
+    """A step on its way through the thread of passes; over: is called there at its end. Names are those of the device's
+    jobs."""
+
+    def __init__(self, step: Step, over: Callable[[], None]) -> None:
+        self._step, self._over = step, over
+
+    def judge_cohort(self) -> None:
+        self._run()
+
+    def prefill_next(self) -> None:
+        self._run()
+
+    def _run(self) -> None:
+        """Raises why nothing of it ran, by which the device's health is judged."""
+        try:
+            self._step.run()
+        finally:
+            self._over()
+        if self._step.failure is not None:
+            raise self._step.failure
+
+
 class RoundDriver:
     """say: takes news to the coordinator; failed: of a bug, behind which nothing goes on. Both are called on the event
     loop."""
@@ -83,14 +109,16 @@ class RoundDriver:
         self._say, self._events = say, asyncio.get_running_loop()
         self._inbox: deque[Came] = deque()
         self._posted = self._over = False
-        self._at_work = False  # whether a pass or a chunk is posted
+        self._under_way = 0  # passes, and chunks of prompts
+        passes = worker.passes
+        assert passes is not None
+        self._device = passes
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")  # when it goes off; written on the device thread and where it does
         self._arriving: dict[tuple[int, int], Admission] = {}  # told, and not taken up by the loop yet
         self._admitted: dict[int, Admission] = {}
         self._more: list[Told | Plan] = []  # what carrying out brought
         self._up: list[Up] = []
-        self._ready: deque[Ready] = deque()
         self._began: dict[int, Began] = {}  # prompts that the loop is being told of
         self._last_pass = 0.0
         config = self._engine.config
@@ -108,7 +136,7 @@ class RoundDriver:
             self.tell,
             self._up.append,
         )
-        self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted)
+        self._passes = RoundPasses(self._engine, self.rounds, self._drafters, self._admitted, worker.metrics)
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,
             CallBackPrefill: self._call_back,
@@ -116,7 +144,7 @@ class RoundDriver:
             CloseAtDrafter: self._close,
             SendRows: self._send_rows,
             SendOrder: lambda order: self._more.extend(self._drafters.order(order)),
-            RunPass: lambda run: self._ready.append(self._passes.prepare(run)),
+            RunPass: self._run_pass,
             Report: self._report,
             Released: self._up.append,
             DrafterEvent: self._drafter_event,
@@ -186,73 +214,76 @@ class RoundDriver:
         self._feed(self._take())
         self._go_on()
 
-    def _surely(self, step: Callable[[], Exception | None]) -> None:
-        """Raises what the step returns, by which the device's health is judged, and what it raises: a bug, behind which
-        nothing can go on."""
+    def _surely(self, step: Callable[[], None]) -> None:
+        """What it raises is a bug, behind which nothing can go on."""
         if self._over:
             return
         try:
-            failed = step()
+            step()
         except Exception as error:
             self._over = True
             self._events.call_soon_threadsafe(self._failed, error)
             raise
-        if failed is not None:
-            raise failed
 
     def _go_on(self) -> None:
-        """The next job, at once or when something is due."""
-        if self._at_work:
-            return
-        if self._ready:
-            self._at_work = True
-            self._worker.device.post(self.judge_cohort, self._events)
-            return
-        chunk_at = self._prompts.chunk_at(self._last_pass)
-        if chunk_at is not None and chunk_at <= time.monotonic():
-            self._at_work = True
-            self._worker.device.post(self.prefill_next, self._events)
-            return
+        """A chunk of a prompt while nothing else is computed; the timer of what is due later."""
+        chunk_at = None if self._under_way else self._prompts.chunk_at(self._last_pass)
+        now = time.monotonic()
+        if chunk_at is not None and chunk_at <= now:
+            chunk_at = None if self._run_chunk() else now + IDLE_S
         due = (self.rounds.next_at(), self._drafters.next_at(), self._feeds.overdue_at(), chunk_at)
         at = min((each for each in due if each is not None), default=None)
         if at is not None and at < self._timer_at:
             self._timer_at = at
             self._events.call_soon_threadsafe(self._set_timer, at)
 
-    def judge_cohort(self) -> None:
-        """The next pass, as a job."""
-        self._at_work = False
-        self._surely(self._judge)
+    # Passes: prepared here, computed on their own thread, ended here.
 
-    def _judge(self) -> Exception | None:
-        ended, failed = self._passes.run(self._ready.popleft())
-        self._last_pass = time.monotonic()
-        if failed is None:
-            self._passes.note(self._worker.metrics)
-        self._up += self._passes.take_refused()
-        self.tell(lambda: (ended,))
-        return failed
-
-    def prefill_next(self) -> None:
-        """A chunk of a prompt, as a job."""
-        self._at_work = False
-        self._surely(self._run_chunk)
-
-    def _run_chunk(self) -> Exception | None:
-        progress, failed, now = None, None, time.monotonic()
+    def _run_pass(self, run: RunPass) -> None:
         try:
-            progress = self._prompts.run_chunk(self._last_pass)
-            self._worker.metrics.forward_seconds.labels(kind="prefill").observe(time.monotonic() - now)
-        except Exception as error:  # whose prompt it was is told as news
-            failed = error
-        began = list(self._prompts.after_chunk(progress))
-        self.tell(lambda: self._told_of(began))
-        return failed
+            running = self._passes.begin(run)
+        except Exception as error:
+            log.error("pass.not_begun", sequences=len(run.rows), exc_info=error)
+            self._more.append(PassFailed(run.number))
+            return
+        job = self._computed(running.step, lambda: [self._passes.ended(running)])
+        self._device.post(job.judge_cohort, self._events)
+
+    def _run_chunk(self) -> bool:
+        """Of a prompt, in a pass of its own; False where there is none that can go on."""
+        step = self._prompts.begin_chunk(self._last_pass)
+        if step is None:
+            if news := list(self._prompts.collect()):  # of prompts that cannot
+                self.tell(lambda: self._told_of(news))
+            return False
+        self._device.post(self._computed(step, lambda: self._chunk_ended(step)).prefill_next, self._events)
+        return True
+
+    def _chunk_ended(self, step: Step) -> Iterable[Told]:
+        judged = self._engine.end(step)
+        self._worker.metrics.forward_seconds.labels(kind="prefill").observe(judged.forward_ns * 1e-9)
+        return ()  # what it brought is news
+
+    def _computed(self, step: Step, end: Came) -> _Computed:
+        """A job for the thread of passes."""
+        self._under_way += 1
+        after = partial(self._after, step, end)
+        return _Computed(step, lambda: self._worker.device.post(after, self._events))
+
+    def _after(self, step: Step, end: Came) -> None:
+        self._under_way -= 1
+        if self._over:
+            self._engine.end(step)  # what is held for it comes free
+            return
+        self._last_pass = time.monotonic()
+        self._inbox.append(end)
+        self._surely(self._take_turn)
 
     def _take(self) -> list[Told | Plan]:
         told: list[Told | Plan] = []
         while self._inbox:
             told += self._inbox.popleft()()
+        self._up += self._passes.take_refused()
         now = time.monotonic()
         told += self._told_of(self._prompts.collect()) if len(self._prompts) else ()
         return [*told, *self._drafters.overdue(now), *self._feeds.overdue(now)]

@@ -1,4 +1,8 @@
-"""Passes of `RoundLoop` on an engine, and what is reported of them. On the device thread."""
+"""Passes of `RoundLoop` on an engine, and what is reported of them.
+
+On the thread that owns the engine, but for `Running.step.run`. What a pass needs is taken when the loop asks for it:
+some in it may leave before it has ended.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +19,24 @@ from dspark.rounds.loop import RoundLoop
 from dspark.runtime.telemetry import Metrics
 from dspark.types import NO_Q, Cursor, Refusal, TokenLogprobs, Verdict
 from verify_service.drafters import Drafters, Order
-from verify_service.interface import Engine, Judged
+from verify_service.interface import Engine, Judged, Step
 from verify_service.sequences import VerifyItem
 
+REMEMBERED = 4  # passes that ended: of one whose sequences were all dropped nothing is reported
 
-class Ready(NamedTuple):
-    """A pass that can run. What it needs is taken while everybody in it is there: some may leave before it runs."""
+
+class Running(NamedTuple):
+    """A pass under way."""
 
     number: int
     cohort: int
     items: Sequence[VerifyItem | None]  # None: left already
     orders: Sequence[Order]  # whose blocks are in it
+    step: Step
 
 
 class _Ran(NamedTuple):
-    ready: Ready
+    running: Running
     judged: Judged
     verdicts: dict[int, Verdict]  # by sequence
     ended: float
@@ -38,13 +45,22 @@ class _Ran(NamedTuple):
 class RoundPasses:
     """Those of one loop."""
 
-    def __init__(self, engine: Engine, rounds: RoundLoop, drafters: Drafters, admitted: dict[int, Admission]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        rounds: RoundLoop,
+        drafters: Drafters,
+        admitted: dict[int, Admission],
+        metrics: Metrics,
+    ) -> None:
         self._engine, self._rounds, self._drafters, self._admitted = engine, rounds, drafters, admitted
-        self._ran: _Ran | None = None
+        self._metrics = metrics
+        self._ran: dict[int, _Ran] = {}  # those that ended last, by number
         self._refused: list[Refused] = []
         self._reported: dict[int, float] = {}  # when the last report of a cohort was due
 
-    def prepare(self, run: RunPass) -> Ready:
+    def begin(self, run: RunPass) -> Running:
+        """Everything but the computing. Raises what the engine raises."""
         items: list[VerifyItem | None] = []
         blocks, orders = self._drafters.blocks, self._drafters.orders
         for row in run.rows:
@@ -61,22 +77,22 @@ class RoundPasses:
                     raise RuntimeError(f"order {row.order} is to be judged, and {order} is here")
                 ids, q = block.token_ids[: row.prefix], block.q.prefix(row.prefix)
                 version = "" if self._admitted[row.sequence].repeatable else orders[order].version
-            items.append(VerifyItem(cursor, sequence.anchor, ids, q, False, version, checked=True))
+            # Rows travel with the next order where a drafter has the sequence; else they may never be asked for.
+            items.append(VerifyItem(cursor, sequence.anchor, ids, q, sequence.drafter > 0, version, checked=True))
         of = {row.order for row in run.rows if row.order}
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)
-        return Ready(run.number, cohort, items, [orders[number] for number in of if number in orders])
+        step = self._engine.begin([item for item in items if item is not None])
+        return Running(run.number, cohort, items, [orders[number] for number in of if number in orders], step)
 
-    def run(self, ready: Ready) -> tuple[Told, Exception | None]:
-        """What the loop is told of it, and why it failed."""
-        items = [item for item in ready.items if item is not None]
-        try:
-            judged = self._engine.judge_cohort(items)
-        except Exception as error:
-            return PassFailed(ready.number), error
+    def ended(self, running: Running) -> Told:
+        """What the loop is told of it."""
+        judged = self._engine.end(running.step)
+        if running.step.failure is not None:
+            return PassFailed(running.number)
         outcomes = iter(judged.outcomes)
         verdicts: dict[int, Verdict] = {}
         drawn: list[Drawn] = []
-        for item in ready.items:
+        for item in running.items:
             outcome = None if item is None else next(outcomes)
             if item is None or outcome is None:
                 drawn.append(Drawn(()))
@@ -86,14 +102,14 @@ class RoundPasses:
             else:
                 verdicts[item.cursor.sequence] = outcome
                 drawn.append(Drawn((*item.draft_ids[: outcome.accepted], outcome.next_token)))
-        self._ran = _Ran(ready, judged, verdicts, time.monotonic())
-        return PassEnded(ready.number, drawn), None
+        self._ran[running.number] = _Ran(running, judged, verdicts, time.monotonic())
+        while len(self._ran) > REMEMBERED:
+            del self._ran[next(iter(self._ran))]
+        self._note(judged)
+        return PassEnded(running.number, drawn)
 
-    def note(self, metrics: Metrics) -> None:
-        """The pass that ran last, to the metrics."""
-        if self._ran is None:
-            return
-        judged = self._ran.judged
+    def _note(self, judged: Judged) -> None:
+        metrics = self._metrics
         metrics.replayed_verdicts.inc(judged.replayed)
         metrics.coupled_near_ties.inc(judged.near_ties)
         metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
@@ -105,10 +121,8 @@ class RoundPasses:
         return refused
 
     def report(self, report: Report) -> PassReport:
-        """Of the pass that ran last."""
-        ran = self._ran
-        assert ran is not None
-        assert ran.ready.number == report.number
+        """Of a pass that has just ended."""
+        ran = self._ran.pop(report.number)
         judged, rounds = ran.judged, report.rounds
         held = self._engine.held
         return PassReport(
@@ -124,7 +138,7 @@ class RoundPasses:
         )
 
     def _timing(self, ran: _Ran) -> Timing:
-        cohort, orders = ran.ready.cohort, ran.ready.orders
+        cohort, orders = ran.running.cohort, ran.running.orders
         forward_s = ran.judged.forward_ns * 1e-9
         before = self._reported.get(cohort, ran.ended - forward_s)
         self._reported[cohort] = ran.ended

@@ -3,44 +3,48 @@
 A step first asks for the pages of everybody in it, the oldest sequence first, then acts; who gets none is refused and
 stays where it stood. Prompts wait in one line, first come, first served: the next chunks of the first, as many as a
 token budget holds, ride in the pass of a cohort, so that rounds go on and prompts do too; while nobody decodes the
-first has passes of its own. A pass that fails is tried again with fewer, so that whoever spoils it is alone at last.
+first has passes of its own. A prompt is in one pass at a time. What a step under way may count on is in `under_way`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import structlog
 import torch
 
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
 from verify_service.config import VerifyConfig
-from verify_service.feature_store import FeatureRows
 from verify_service.holdings import Holdings
 from verify_service.interface import Judged, Prefill, Progress
 from verify_service.judging import unready
-from verify_service.packed_step import Chunk, PackedStep, PassFailed, Stepped
-from verify_service.sequences import VerifyItem, check_item, invalid, unknown
-
-log = structlog.get_logger("dspark.verify")
+from verify_service.packed_step import Chunk, PackedStep
+from verify_service.sequences import SequenceState, VerifyItem, check_item, invalid, unknown
+from verify_service.under_way import Batch, UnderWay
 
 RIDE_ALONG = {"cpu": 64, "cuda": 512}  # prompt tokens in a round, where the configuration leaves it to the device
 SCORED = 256  # tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
-_FAILED = Refusal(RefusalReason.INTERNAL, "its pass failed; see the verifier's log")
 
 
 class Rounds:
-    """The steps of one engine."""
+    """The steps of one engine. forget_keys: of a sequence, to whoever keeps keys and values beside the pages."""
 
     def __init__(
-        self, step: PackedStep, holdings: Holdings, config: VerifyConfig, vocab_size: int, device: torch.device
+        self,
+        step: PackedStep,
+        holdings: Holdings,
+        config: VerifyConfig,
+        vocab_size: int,
+        device: torch.device,
+        forget_keys: Callable[[int], None],
     ) -> None:
         self.line: deque[Prefill] = deque()  # prompts on their way in
         self._news: dict[int, deque[Progress]] = {0: deque()}  # of prompts that rode in rounds or failed, by owner
         self._step, self._holdings, self._config = step, holdings, config
-        self._vocab_size = vocab_size
+        self._vocab_size, self._forget_keys = vocab_size, forget_keys
+        self._busy: dict[int, SequenceState] = {}  # those in steps under way
+        self._leaving: dict[int, SequenceState] = {}  # of them, those that nobody wants any more
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(device.type, 512)
 
     def line_up(self, prefill: Prefill) -> None:
@@ -50,9 +54,25 @@ class Rounds:
 
     def prefill_next(self, *, short: bool, owner: int) -> Progress | None:
         """A chunk of the owner's first prompt in line, in a pass of its own; None when none waits."""
-        budget = self._ride_along if short else self._config.prefill_chunk
-        first = [each for each in self.line if each.owner == owner][:1]
-        return self._ride(first, budget, [])[0][0] if first else None
+        step = self.begin_prefill(short=short, owner=owner)
+        if step is None:
+            return self.take_news(owner)  # of one that could not go on
+        step.run()
+        _, progress = self._ended(step)
+        if step.failure is not None:
+            self._tell(progress)
+            raise step.failure
+        return progress[0]
+
+    def begin_prefill(self, *, short: bool, owner: int) -> UnderWay | None:
+        """The same as a step under way; what it brings is news."""
+        began = time.perf_counter_ns()
+        first = [each for each in self.line if each.owner == owner and each.sequence not in self._busy][:1]
+        riders = self._riders(first, self._ride_along if short else self._config.prefill_chunk)
+        if not riders:
+            return None
+        batch = Batch((), self._step.prepare((), [chunk for _, chunk in riders]))
+        return self._under_way(UnderWay(self._step, (), {}, {}, [batch], riders, began))
 
     def take_news(self, owner: int) -> Progress | None:
         """The oldest of an owner's, once."""
@@ -71,12 +91,19 @@ class Rounds:
 
     def judge(self, items: Sequence[VerifyItem]) -> Judged:
         """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
+        step = self.begin(items)
+        step.run()
+        judged = self.end(step)
+        if step.failure is not None:
+            raise step.failure  # rather the device than one of them
+        return judged
+
+    def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
+        """The same as a step under way."""
         began = time.perf_counter_ns()
         outcomes: dict[int, Verdict | Refusal] = {}
-        features: dict[int, FeatureRows | None] = {}
         runnable: list[int] = []
         seen: set[int] = set()
-        replayed = 0
         for index, item in enumerate(items):
             if item.cursor.sequence in seen:
                 outcomes[index] = invalid("cursor.sequence: twice in one cohort")
@@ -84,37 +111,61 @@ class Rounds:
             seen.add(item.cursor.sequence)
             state = self._holdings.states.get(item.cursor.sequence)
             answer = check_item(state, item, vocab_size=self._vocab_size)
+            if answer is None and item.cursor.sequence in self._busy:
+                answer = invalid("cursor: the sequence is in a pass that has not ended")
             if answer is None and state is not None:
                 answer = unready(state)
             if answer is None:
                 runnable.append(index)
             else:
                 outcomes[index] = answer
-                replayed += isinstance(answer, Verdict)
         given = self._ask(items, runnable, outcomes)
-        tokens = prefill_tokens = 0
-        for place, batch in enumerate(self._batches(given)):
-            riding = [] if place else list(self.line)
-            for part, made, stepped in self._passes(batch, given, riding):
-                self._tell(made)
-                prefill_tokens += sum(each.tokens for each in made)
-                tokens += stepped.tokens
-                outcomes |= dict(zip(part, stepped.outcomes, strict=True))
-                features |= dict(zip(part, stepped.features, strict=True))
-        if given and all(outcomes[index] is _FAILED for index in given):
-            raise PassFailed("every pass of a cohort failed")  # rather the device than one of them
-        labels, draws = self._step.take_draws(items)
-        return Judged(
-            outcomes=[outcomes[i] for i in range(len(items))],
-            features=[features.get(i) for i in range(len(items))],
-            replayed=replayed,
-            tokens=tokens,
-            forward_ns=time.perf_counter_ns() - began,
-            near_ties=self._step.take_near_ties(),
-            prefill_tokens=prefill_tokens,
-            labels=labels,
-            draws=draws,
-        )
+        riders: list[tuple[Prefill, Chunk]] = []
+        batches: list[Batch] = []
+        for indices in self._batches(given):
+            if not batches:
+                waiting = [each for each in self.line if each.sequence not in self._busy]
+                riders = self._riders(waiting, self._ride_along)
+            riding = [] if batches else [chunk for _, chunk in riders]
+            batches.append(Batch(indices, self._step.prepare([given[index] for index in indices], riding)))
+        return self._under_way(UnderWay(self._step, items, given, outcomes, batches, riders, began))
+
+    def end(self, step: UnderWay) -> Judged:
+        """What came of a step that has run; of prompts in it, as news."""
+        judged, progress = self._ended(step)
+        self._tell(progress)
+        return judged
+
+    def _under_way(self, step: UnderWay) -> UnderWay:
+        self._busy.update({state.sequence: state for state in step.states})
+        return step
+
+    def _ended(self, step: UnderWay) -> tuple[Judged, list[Progress]]:
+        judged, progress = step.end()
+        for each in progress:
+            if each.done or each.problem is not None:
+                self._leave(each.prefill)
+        for state in step.states:
+            del self._busy[state.sequence]
+            if self._leaving.pop(state.sequence, None) is not None:
+                self._free(state)
+        return judged, progress
+
+    def drop(self, state: SequenceState) -> None:
+        """Lets go of a sequence: of what it holds once no pass under way does."""
+        if self._busy.get(state.sequence) is state:
+            del self._holdings.states[state.sequence]
+            self._leaving[state.sequence] = state
+        else:
+            self._free(state)
+
+    def busy(self, sequence: int) -> bool:
+        """Whether a step under way holds one of this number."""
+        return sequence in self._busy
+
+    def _free(self, state: SequenceState) -> None:
+        self._holdings.drop(state)
+        self._forget_keys(state.sequence)
 
     def _ask(
         self, items: Sequence[VerifyItem], runnable: Sequence[int], outcomes: dict[int, Verdict | Refusal]
@@ -149,33 +200,8 @@ class Rounds:
             size += count
         return batches
 
-    def _passes(
-        self, batch: Sequence[int], given: Mapping[int, VerifyItem], prefills: Sequence[Prefill]
-    ) -> Iterator[tuple[Sequence[int], list[Progress], Stepped]]:
-        """(indices of items, progress of prompts, what came of both) until every item was in a pass that did not fail,
-        or failed alone. One of them, or their number, may have been more than the device could bear."""
-        try:
-            yield batch, *self._ride(prefills, self._ride_along, [given[i] for i in batch])
-            return
-        except PassFailed as error:
-            log.error("pass.failed", sequences=len(batch), prompts=len(prefills), exc_info=error)
-            parts = [batch] if prefills else _halves(batch)  # prompts that rode have left the line
-        except Exception as error:  # a bug behind the pass: some may be committed and not told, so all begin anew
-            log.error("step.failed", sequences=len(batch), prompts=len(prefills), exc_info=error)
-            parts = []
-        for part in parts:
-            yield from self._passes(part, given, [])
-        if not parts:
-            yield batch, [], Stepped([_FAILED] * len(batch), [None] * len(batch), [], 0)
-
-    def _ride(
-        self, prefills: Sequence[Prefill], budget: int, items: Sequence[VerifyItem]
-    ) -> tuple[list[Progress], Stepped]:
-        """One pass with the next chunks of these prompts, `budget` tokens in all, behind these items.
-
-        A prompt that cannot go on leaves the line.
-        """
-        gone: list[Progress] = []
+    def _riders(self, prefills: Sequence[Prefill], budget: int) -> list[tuple[Prefill, Chunk]]:
+        """The next chunks of these prompts, `budget` tokens in all. A prompt that cannot go on leaves the line."""
         riders: list[tuple[Prefill, Chunk]] = []
         for prefill in prefills:
             if budget <= 0:
@@ -184,35 +210,16 @@ class Rounds:
             if state is None or state.epoch != prefill.epoch or state.cached >= state.prompt_len:
                 self._leave(prefill)
                 why = unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))
-                gone.append(Progress(prefill, None, 0, False, why))
+                self._tell([Progress(prefill, None, 0, False, why)])
                 continue
             start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
             ids = prefill.token_ids[start : start + most]
             behind = () if state.scores is None else prefill.token_ids[start + 1 : start + 1 + len(ids)]
             riders.append((prefill, Chunk(state, ids, prefill.wants_rows, behind)))
             budget -= len(ids)
-        try:
-            stepped = self._step.run(items, [chunk for _, chunk in riders])
-        except BaseException:
-            for prefill, _ in riders:
-                self._leave(prefill)  # whatever it was, it does not come again with the next round
-            self._tell([*(Progress(prefill, None, 0, False, _FAILED) for prefill, _ in riders), *gone])
-            raise
-        made: list[Progress] = []
-        for (prefill, chunk), rows in zip(riders, stepped.chunk_rows, strict=True):
-            done = chunk.state.cached == chunk.state.prompt_len
-            if done:
-                self._leave(prefill)
-            made.append(Progress(prefill, rows, len(chunk.token_ids), done))
-        return [*gone, *made], stepped
+        return riders
 
     def _leave(self, prefill: Prefill) -> None:
         """It is done, or cannot go on."""
         if prefill in self.line:
             self.line.remove(prefill)
-
-
-def _halves(batch: Sequence[int]) -> list[Sequence[int]]:
-    """Nothing of a batch of one: it cannot be told apart from itself."""
-    middle = len(batch) // 2
-    return [batch[:middle], batch[middle:]] if middle else []

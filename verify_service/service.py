@@ -30,7 +30,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> verify_pb2.VerifierDescription:
-        engine, device = self._worker.engine, self._worker.device
+        engine, device, passes = self._worker.engine, self._worker.device, self._worker.passes
         projection = engine.projection
         return verify_pb2.VerifierDescription(
             model=engine.config.target,
@@ -39,7 +39,9 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             hidden_size=engine.feature_width,
             projection=projection.fingerprint if projection is not None else "",
             attention_path=engine.attention_path,
-            load=codec.write_load(engine.held, device.queued, device.busy_s),
+            load=codec.write_load(
+                engine.held, device.queued, device.busy_s + (passes.busy_s if passes is not None else 0.0)
+            ),
             feature_dtype=engine.config.feature_dtype if projection is not None else "",
             stop_token_ids=engine.target.stop_ids,
             **self._worker.described(),

@@ -27,6 +27,7 @@ from verify_service.config import VerifyConfig
 from verify_service.grammars.grammars import GrammarRefused
 from verify_service.interface import Grammar, Judged, KeptRows, Prefill, Progress, RowSpan
 from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
+from verify_service.synthetic_step import Rider, SyntheticSequence, SyntheticStep
 
 STEP_PREFILL = 512  # prompt tokens that ride in a round, where the configuration leaves it to the device
 
@@ -47,15 +48,6 @@ class SyntheticProjection:
     fingerprint: str
 
 
-@dataclasses.dataclass(slots=True)
-class _Held:
-    """One sequence: what the real engine keeps, and what its tokens hang on."""
-
-    state: SequenceState
-    key: int = 0
-    first_token: int = 0
-
-
 class SyntheticVerifyEngine:
     """Keeps `interface.Engine`."""
 
@@ -74,7 +66,9 @@ class SyntheticVerifyEngine:
         self._law = SyntheticLaw(spec)
         self._pace = Pace(spec.jitter, spec.seed)
         self._pages = PageTable(config.kv_tokens // config.page_size, config.page_size)
-        self._sequences: dict[int, _Held] = {}
+        self._sequences: dict[int, SyntheticSequence] = {}
+        self._busy: dict[int, SyntheticSequence] = {}  # those in steps under way
+        self._free_ns = 0  # when the last pass ended
         self._line: deque[Prefill] = deque()  # prompts on their way in
         self._news: dict[int, deque[Progress]] = {0: deque()}  # of those that rode in rounds, by owner
         self._step_tokens = config.step_prefill_tokens or STEP_PREFILL
@@ -119,6 +113,8 @@ class SyntheticVerifyEngine:
             problem = invalid("prompt_logprobs: a synthetic target has none")
         if problem is not None:
             return problem
+        if cursor.sequence in self._busy:
+            return Refusal(RefusalReason.NO_PAGES, "what was held under this number is in a pass that has not ended")
         if held is not None:
             self._drop(cursor.sequence)
         if len(self._sequences) >= self.config.max_sequences:
@@ -133,7 +129,7 @@ class SyntheticVerifyEngine:
             cursor.sequence, cursor.epoch, owner, law, cursor.committed_len, capacity, keep_features=keep_features
         )
         first = int(ids[0])
-        self._sequences[cursor.sequence] = _Held(state, self._law.key(first, law.seed, law.choice), first)
+        self._sequences[cursor.sequence] = SyntheticSequence(state, self._law.key(first, law.seed, law.choice), first)
         return None
 
     def spared(self, sequence: int, epoch: int, *, rows: bool) -> tuple[int, SyntheticRows | None]:
@@ -145,40 +141,58 @@ class SyntheticVerifyEngine:
 
     def prefill_next(self, *, short: bool = False, owner: int = 0) -> Progress | None:
         """A chunk of the owner's first prompt in line, by itself."""
+        step = self.begin_prefill(short=short, owner=owner)
+        if step is not None:
+            step.run()
+            self.end(step)
+        return self.take_news(owner)
+
+    def begin_prefill(self, *, short: bool = False, owner: int = 0) -> SyntheticStep | None:
         began = time.perf_counter_ns()
         first = [each for each in self._line if each.owner == owner][:1]
-        progress, seconds = self._ride(first, self._step_tokens if short else self.config.prefill_chunk)
-        self._sleep(began, seconds)
-        return progress[0] if progress else None
+        riders, seconds = self._riders(first, self._step_tokens if short else self.config.prefill_chunk)
+        return self._under_way(SyntheticStep(self._sleep, [], [], [], riders, seconds, began)) if riders else None
 
     def take_news(self, owner: int = 0) -> Progress | None:
         news = self._news.get(owner)
         return news.popleft() if news else None
 
-    def _ride(self, prefills: Sequence[Prefill], budget: int) -> tuple[list[Progress], float]:
-        """The next tokens of prompts in line, first come, first served: what came of them, and their seconds."""
-        made: list[Progress] = []
+    def _riders(self, prefills: Sequence[Prefill], budget: int) -> tuple[list[Rider], float]:
+        """The next tokens of prompts in line, first come, first served, and their seconds."""
+        riders: list[Rider] = []
         seconds = 0.0
         for prefill in prefills:
             if budget <= 0:
                 break
             held = self._sequences.get(prefill.sequence)
+            if held is not None and self._busy.get(prefill.sequence) is held:
+                continue  # in a pass that has not ended
             if held is None or held.state.epoch != prefill.epoch:
                 self._line.remove(prefill)
-                made.append(Progress(prefill, None, 0, False, unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))))
+                why = unknown(Cursor(prefill.sequence, prefill.epoch, 0, 0))
+                self._tell(Progress(prefill, None, 0, False, why))
                 continue
-            state, start = held.state, held.state.cached
+            start = held.state.cached
             ids = prefill.token_ids[start : start + budget]
-            state.cached += len(ids)
-            state.token_ids.extend(ids)
             budget -= len(ids)
-            seconds += self.spec.prefill_seconds(len(ids), state.cached)
-            done = state.cached == state.prompt_len
-            if done:
-                self._line.remove(prefill)
-            rows = self._rows(held, start, state.cached) if state.keep_features or prefill.wants_rows else None
-            made.append(Progress(prefill, rows, len(ids), done))
-        return made, seconds
+            seconds += self.spec.prefill_seconds(len(ids), start + len(ids))
+            riders.append(Rider(prefill, held, ids))
+        return riders, seconds
+
+    def _tell(self, progress: Progress) -> None:
+        if progress.prefill.owner in self._news:
+            self._news[progress.prefill.owner].append(progress)
+
+    def _rode(self, rider: Rider) -> None:
+        state, start = rider.held.state, rider.held.state.cached
+        state.cached += len(rider.token_ids)
+        state.token_ids.extend(rider.token_ids)
+        done = state.cached == state.prompt_len
+        if done:
+            self._line.remove(rider.prefill)
+        wanted = state.keep_features or rider.prefill.wants_rows
+        rows = self._rows(rider.held, start, state.cached) if wanted else None
+        self._tell(Progress(rider.prefill, rows, len(rider.token_ids), done))
 
     def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
         """Nothing here is text."""
@@ -256,12 +270,15 @@ class SyntheticVerifyEngine:
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
         """Verdicts by comparison, after the time that packed passes of these tokens take."""
+        step = self.begin(items)
+        step.run()
+        return self.end(step)
+
+    def begin(self, items: Sequence[VerifyItem]) -> SyntheticStep:
         began = time.perf_counter_ns()
         outcomes: list[Verdict | Refusal | None] = []
-        features: list[SyntheticRows | None] = [None] * len(items)
-        runnable: list[tuple[int, VerifyItem, _Held]] = []
+        runnable: list[tuple[int, VerifyItem, SyntheticSequence]] = []
         seen: set[int] = set()
-        replayed = 0
         for index, item in enumerate(items):
             answer: Verdict | Refusal | None
             held = self._sequences.get(item.cursor.sequence)
@@ -269,34 +286,57 @@ class SyntheticVerifyEngine:
                 answer = invalid("cursor.sequence: twice in one cohort")
             else:
                 answer = check_item(held.state if held else None, item, vocab_size=self.target.vocab_size)
-                replayed += isinstance(answer, Verdict)
+            if answer is None and item.cursor.sequence in self._busy:
+                answer = invalid("cursor: the sequence is in a pass that has not ended")
             seen.add(item.cursor.sequence)
             outcomes.append(answer)
             if answer is None and held is not None:
                 runnable.append((index, item, held))
-        tokens = 0
-        progress: list[Progress] = []
-        if runnable:
-            tokens = sum(1 + len(item.draft_ids) for _, item, _ in runnable)
-            context = sum(held.state.committed_len for _, _, held in runnable) / len(runnable)
-            said = self._target_ids(runnable)
-            for (index, item, held), ids in zip(runnable, said, strict=True):
-                outcomes[index], features[index] = self._judge(item, held, ids)
-            progress, more = self._ride(list(self._line), self._step_tokens)
-            self._sleep(began, self._seconds(tokens, context) + more)
-            for each in progress:
-                if each.prefill.owner in self._news:
-                    self._news[each.prefill.owner].append(each)
+        if not runnable:
+            return SyntheticStep(self._sleep, outcomes, [], [], [], 0.0, began)
+        tokens = sum(1 + len(item.draft_ids) for _, item, _ in runnable)
+        context = sum(held.state.committed_len for _, _, held in runnable) / len(runnable)
+        riders, more = self._riders(list(self._line), self._step_tokens)
+        seconds = self._seconds(tokens, context) + more
+        said = self._target_ids(runnable)
+        return self._under_way(SyntheticStep(self._sleep, outcomes, runnable, said, riders, seconds, began))
+
+    def _under_way(self, step: SyntheticStep) -> SyntheticStep:
+        self._busy |= {held.state.sequence: held for _, _, held in step.runnable}
+        self._busy |= {rider.held.state.sequence: rider.held for rider in step.riders}
+        return step
+
+    def end(self, step: SyntheticStep) -> Judged:
+        """What was known all along becomes so, but for sequences that have left."""
+        features: list[SyntheticRows | None] = [None] * len(step.outcomes)
+        replayed = sum(isinstance(each, Verdict) for each in step.outcomes)
+        for (index, item, held), ids in zip(step.runnable, step.said, strict=True):
+            if self._left(held):
+                step.outcomes[index] = unknown(item.cursor)
+            else:
+                step.outcomes[index], features[index] = self._judge(item, held, ids)
+        for rider in step.riders:
+            if not self._left(rider.held):
+                self._rode(rider)
         return Judged(
-            outcomes=[each for each in outcomes if each is not None],
+            outcomes=[each for each in step.outcomes if each is not None],
             features=features,
             replayed=replayed,
-            tokens=tokens,
-            forward_ns=time.perf_counter_ns() - began,
-            prefill_tokens=sum(each.tokens for each in progress),
+            tokens=step.tokens,
+            forward_ns=step.forward_ns,
+            prefill_tokens=sum(len(rider.token_ids) for rider in step.riders),
         )
 
-    def _target_ids(self, runnable: Sequence[tuple[int, VerifyItem, _Held]]) -> list[list[int]]:
+    def _left(self, held: SyntheticSequence) -> bool:
+        """Whether a sequence of a step that ends has left; what it held is free from now on."""
+        sequence = held.state.sequence
+        del self._busy[sequence]
+        if self._sequences.get(sequence) is held:
+            return False
+        self._pages.release(sequence)
+        return True
+
+    def _target_ids(self, runnable: Sequence[tuple[int, VerifyItem, SyntheticSequence]]) -> list[list[int]]:
         """[n][k] what the target says after each cohort member's anchor."""
         widest = 1 + max(len(item.draft_ids) for _, item, _ in runnable)
         keys = np.array([held.key for _, _, held in runnable], np.uint64)
@@ -304,7 +344,7 @@ class SyntheticVerifyEngine:
         ids: list[list[int]] = self._law.target(keys[:, None], positions).tolist()
         return ids
 
-    def _judge(self, item: VerifyItem, held: _Held, ids: list[int]) -> tuple[Verdict, SyntheticRows | None]:
+    def _judge(self, item: VerifyItem, held: SyntheticSequence, ids: list[int]) -> tuple[Verdict, SyntheticRows | None]:
         state = held.state
         accepted = 0
         while accepted < len(item.draft_ids) and item.draft_ids[accepted] == ids[accepted]:
@@ -318,7 +358,7 @@ class SyntheticVerifyEngine:
 
     # -- small things -----------------------------------------------------------------------
 
-    def _rows(self, held: _Held, start: int, stop: int) -> SyntheticRows:
+    def _rows(self, held: SyntheticSequence, start: int, stop: int) -> SyntheticRows:
         state = held.state
         ids = state.token_ids[start:stop]
         return SyntheticRows(state.sequence, state.epoch, start, ids, held.first_token, self.feature_width)
@@ -329,10 +369,13 @@ class SyntheticVerifyEngine:
         return sum(self.spec.verify.seconds(min(tokens - at, limit), context) for at in range(0, tokens, limit))
 
     def _sleep(self, began_ns: int, seconds: float) -> int:
-        """Until the pass that began then is over; its nanoseconds."""
+        """Until the pass is over that began then, or when the one before it ended; its nanoseconds."""
+        began_ns = max(began_ns, self._free_ns)
         self.missed_ns += self._pace.sleep_until(began_ns + int(self._pace.take(seconds) * 1e9))
-        return time.perf_counter_ns() - began_ns
+        self._free_ns = time.perf_counter_ns()
+        return self._free_ns - began_ns
 
     def _drop(self, sequence: int) -> None:
-        self._sequences.pop(sequence, None)
-        self._pages.release(sequence)
+        held = self._sequences.pop(sequence, None)
+        if held is None or self._busy.get(sequence) is not held:  # else when its pass has ended
+            self._pages.release(sequence)

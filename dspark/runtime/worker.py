@@ -59,13 +59,17 @@ def new_owner() -> int:
 
 @dataclass
 class Worker(Generic[E]):
-    """What the services of one worker share. role: verify or draft."""
+    """What the services of one worker share. role: verify or draft.
+
+    device: the thread that owns the engine. passes: one that computes what the other has prepared, where that pays.
+    """
 
     role: str
     engine: E
     device: DeviceWorker
     shell: Shell
     cost: Curve | None = None
+    passes: DeviceWorker | None = None
     draining: Draining = field(default_factory=Draining)
 
     @property
@@ -79,6 +83,11 @@ class Worker(Generic[E]):
     @property
     def incarnation(self) -> int:
         return self.shell.incarnation
+
+    @property
+    def threads(self) -> list[DeviceWorker]:
+        """In the order in which they end."""
+        return [each for each in (self.passes, self.device) if each is not None]
 
     def described(self) -> dict[str, Any]:
         """The fields that the descriptions of both roles have, the load aside."""
@@ -138,7 +147,8 @@ class WorkerProcess(ShellProcess, Generic[E]):
         return self.worker.engine
 
     def _leave(self, grace_s: float) -> None:
-        self.worker.device.on_health = lambda healthy: None  # it serves no more, however well it is
+        for each in self.worker.threads:
+            each.on_health = lambda healthy: None  # it serves no more, however well it is
         self.worker.draining.begin(grace_s)
 
     async def _empty(self, grace_s: float) -> None:
@@ -147,7 +157,8 @@ class WorkerProcess(ShellProcess, Generic[E]):
 
     async def _close(self, grace_s: float) -> None:
         await self._services.close()
-        self.worker.device.close()
+        for each in self.worker.threads:
+            each.close()
 
 
 async def start_worker(
@@ -158,20 +169,28 @@ async def start_worker(
     model: str,
     load: Callable[[], tuple[E, Curve | None]],
     services: Callable[[Worker[E]], Services],
+    passes: bool = False,
 ) -> WorkerProcess[E]:
-    """Serves what `load` gives, which runs on the device's thread: it may take minutes."""
+    """Serves what `load` gives, which runs on the device's thread: it may take minutes. passes: whether to have a
+    thread for them."""
     shell = Shell(role, config, lambda: model or config.engine)
     device = DeviceWorker(name)
+    threads, made = [device], None
     try:
         engine, cost = await device.run(load)
-        worker = Worker(role, engine, device, shell, cost)
+        worker = Worker(role, engine, device, shell, cost, DeviceWorker(f"{name}-passes") if passes else None)
+        threads = worker.threads
         made = services(worker)
         shell.metrics.pages_total.set(engine.held.pages_total)
         await shell.listen(made.servicers)
         await shell.server.set_serving(True)
-        device.on_health = shell.server.say_serving
+        for each in threads:
+            each.on_health = shell.server.say_serving
     except BaseException:
-        device.close()
+        if made is not None:
+            await made.close()
+        for each in threads:
+            each.close()
         await shell.abandon()
         raise
     return WorkerProcess(shell, worker, made)

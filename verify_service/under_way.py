@@ -1,0 +1,137 @@
+"""A step of an engine between its preparation and its end: packed passes that run while others are prepared.
+
+Invariant: while it is under way, what it reads and writes stays. States of the sequences in it do not change, their
+pages go to nobody, and who leaves meanwhile leaves when it has ended. Pages of others may be handed on: whoever gets
+them is in a later pass, and passes run one after the other. `run` computes and changes nothing of this; `end` does,
+on the thread that owns sequences and pages, and is always called once `run` is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from dspark.types import Draws, Refusal, RefusalReason, Verdict
+from verify_service.feature_store import FeatureRows
+from verify_service.interface import Judged, Prefill, Progress
+from verify_service.packed_step import Chunk, Executed, PackedStep, PassFailed, Prepared, spoil
+from verify_service.sequences import SequenceState, VerifyItem
+
+log = structlog.get_logger("dspark.verify")
+
+FAILED = Refusal(RefusalReason.INTERNAL, "its pass failed; see the verifier's log")
+
+
+class Batch(NamedTuple):
+    """One pass of the step."""
+
+    indices: Sequence[int]  # of its items
+    prepared: Prepared
+
+
+class UnderWay:
+    """given: the items that run, by index; outcomes: of the others; riders: prompts in the first batch."""
+
+    def __init__(
+        self,
+        step: PackedStep,
+        items: Sequence[VerifyItem],
+        given: Mapping[int, VerifyItem],
+        outcomes: dict[int, Verdict | Refusal],
+        batches: Sequence[Batch],
+        riders: Sequence[tuple[Prefill, Chunk]],
+        began_ns: int,
+    ) -> None:
+        self.riders = riders
+        self.states: list[SequenceState] = [state for batch in batches for state in _states(batch.prepared)]
+        self.failure: Exception | None = None  # why nothing of it ran
+        self._step, self._items, self._given, self._outcomes, self._batches = step, items, given, outcomes, batches
+        self._ran: list[tuple[Sequence[int], Executed]] = []
+        self._spoilt: list[Prepared] = []
+        self._labels: dict[int, npt.NDArray[np.float32]] = {}
+        self._draws: list[Draws] = []
+        self._near_ties = 0
+        self._replayed = sum(isinstance(each, Verdict) for each in outcomes.values())
+        self._error: Exception | None = None  # of the pass that failed last
+        self._spent_ns = time.perf_counter_ns() - began_ns
+
+    def run(self) -> None:
+        """On the thread that computes."""
+        began = time.perf_counter_ns()
+        for batch in self._batches:
+            self._run(batch)
+        self._labels, self._draws = self._step.take_draws(self._items)
+        self._near_ties = self._step.take_near_ties()
+        self.failure = None if self._ran else self._error
+        self._spent_ns += time.perf_counter_ns() - began
+
+    def _run(self, batch: Batch) -> None:
+        """A pass; of one that failed, with fewer beside each other, so that whoever spoils it is alone at last. One of
+        them, or their number, may have been more than the device could bear."""
+        indices, prepared = batch
+        parts: list[Sequence[int]] = []
+        try:
+            self._ran.append((indices, self._step.execute(prepared)))
+            return
+        except PassFailed as error:
+            self._error = error
+            log.error("pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
+            parts = ([indices] if indices else []) if prepared.chunks else _halves(indices)  # what rode goes no further
+        except Exception as error:  # a bug behind the pass
+            self._error = error
+            log.error("step.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
+        self._spoilt.append(prepared)
+        for part in parts:
+            self._run(Batch(part, self._step.prepare([self._given[index] for index in part], ())))
+
+    def end(self) -> tuple[Judged, list[Progress]]:
+        """What became of it, now that it becomes so, and of the prompts in it."""
+        began = time.perf_counter_ns()
+        outcomes, features = self._outcomes, dict[int, FeatureRows | None]()
+        progress: list[Progress] = []
+        tokens = 0
+        for prepared in self._spoilt:
+            spoil(prepared)
+        for indices, executed in self._ran:
+            try:
+                stepped = self._step.commit(executed)
+            except Exception as error:  # a bug: some may be committed and not told, so all begin anew
+                log.error("step.failed", sequences=len(indices), exc_info=error)
+                spoil(executed.prepared)
+                continue
+            tokens += stepped.tokens
+            outcomes |= dict(zip(indices, stepped.outcomes, strict=True))
+            features |= dict(zip(indices, stepped.features, strict=True))
+            if executed.prepared.chunks:
+                for (prefill, chunk), rows in zip(self.riders, stepped.chunk_rows, strict=True):
+                    done = chunk.state.cached == chunk.state.prompt_len
+                    progress.append(Progress(prefill, rows, len(chunk.token_ids), done))
+        if self.riders and not progress:
+            progress = [Progress(prefill, None, 0, False, FAILED) for prefill, _ in self.riders]
+        judged = Judged(
+            outcomes=[outcomes.get(index, FAILED) for index in range(len(self._items))],
+            features=[features.get(index) for index in range(len(self._items))],
+            replayed=self._replayed,
+            tokens=tokens,
+            forward_ns=self._spent_ns + time.perf_counter_ns() - began,
+            near_ties=self._near_ties,
+            prefill_tokens=sum(each.tokens for each in progress),
+            labels=self._labels,
+            draws=self._draws,
+        )
+        return judged, progress
+
+
+def _states(prepared: Prepared) -> list[SequenceState]:
+    return [*prepared.states, *(chunk.state for chunk in prepared.chunks)]
+
+
+def _halves(batch: Sequence[int]) -> list[Sequence[int]]:
+    """Nothing of a batch of one: it cannot be told apart from itself."""
+    middle = len(batch) // 2
+    return [batch[:middle], batch[middle:]] if middle else []
