@@ -70,10 +70,10 @@ class _Cache:
 
 
 class _Computed:
-    """A step on its way through the thread of passes; over: is called there at its end. Names are those of the device's
-    jobs."""
+    """A step on its way through the thread of passes, by the names of the device's jobs. over: is told there at its
+    end what went wrong beside the passes, a bug."""
 
-    def __init__(self, step: Step, over: Callable[[], None]) -> None:
+    def __init__(self, step: Step, over: Callable[[Exception | None], None]) -> None:
         self._step, self._over = step, over
 
     def judge_cohort(self) -> None:
@@ -84,12 +84,14 @@ class _Computed:
 
     def _run(self) -> None:
         """Raises why nothing of it ran, by which the device's health is judged."""
+        bug = None
         try:
             self._step.run()
-        finally:
-            self._over()
-        if self._step.failure is not None:
-            raise self._step.failure
+        except Exception as error:
+            bug = error
+        self._over(bug)
+        if (wrong := bug or self._step.failure) is not None:
+            raise wrong
 
 
 class RoundDriver:
@@ -251,7 +253,11 @@ class RoundDriver:
 
     def _run_chunk(self) -> bool:
         """Of a prompt, in a pass of its own; False where there is none that can go on."""
-        step = self._prompts.begin_chunk(self._last_pass)
+        try:
+            step = self._prompts.begin_chunk(self._last_pass)
+        except Exception as error:  # it is tried again
+            log.error("chunk.not_begun", exc_info=error)
+            return False
         if step is None:
             if news := list(self._prompts.collect()):  # of prompts that cannot
                 self.tell(lambda: self._told_of(news))
@@ -267,16 +273,15 @@ class RoundDriver:
     def _computed(self, step: Step, end: Came) -> _Computed:
         """A job for the thread of passes."""
         self._under_way += 1
-        after = partial(self._after, step, end)
-        return _Computed(step, lambda: self._worker.device.post(after, self._events))
+        return _Computed(step, lambda bug: self._worker.device.post(partial(self._after, step, end, bug), self._events))
 
-    def _after(self, step: Step, end: Came) -> None:
+    def _after(self, step: Step, end: Came, bug: Exception | None) -> None:
         self._under_way -= 1
         if self._over:
             self._engine.end(step)  # what is held for it comes free
             return
         self._last_pass = time.monotonic()
-        self._inbox.append(end)
+        self._inbox.append(end if bug is None else partial(_fail, bug))
         self._surely(self._take_turn)
 
     def _take(self) -> list[Told | Plan]:
@@ -393,3 +398,7 @@ class RoundDriver:
             del self._admitted[sequence]
             self._drafters.blocks.pop(sequence, None)
         self._worker.note_load()
+
+
+def _fail(bug: Exception) -> Iterable[Told]:
+    raise bug

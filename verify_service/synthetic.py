@@ -311,12 +311,12 @@ class SyntheticVerifyEngine:
         features: list[SyntheticRows | None] = [None] * len(step.outcomes)
         replayed = sum(isinstance(each, Verdict) for each in step.outcomes)
         for (index, item, held), ids in zip(step.runnable, step.said, strict=True):
-            if self._left(held):
+            if self._left(held) or step.failure is not None:
                 step.outcomes[index] = unknown(item.cursor)
             else:
                 step.outcomes[index], features[index] = self._judge(item, held, ids)
         for rider in step.riders:
-            if not self._left(rider.held):
+            if not self._left(rider.held) and step.failure is None:
                 self._rode(rider)
         return Judged(
             outcomes=[each for each in step.outcomes if each is not None],

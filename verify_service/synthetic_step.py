@@ -23,8 +23,6 @@ class SyntheticSequence:
 class SyntheticStep:
     """A step under way: it sleeps where a real one computes. Verdicts are known before, and told at its end."""
 
-    failure = None
-
     def __init__(
         self,
         sleep: Callable[[int, float], int],
@@ -38,6 +36,7 @@ class SyntheticStep:
         self.outcomes, self.runnable, self.said, self.riders = outcomes, runnable, said, riders
         self.tokens = sum(1 + len(item.draft_ids) for _, item, _ in runnable)
         self.forward_ns = 0
+        self.failure: Exception | None = None  # never by itself
         self._sleep, self._seconds, self._began_ns = sleep, seconds, began_ns
 
     def run(self) -> None:

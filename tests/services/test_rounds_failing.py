@@ -33,6 +33,7 @@ from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 from verify_service.prompts import Prompts
 from verify_service.round_passes import RoundPasses
+from verify_service.synthetic_step import SyntheticStep
 
 pytestmark = pytest.mark.services
 
@@ -275,16 +276,21 @@ async def test_a_stream_that_cannot_be_begun_is_a_lost_drafter_and_begun_later(
 # The verifier.
 
 
-async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(pair: str) -> None:
+@pytest.mark.parametrize("when", ["prepared", "run"])
+async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(pair: str, when: str) -> None:
     async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        inner = v.engine.judge_cohort
+        inner = v.engine.begin
 
-        def judge_cohort(items: Any) -> Any:
-            if any(item.cursor.sequence == 2 and item.cursor.round > 4 for item in items):
+        def begin(items: Any) -> Any:
+            fails = any(item.cursor.sequence == 2 and item.cursor.round > 4 for item in items)
+            if fails and when == "prepared":
                 raise RuntimeError("planted")
-            return inner(items)
+            step = inner(items)
+            if fails:
+                step.failure = RuntimeError("planted")
+            return step
 
-        v.engine.judge_cohort = judge_cohort
+        v.engine.begin = begin
         conductor.begin_again = False
         conductor.know(1, d)
         asked = [conductor.ask([5 + place, 6], COUPLED, 40, drafter=1) for place in range(3)]
@@ -313,19 +319,21 @@ async def test_a_bug_at_one_prompt_refuses_that_one(pair: str, method: str) -> N
 
 async def test_a_chunk_that_fails_is_run_again(pair: str) -> None:
     async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        inner, left = v.engine.prefill_next, [1]
+        inner, left = v.engine.begin_prefill, [1]
 
-        def prefill_next(**more: Any) -> Any:
+        def begin_prefill(**more: Any) -> Any:
             if left and left.pop():
                 raise RuntimeError("planted")
             return inner(**more)
 
-        v.engine.prefill_next = prefill_next
+        v.engine.begin_prefill = begin_prefill
         await answered(v, conductor, [conductor.ask([5, 6], SAMPLED, 20)])
         assert not left
 
 
-@pytest.mark.parametrize("bug", ["a pass was judged", "a prompt was run", "a stream of a drafter ends"])
+@pytest.mark.parametrize(
+    "bug", ["a pass was judged", "beside a pass", "a prompt was run", "a stream of a drafter ends"]
+)
 async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
     pair: str, bug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +342,9 @@ async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
 
     async with verifier(pair) as v, conducting(v, PLAN) as conductor:
         if bug == "a pass was judged":
-            monkeypatch.setattr(RoundPasses, "note", planted)
+            monkeypatch.setattr(RoundPasses, "_note", planted)
+        elif bug == "beside a pass":
+            monkeypatch.setattr(SyntheticStep, "run", planted)
         elif bug == "a prompt was run":
             monkeypatch.setattr(Prompts, "_ended", planted)
         answer = conductor.ask([5, 6], SAMPLED, LONG)
