@@ -22,9 +22,13 @@ class SimulatedDevice(DeviceWorker):
 
     A job's effects on the device happen when it begins; who asked hears of it when it ends, unless the process has
     died in between. seconds: of each kind of job, by the name of its function; or a function of the job's arguments.
+    at_end: effects happen when a job ends, as of one that computes apart and says itself that it is over.
     """
 
-    def __init__(self, network: Network, seconds: Mapping[str, float | Callable[..., float]]) -> None:
+    def __init__(
+        self, network: Network, seconds: Mapping[str, float | Callable[..., float]], *, at_end: bool = False
+    ) -> None:
+        self._at_end = at_end
         self._seconds: dict[str, float | Callable[..., float]] = {**SECONDS, **seconds}
         self._node = network.here()
         self._working = False
@@ -53,6 +57,11 @@ class SimulatedDevice(DeviceWorker):
                 continue
             takes = self._seconds.get(getattr(function, "__name__", ""), OTHERWISE_S)
             seconds = takes(*args) if callable(takes) else takes
+            if self._at_end:
+                self._working = True
+                self.busy_s += seconds
+                loop.call_later(seconds, self._node.when_awake, lambda function=function: self._finish(function))
+                continue
             result: Any = None
             error: Exception | None = None
             self._working = True  # what this job posts waits until it is over
@@ -62,6 +71,11 @@ class SimulatedDevice(DeviceWorker):
                 error = caught
             self.busy_s += seconds
             loop.call_later(seconds, self._node.when_awake, lambda done=(future, result, error): self._over(*done))
+
+    def _finish(self, function: Callable[[], object]) -> None:
+        with contextlib.suppress(Exception):  # its own affair
+            function()
+        self._over(None, None, None)
 
     def _over(self, future: asyncio.Future[Any] | None, result: Any, error: Exception | None) -> None:
         self._working = False

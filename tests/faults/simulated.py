@@ -284,8 +284,8 @@ def in_memory(cell: SimulatedCell) -> Iterator[None]:
     def drafter_stream(*args: Any, **more: Any) -> MemoryDrafterStream:
         return MemoryDrafterStream(network, *args, **more)
 
-    def device(*_: Any, **__: Any) -> SimulatedDevice:
-        return SimulatedDevice(network, cell.seconds)
+    def device(name: str, **_: Any) -> SimulatedDevice:
+        return SimulatedDevice(network, cell.seconds, at_end=name.endswith("-passes"))
 
     with contextlib.ExitStack() as stack:
         for name, made in (("insecure_channel", channel), ("secure_channel", channel), ("server", server)):

@@ -1,0 +1,204 @@
+"""Passes that are prepared while others are computed: verdicts and rows are those of passes one after the other, and
+whatever is freed, opened or asked for meanwhile changes nothing of what is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Rule, SparseQ, Verdict
+from verify_service.config import VerifyConfig
+from verify_service.engine import VerifyEngine
+from verify_service.feature_store import FeatureRows
+from verify_service.interface import Prefill, RowSpan
+from verify_service.sequences import VerifyItem
+from verify_service.synthetic import SyntheticVerifyEngine
+
+GREEDY = Law(temperature=0.0)
+PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77, 19, 54, 2, 61, 70, 11, 93, 25, 38]
+
+
+@pytest.fixture
+def config(golden_target: Path, golden_drafter: Path) -> VerifyConfig:
+    return VerifyConfig(target=str(golden_target), drafter=str(golden_drafter), kv_tokens=2048, page_size=8)
+
+
+@pytest.fixture(params=["real", "synthetic"])
+def engine(request: pytest.FixtureRequest, config: VerifyConfig, tmp_path: Path) -> Any:
+    if request.param == "real":
+        return VerifyEngine.load(config)
+    document = {
+        "verify": {"tokens": [1], "ms": [0.1]},
+        "draft": {"sequences": [1], "ms": [0.1]},
+        "domains": {"only": {"accept": [0.8] * 4}},
+        "vocabulary": 128,
+    }
+    path = tmp_path / "pair.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return SyntheticVerifyEngine.load(
+        VerifyConfig(engine="synthetic", synthetic=str(path), kv_tokens=2048, page_size=8)
+    )
+
+
+def take_in(engine: Any, sequence: int, law: Law = GREEDY, epoch: int = 1) -> list[int]:
+    """Opens and prefills by itself; all its tokens."""
+    prompt = [sequence, *PROMPT]
+    problem = engine.open(Cursor(sequence, epoch, 0, len(prompt)), law, 120, True, token_ids=prompt)
+    assert problem is None
+    engine.line_up(Prefill(sequence, epoch, prompt, wants_rows=False))
+    while engine.prefill_next() is not None:
+        pass
+    return [*prompt, engine.first_token(sequence)]
+
+
+def item(sequence: int, tokens: list[int], draft: tuple[int, ...] = (), *, awaited: bool = True) -> VerifyItem:
+    q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32)) if draft else NO_Q
+    done = len(tokens) - len(PROMPT) - 1
+    return VerifyItem(Cursor(sequence, 1, done, len(tokens)), tokens[-1], draft, q, awaited)
+
+
+def run(*steps: Any) -> None:
+    """On another thread, one after the other."""
+
+    def work() -> None:
+        for step in steps:
+            step.run()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+LAWS = [GREEDY, Law(temperature=1.0, seed=7, rule=Rule.BLOCK), Law(temperature=1.0, seed=8, rule=Rule.TOKEN)]
+
+
+def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[tuple[list[Verdict], list[torch.Tensor]]]:
+    """Two cohorts in turn: each step is prepared while the one before is computed, or all are run one by one."""
+    said = {sequence: take_in(engine, sequence, LAWS[sequence % 3]) for sequence in range(1, 7)}
+    cohorts = ([1, 3, 5], [2, 4, 6])
+    drafts = lambda number: tuple((11 * number + j) % 128 for j in range(number % 4))  # noqa: E731
+
+    def asked(cohort: list[int], number: int) -> list[VerifyItem]:
+        return [item(each, said[each], drafts(number + each), awaited=each != 5) for each in cohort]
+
+    def take(cohort: list[int], asked: list[VerifyItem], judged: Any) -> tuple[list[Verdict], list[torch.Tensor]]:
+        for sequence, its, verdict in zip(cohort, asked, judged.outcomes, strict=True):
+            assert isinstance(verdict, Verdict), verdict
+            said[sequence] += [*its.draft_ids[: verdict.accepted], verdict.next_token]
+        return judged.outcomes, [rows.rows for rows in judged.features if rows is not None]
+
+    for number in range(6):
+        if not split:
+            for cohort in cohorts:
+                items = asked(cohort, number)
+                yield take(cohort, items, engine.judge_cohort(items))
+            continue
+        both = [asked(cohort, number) for cohort in cohorts]
+        steps = [engine.begin(items) for items in both]
+        run(*steps)
+        for cohort, items, step in zip(cohorts, both, steps, strict=True):
+            yield take(cohort, items, engine.end(step))
+
+
+def test_verdicts_and_rows_are_those_of_passes_that_are_not_split(config: VerifyConfig) -> None:
+    whole, apart = VerifyEngine.load(config), VerifyEngine.load(config)
+    for (expected, rows), (outcomes, its) in zip(rounds(whole, split=False), rounds(apart, split=True), strict=True):
+        assert [(each.cursor, each.accepted, each.next_token) for each in outcomes] == [
+            (each.cursor, each.accepted, each.next_token) for each in expected
+        ]
+        for row, other in zip(rows, its, strict=True):
+            torch.testing.assert_close(row, other, rtol=0, atol=0)
+    for sequence in (1, 5):  # rows that were awaited, and rows that were owed
+        length = whole._holdings.states[sequence].committed_len
+        kept = [engine.features(Cursor(sequence, 1, 0, length), 0) for engine in (whole, apart)]
+        assert all(isinstance(each, FeatureRows) for each in kept)
+        torch.testing.assert_close(kept[0].rows, kept[1].rows, rtol=0, atol=0)  # type: ignore[union-attr]
+
+
+def test_who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody(engine: Any) -> None:
+    one, two = take_in(engine, 1), take_in(engine, 2)
+    held = engine.held.pages_held
+    step = engine.begin([item(1, one), item(2, two)])
+    assert engine.release(1, 1)
+    assert engine.held.sequences == 1
+    assert engine.held.pages_held == held, "the pass writes there"
+    refused = engine.open(Cursor(1, 2, 0, 2), GREEDY, 60, True, token_ids=[1, 2])
+    assert refused.reason is RefusalReason.NO_PAGES
+    run(step)
+    gone, judged = engine.end(step).outcomes
+    assert isinstance(gone, Refusal)
+    assert gone.reason is RefusalReason.UNKNOWN_SEQUENCE
+    assert isinstance(judged, Verdict)
+    assert engine.held.pages_held < held
+    assert engine.open(Cursor(1, 2, 0, 2), GREEDY, 60, True, token_ids=[1, 2]) is None
+
+
+def test_a_session_that_ends_in_the_middle_of_a_pass_leaves_nothing(engine: Any) -> None:
+    step = engine.begin([item(1, take_in(engine, 1))])
+    assert engine.release_owner(0) == 1
+    run(step)
+    engine.end(step)
+    assert (engine.held.sequences, engine.held.pages_held) == (0, 0)
+
+
+def test_a_sequence_is_in_one_pass_at_a_time(engine: Any) -> None:
+    said = take_in(engine, 1)
+    first, second = engine.begin([item(1, said)]), engine.begin([item(1, said)])
+    run(first, second)
+    (verdict,), (refused,) = engine.end(first).outcomes, engine.end(second).outcomes
+    assert isinstance(verdict, Verdict)
+    assert isinstance(refused, Refusal)
+    again = engine.judge_cohort([item(1, [*said, verdict.next_token])])
+    assert isinstance(again.outcomes[0], Verdict)
+
+
+def test_a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile(engine: Any) -> None:
+    one, two = take_in(engine, 1), take_in(engine, 2)
+    for sequence in (3, 4):
+        prompt = [sequence, *PROMPT] * 8
+        assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 260, True, token_ids=prompt) is None
+        engine.line_up(Prefill(sequence, 1, prompt, wants_rows=False))
+    steps = [engine.begin([item(1, one)]), engine.begin([item(2, two)])]
+    assert [[rider[0].sequence for rider in step.riders] for step in steps] == (
+        [[3], [4]] if isinstance(engine, VerifyEngine) else [[3, 4], []]
+    )
+    run(*steps)
+    for step in steps:
+        engine.end(step)
+    while engine.prefill_next() is not None:
+        pass
+    assert [isinstance(engine.first_token(sequence), int) for sequence in (3, 4)] == [True, True]
+
+
+def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyConfig) -> None:
+    """A later pass writes where somebody was who is gone, and the pass under way reads its own."""
+    alone = VerifyEngine.load(config)
+    said = take_in(alone, 1)
+    expected = alone.judge_cohort([item(1, said)]).outcomes[0]
+    crowded = VerifyEngine.load(config)
+    mine, theirs = take_in(crowded, 1), take_in(crowded, 2)
+    step = crowded.begin([item(1, mine)])
+    crowded.release(2, 1)
+    other = take_in(crowded, 3)  # prefilled while the first pass waits
+    behind = crowded.begin([item(3, other)])
+    run(step, behind)
+    assert crowded.end(step).outcomes[0].next_token == expected.next_token  # type: ignore[union-attr]
+    assert isinstance(crowded.end(behind).outcomes[0], Verdict)
+    assert theirs
+
+
+def test_nothing_of_a_pass_is_known_before_its_end(engine: Any) -> None:
+    said = take_in(engine, 1)
+    step = engine.begin([item(1, said)])
+    run(step)
+    assert engine.kept_rows([RowSpan(1, 1, 0, 99)]).counts == [len(said) - 1]
+    engine.end(step)
+    assert engine.kept_rows([RowSpan(1, 1, 0, 99)]).counts == [len(said)]
