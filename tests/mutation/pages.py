@@ -144,14 +144,14 @@ PAGES = [
         "verify_service/packed_step.py",
         (
             "rejected rows are not taken back",
-            "state.cached += len(kept)",
+            "state.cached += 1 + accepted",
             "state.cached += 1 + len(item.draft_ids)",
             ENGINE,
         ),
         (
             "feature rows of a round are those one token on",
-            "_committed(state, start, kept, case.first_row, item.wants_rows)",
-            "_committed(state, start, kept, case.first_row + 1, item.wants_rows)",
+            "_of_item(state, item, case.first_row, each[0])",
+            "_of_item(state, item, case.first_row + 1, each[0])",
             ENGINE,
         ),
         (
@@ -162,20 +162,20 @@ PAGES = [
         ),
         (
             "a prompt in a round draws its anchor from the round's logits",
-            "last = row  # where",
-            "last = 0  # where",
+            "row = last = prepared.tokens  # of",
+            "row, last = prepared.tokens, 0  # of",
             SCARCE,
         ),
         (
             "pages of a pass that failed are found by others: of rounds",
-            "for item in items]:\n                state.salt = None",
-            "for item in items]:\n                pass",
+            "for state in (*prepared.states, *(chunk.state",
+            "for state in (*(chunk.state",
             (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
         ),
         (
             "pages of a pass that failed are found by others: of prompts",
-            "chunk.state.salt = None",
-            "pass",
+            ", *(chunk.state for chunk in prepared.chunks)):",
+            ",):",
             (f"{S}::test_nobody_finds_pages_that_a_failed_pass_may_have_written",),
         ),
         (

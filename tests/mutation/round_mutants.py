@@ -8,6 +8,10 @@ from tests.mutation.mutant import Mutant, in_file
 R = "tests/unit/rounds/"
 KEPT, L = f"{R}test_round_invariants.py::test_", f"{R}test_round_loop.py::test_"
 P = "tests/unit/planning/test_planner.py::test_"
+U = "tests/unit/verify_service/test_under_way.py::test_"
+D = "tests/unit/verify_service/test_drafter_stream.py::test_"
+F = "tests/services/test_rounds_failing.py::test_"
+T = "tests/unit/draft_service/test_drafting.py::test_"
 X = "tests/unit/decoding/test_exact_rounds.py::test_"
 R1 = (f"{KEPT}r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed",)
 R2 = (f"{KEPT}r2_a_newer_plan_meets_the_next_order_only", f"{KEPT}r2_a_weight_is_frozen_too")
@@ -323,6 +327,112 @@ MUTANTS: list[Mutant] = [
             "np.maximum(np.maximum(2.0 * step, 2.0 * draft), alone)",
             "2.0 * step",
             (f"{P}what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other",),
+        ),
+    ),
+    *in_file(
+        "verify_service/packed_step.py",
+        (
+            "what a pass drew for a sequence that has left is committed",
+            "elif not self._there(state):",
+            "elif False:",
+            (f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",),
+        ),
+        (
+            "rows of a pass are committed before it has ended",
+            "    def _execute(self, prepared: Prepared) -> Executed:\n",
+            "    def _execute(self, prepared: Prepared) -> Executed:\n"
+            "        for state in prepared.states:\n            state.cached += 1\n",
+            (f"{U}nothing_of_a_pass_is_known_before_its_end",),
+        ),
+    ),
+    *in_file(
+        "verify_service/rounds.py",
+        (
+            "pages of who leaves in the middle of a pass are free at once",
+            "if self._busy.get(state.sequence) is state:",
+            "if False:",
+            (f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",),
+        ),
+        (
+            "a sequence is in two passes at once",
+            "if answer is None and item.cursor.sequence in self._busy:",
+            "if False:",
+            (f"{U}a_sequence_is_in_one_pass_at_a_time",),
+        ),
+        (
+            "a prompt is in two passes at once",
+            "waiting = [each for each in self.line if each.sequence not in self._busy]",
+            "waiting = list(self.line)",
+            (f"{U}a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile",),
+        ),
+        (
+            "who left in the middle of a pass keeps its pages",
+            "if self._leaving.pop(state.sequence, None) is not None:",
+            "if False:",
+            (f"{U}a_session_that_ends_in_the_middle_of_a_pass_leaves_nothing",),
+        ),
+    ),
+    *in_file(
+        "verify_service/round_driver.py",
+        (
+            "a pass that was under way when its stream ended is never ended",
+            "            self._engine.end(step)  # what is held for it comes free\n",
+            "",
+            (f"{F}a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_held",),
+        ),
+    ),
+    *in_file(
+        "verify_service/drafters.py",
+        (
+            "one stream that cannot be closed keeps the others open",
+            "                except Exception as error:  # the others are closed all the same\n",
+            "                except ZeroDivisionError as error:\n",
+            (f"{D}one_stream_that_cannot_be_closed_keeps_no_other_one_open",),
+        ),
+    ),
+    *in_file(
+        "verify_service/drafter_stream.py",
+        (
+            "a stream that was closed while its drafter was looked for goes on",
+            "                if self._closed:\n                    self._call.cancel()\n",
+            "",
+            (f"{D}a_stream_closed_while_its_drafter_is_looked_for_ends_without_a_word",),
+        ),
+        (
+            "a port that cannot be reached loses its drafter",
+            "except grpc.FutureTimeoutError:",
+            "except ZeroDivisionError:",
+            (f"{D}so_is_one_whose_port_cannot_be_reached",),
+        ),
+    ),
+    *in_file(
+        "draft_service/drafting.py",
+        (
+            "a verifier is not passed over for one that had its turn",
+            "            del self._waiting[owner]\n            if queue:\n",
+            "            if not queue:\n                del self._waiting[owner]\n            else:\n",
+            (
+                f"{T}verifiers_take_turns_within_the_largest_pass",
+                f"{T}one_with_many_orders_never_goes_twice_before_another",
+            ),
+        ),
+        (
+            "a pass has no largest size",
+            "if taken and len(queue[0].items) > room:",
+            "if False:",
+            (f"{T}verifiers_take_turns_within_the_largest_pass",),
+        ),
+        (
+            "blocks of one order are told to another",
+            "                at += count\n",
+            "",
+            (f"{T}what_waits_is_one_pass_and_everybody_gets_its_own_blocks",),
+        ),
+        (
+            "streams that are over are drafted for",
+            "        self._waiting.pop(owner, None)\n",
+            "        pass\n",
+            (f"{T}a_stream_that_is_over_is_not_drafted_for",),
         ),
     ),
 ]

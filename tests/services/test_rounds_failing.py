@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,33 @@ async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(pair: 
         assert [each.why for each in conductor.released if each.sequence == 2] == [Why.FAILED]
         assert asked[1].tokens == truth(v, asked[1])[: len(asked[1].tokens)]
         await answered(v, conductor, [asked[0], asked[2]])
+
+
+async def test_a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_held(pair: str) -> None:
+    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
+        answer = conductor.ask([5, 6], SAMPLED, LONG)
+        await until(lambda: answer.tokens)
+        inner, begun, go_on = v.engine.begin, threading.Event(), threading.Event()
+
+        def begin(items: Any) -> Any:
+            step = inner(items)
+            run = step.run
+
+            def slowly() -> None:
+                begun.set()
+                assert go_on.wait(20)
+                run()
+
+            step.run = slowly
+            return step
+
+        v.engine.begin = begin
+        await until(begun.is_set)
+        conductor.port.close("the test is over")
+        await until(lambda: v.engine.held.sequences == 0)
+        assert v.engine.held.pages_held, "the pass writes there"
+        go_on.set()
+        await until(lambda: v.engine.held.pages_held == 0)
 
 
 @pytest.mark.parametrize("method", ["open", "first_token"])
