@@ -192,9 +192,7 @@ class PackedStep:
             refused
             if isinstance(refused, Refusal)
             else _with_logprobs(state, result.logits[case.first_row :], item.draft_ids, decided)
-            for state, item, case, refused, decided in zip(
-                prepared.states, items, cases, masks, decisions, strict=True
-            )
+            for state, item, case, refused, decided in zip(prepared.states, items, cases, masks, decisions, strict=True)
         ]
 
     def _project(
