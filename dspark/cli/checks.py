@@ -144,8 +144,11 @@ def ports(wanted: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(f"port {purpose}", Level.OK, f"{endpoint} is free")
 
 
-def models(target: str, drafter: str, revision: str | None) -> Iterator[Finding]:
-    """Whether the pair is there, readable, and made for each other: sizes, taps, vocabulary, tokenizer."""
+def models(target: str, drafter: str, revision: str | None, *, try_it: bool = False) -> Iterator[Finding]:
+    """Whether the pair is there, readable, and made for each other: sizes, taps, vocabulary, tokenizer.
+
+    `try_it`: and what is accepted on a few held prompts, which takes the weights of both.
+    """
     from dspark.model.config import CONFIG_NAME
     from dspark.model.config_file import read_drafter_config
     from dspark.model.config_keys import Keys, read_json
@@ -184,6 +187,22 @@ def models(target: str, drafter: str, revision: str | None) -> Iterator[Finding]
     else:
         said = f"{drafter}: {config.family}, blocks of {config.block_size}, made for this target"
         yield Finding("pair", Level.OK, said)
+        if try_it:
+            yield from _acceptance(target, drafter, revision)
+
+
+def _acceptance(target: str, drafter: str, revision: str | None) -> Iterator[Finding]:
+    """What no setting tells: whether the drafter says what this target says."""
+    from dspark.model.checkpoint import load_drafter, load_target
+    from dspark.training.fitting import PROMPTS, fit, held_prompts
+
+    loaded = load_target(target, revision=revision)
+    found = fit(loaded, load_drafter(drafter, revision=revision, target=target), held_prompts(loaded, PROMPTS))
+    mend = ""
+    if not found.fits:
+        mend = "taps are layer ids whose outputs are read, from 0; `dspark checkpoint check` says what the file names"
+    level = Level.OK if found.fits else Level.WARN if found.off_by is not None else Level.FAIL
+    yield Finding("acceptance", level, f"{found}, at {found.places} places", mend)
 
 
 _SIZES = {"hidden_size": "hidden_size", "layers": "num_hidden_layers", "vocab_size": "vocab_size"}

@@ -36,6 +36,9 @@ def add_commands(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--http", default="127.0.0.1:8000", metavar="HOST:PORT", help="port to try (127.0.0.1:8000)")
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="coordinator to ask (the one of this state folder)")
     credentials.add_options(parser)
+    parser.add_argument(
+        "--acceptance", action="store_true", help="load the pair and see what is accepted on a few held prompts"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=_doctor)
 
@@ -70,7 +73,7 @@ def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
             return [checks.Finding("pair", checks.Level.FAIL, str(error), "name both")]
         if not models["target"]:
             return [checks.Finding("target", checks.Level.FAIL, "a drafter alone is no pair", "say --target too")]
-        return checks.models(models["target"], models["drafter"] or "none", args.revision)
+        return checks.models(models["target"], models["drafter"] or "none", args.revision, try_it=args.acceptance)
 
     all_checks = (
         ("versions", checks.versions),

@@ -6,6 +6,7 @@ values, or it is refused with every name that is wrong. Paths may be hub ids.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -42,6 +43,7 @@ from dspark.model.weights_file import (
 from dspark.tie import Tie
 
 ENDLESS = 1 << 20  # tokens of a target whose settings know no limit, as a pure state-space model's
+MAY_LACK = {"confidence_head.proj.bias"}  # zero where a file does not have it
 _HEX = 16  # characters of a digest that are kept
 
 
@@ -89,10 +91,11 @@ def load_drafter(
     folder = locate(path, revision=revision)
     config = read_drafter_config(folder)
     with torch.device("meta"):
-        drafter = build_drafter(config)
+        drafter = build_drafter(as_loaded(config))
     stored, shapes = drafter.stored_names(), drafter.state_dict()
     find = partial(locate, target, revision=target_revision) if target else None
     entries, vocabulary = open_source(folder, config, target=find)
+    stored = {name: outer for name, outer in stored.items() if outer in entries or outer not in MAY_LACK}
     check_shapes(folder, entries, {stored[name]: tuple(shapes[name].shape) for name in stored})
     inside = {outer: name for name, outer in stored.items()}
     tensors, digest = {}, _ProjectionDigest(config, folder)
@@ -101,12 +104,20 @@ def load_drafter(
         wide = drafter.wide(inside[outer])
         tensors[inside[outer]] = tensor.to(device=device, dtype=torch.float32 if wide else dtype)
     drafter.draft_vocabulary = None if vocabulary is None else vocabulary.to(device)
+    for name in MAY_LACK & shapes.keys() - stored.keys():
+        tensors[name] = torch.zeros(shapes[name].shape, dtype=dtype, device=device)
     drafter.load_state_dict(tensors, assign=True, strict=False)  # what is missing now is tied
     if isinstance(drafter, LanguageDrafter):
         drafter.tie()
     drafter.fingerprint = digest.text()
     favour_few_rows(drafter)
     return drafter.eval()
+
+
+def as_loaded(config: DrafterConfig) -> DrafterConfig:
+    """What a drafter is once its file is read: pairs half a head apart, and two tables."""
+    tied = config.tie_word_embeddings and config.kind == "lm"
+    return dataclasses.replace(config, interleaved=False, tie_word_embeddings=tied)
 
 
 def load_projection(

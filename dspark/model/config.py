@@ -60,9 +60,10 @@ class DrafterConfig:
     num_anchors: int = 512  # training only
     step_loss_decay: float = 0.8  # training only, of families that draft one by one
     rotary_fraction: float = 1.0  # of the pairs of a head that rotate, from the fastest on
+    interleaved: bool = False  # of a file alone: pairs are neighbours; loaders reorder the weights
     attention_k_eq_v: bool = False  # values come from the key projection
     logit_softcap: float | None = None  # c: logits are c tanh(z / c)
-    tie_word_embeddings: bool = False  # a language model's head may be its embedding
+    tie_word_embeddings: bool = False  # the head is the embedding
     initializer_range: float = 0.02
     dtype: str = "bfloat16"
     stage: StageShape | None = None  # of DeepSeek-V4's only

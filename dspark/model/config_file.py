@@ -16,7 +16,8 @@ from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
 from dspark.model.config_layers import layer_keys, layer_shape
-from dspark.model.formats import deepseek_v4, released
+from dspark.model.formats import deepseek_v4, nested, released
+from dspark.model.weights_file import read_directory
 
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
@@ -30,7 +31,7 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     path = folder / CONFIG_NAME
     raw = read_json(path)
     try:
-        return parse_drafter_config(raw)
+        return parse_drafter_config(_completed(folder, raw))
     except UnsupportedFamily as error:
         raise UnsupportedFamily(f"{path}: {error}") from error
     except CheckpointError as error:
@@ -48,7 +49,6 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     shape = layer_shape(keys)
     if kind == "lm":
         return _language_model(keys, shape)
-    keys.must_equal("tie_word_embeddings", False, absent_is_fine=True)
     layers = keys.count("num_target_layers", least=0)
     if kind == "block":
         own = _block(keys, shape["vocab_size"])
@@ -70,7 +70,26 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
         raise CheckpointError(f"target_layer_ids: expected one layer, found {show(list(taps))}")
     narrow = keys.count("draft_vocab_size", default=shape["vocab_size"], most=shape["vocab_size"])
     own["draft_vocab_size"] = narrow if narrow != shape["vocab_size"] else 0
+    own["tie_word_embeddings"] = keys.flag("tie_word_embeddings", default=False)
+    if own["tie_word_embeddings"] and own["draft_vocab_size"]:
+        raise CheckpointError("tie_word_embeddings: true, and a head of fewer tokens than the embedding")
     return DrafterConfig(**shape, **own, kind=kind, target_layer_ids=taps, num_target_layers=layers)
+
+
+def _completed(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """With what a setting leaves out and a tensor's shape tells: what the confidence head reads."""
+    if raw.get("enable_confidence_head") is not True or raw.get("confidence_head_with_markov") is not None:
+        return raw
+    try:
+        head = read_directory(folder).get("confidence_head.proj.weight")
+    except CheckpointError:  # settings without weights
+        return raw
+    rank = raw.get("markov_rank") or (raw.get(nested.KEY) or {}).get("markov_rank") or 0
+    layer = raw.get("transformer_layer_config") or raw
+    size = layer.get("hidden_size") if isinstance(layer, dict) else None
+    if head is None or type(rank) is not int or type(size) is not int or len(head.shape) != 2:
+        return raw
+    return raw | {"confidence_head_with_markov": bool(rank) and head.shape[1] == size + rank}
 
 
 def config_to_json(config: DrafterConfig) -> dict[str, Any]:
@@ -86,7 +105,7 @@ def config_to_json(config: DrafterConfig) -> dict[str, Any]:
     # Both block families carry one class name; heads alone tell them apart.
     told["architectures"] = [("Gemma4" if config.gemma else "Qwen3") + _CLASS[config.kind]]
     told |= {"target_layer_ids": list(config.target_layer_ids), "num_target_layers": config.num_target_layers}
-    told["tie_word_embeddings"] = False
+    told["tie_word_embeddings"] = config.tie_word_embeddings
     if config.draft_vocab_size:
         told["draft_vocab_size"] = config.draft_vocab_size
     if not config.sample_from_anchor:

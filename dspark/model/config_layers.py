@@ -10,6 +10,9 @@ from typing import Any
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config_keys import Keys, positive, show
 
+# What a setting says where pairs are neighbours; without any of them they lie half a head apart.
+NEIGHBOURS = {"rope_is_neox_style": False, "is_neox_style": False, "rope_interleave": True, "rope_interleaved": True}
+
 
 def layer_shape(keys: Keys) -> dict[str, Any]:
     """Everything that layers, norms and positions are made of."""
@@ -48,6 +51,7 @@ def _qwen3(keys: Keys) -> dict[str, Any]:
         "num_key_value_heads": keys.count("num_key_value_heads"),
         "head_dim": keys.count("head_dim"),
         "rope_theta": _rope_theta(keys.raw),
+        "interleaved": _interleaved(keys),
     }
 
 
@@ -102,6 +106,18 @@ def layer_keys(raw: dict[str, Any]) -> dict[str, Any]:
         "hidden_size_per_layer_input": 0,
         "rope_parameters": {"full_attention": full},
     }
+
+
+def _interleaved(keys: Keys) -> bool:
+    """Whether a head's pairs are neighbours, by whichever of its names the setting has."""
+    said = {
+        key: keys.flag(key, default=neighbours) == neighbours
+        for key, neighbours in NEIGHBOURS.items()
+        if keys.raw.get(key) is not None
+    }
+    if len(set(said.values())) > 1:
+        raise CheckpointError(f"{' and '.join(said)}: say different things of the rotation")
+    return any(said.values())
 
 
 def _rope_theta(raw: dict[str, Any]) -> float:

@@ -17,7 +17,7 @@ from dspark.errors import ConfigError
 from dspark.model.calibration import IDENTITY, Bucket, RuleName, SlotFit, load_calibration
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
-from dspark.training import metrics, record
+from dspark.training import fitting, metrics, record
 from dspark.training.asked import answers, questions
 from dspark.training.disk import write_whole
 from dspark.training.judged import Text, judged
@@ -63,6 +63,7 @@ def evaluate(
     size = made.config.block_size
     calibration = load_calibration(locate(drafter), block_size=size)
     sets = {path.stem: questions(path, loaded, rows=rows, seed=seed) for path in datasets}
+    found = fitting.fit(loaded, made, [list(one.ids) for asked in sets.values() for one in asked])
     by_temperature: dict[str, Any] = {}
     progress = record.progress()
     progress.disable = not bar
@@ -109,6 +110,7 @@ def evaluate(
         "new_tokens": new_tokens,
         "seed": seed,
         "calibrated": calibration is not IDENTITY,
+        "fit": {"said": str(found), "fits": found.fits, "accepted": found.accepted, "off_by": found.off_by},
         "temperatures": by_temperature,
         "seconds": round(time.monotonic() - begun, 1),
     }
@@ -161,6 +163,7 @@ def table(report: Mapping[str, Any]) -> str:
     """The report for people: one line per temperature and data set, then domains and the mean of all."""
     lines = [
         f"{report['family']}, blocks of {report['block_size']}, rule {report['rule']}",
+        f"greedy, on the first prompts: {report['fit']['said']}",
         f"{'':6}{'data':14}{'tau':>6}  {'95 %':13}{'rounds':>7}{'propose':>8}{'rate':>7}  "
         "accepted, given the slot before",
     ]

@@ -9,7 +9,10 @@ import torch
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.config import CONFIG_NAME, DrafterConfig
+from dspark.model.config_file import read_drafter_config
 from dspark.model.config_keys import Keys, read_json
+from dspark.model.formats.nested import is_nested
+from dspark.model.formats.source import left_out
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.location import locate
 from dspark.model.pairing import mismatch
@@ -21,7 +24,8 @@ def report(name: str, *, revision: str | None = None, target: str | None = None)
     folder = locate(name, revision=revision)
     raw, stored = read_json(folder / CONFIG_NAME), read_directory(folder)
     drafter = load_drafter(folder, dtype=_stored_dtype(raw), target=target)
-    shape = drafter.config
+    shape = read_drafter_config(folder)
+    kept = drafter.draft_vocabulary
     said: dict[str, object] = {
         "format": _format(raw, shape),
         "family": shape.family,
@@ -29,8 +33,11 @@ def report(name: str, *, revision: str | None = None, target: str | None = None)
         "hidden_size": shape.hidden_size,
         "target_layers": ",".join(map(str, shape.target_layer_ids)) or "none",
         "drafted_tokens": shape.block_size,
+        "rotation": _rotation(shape),
         "vocabulary": shape.vocab_size,
         "draft_vocabulary": shape.head_size,
+        "vocabulary_map": "none" if kept is None else f"d2t, {len(kept.target_ids)} of {shape.vocab_size} tokens",
+        "tables": _tables(shape, left_out(folder, shape), target),
         "sequential_head": shape.markov_head_type,
         "confidence_head": shape.enable_confidence_head,
         "tensors": len(stored),
@@ -58,9 +65,30 @@ def report(name: str, *, revision: str | None = None, target: str | None = None)
     return said
 
 
+def _rotation(shape: DrafterConfig) -> str:
+    """How positions enter, and what the loader makes of it."""
+    if shape.stage is not None:
+        how = f"neighbouring pairs of the last {shape.stage.rope_dim} of {shape.head_dim} values"
+    elif shape.interleaved:
+        how = "neighbouring pairs, reordered when loaded"
+    else:
+        how = "pairs half a head apart"
+    part = f", {shape.rotary_fraction:g} of them" if shape.rotary_fraction < 1 else ""
+    return f"{how}{part}, base {shape.rope_theta:g}"
+
+
+def _tables(shape: DrafterConfig, absent: list[str], target: str | None) -> str:
+    """Where embedding and head come from."""
+    whose = f"from {target}" if target else "the target's"
+    said = f"{' and '.join(absent)} {whose}" if absent else "its own"
+    return f"{said}, one for both" if shape.tie_word_embeddings else said
+
+
 def _format(raw: dict[str, object], shape: DrafterConfig) -> str:
     if shape.stage is not None:
         return shape.model_type
+    if is_nested(raw):
+        return "dflash_config"
     return "speculators" if is_speculators(raw) else "library" if shape.kind == "lm" else "deepspec"
 
 

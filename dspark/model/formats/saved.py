@@ -37,7 +37,7 @@ def language_entries(folder: Path, entries: Mapping[str, TensorEntry], *, tied: 
     if tied and HEAD in found:
         head = found.pop(HEAD)
         if EMBEDDING in found:
-            _check_equal(folder, found[EMBEDDING], head)
+            check_equal(folder, (EMBEDDING, found[EMBEDDING]), (HEAD, head))
         else:
             found[EMBEDDING] = _renamed(head, HEAD)
     return found
@@ -52,9 +52,10 @@ def _renamed(entry: TensorEntry, name: str) -> TensorEntry:
     return entry if entry.stored else dataclasses.replace(entry, stored=name)
 
 
-def _check_equal(folder: Path, table: TensorEntry, head: TensorEntry) -> None:
-    both = dict(read_tensors({EMBEDDING: table, HEAD: head}, (EMBEDDING, HEAD)))
-    if not torch.equal(both[EMBEDDING], both[HEAD]):
+def check_equal(folder: Path, table: tuple[str, TensorEntry], head: tuple[str, TensorEntry]) -> None:
+    """Refuses a head that differs from the table it is tied to; each with its name."""
+    both = dict(read_tensors(dict((table, head)), (table[0], head[0])))
+    if not torch.equal(both[table[0]], both[head[0]]):
         raise CheckpointError(
-            f"{folder}: {HEAD} differs from {EMBEDDING}, and config.json ties them (tie_word_embeddings)"
+            f"{folder}: {head[0]} differs from {table[0]}, and config.json ties them (tie_word_embeddings)"
         )

@@ -14,6 +14,7 @@ from dspark.model.calibration import FILE_NAME as CALIBRATION_NAME
 from dspark.model.config import CONFIG_NAME
 from dspark.model.config_file import read_drafter_config
 from dspark.model.config_keys import read_json
+from dspark.model.config_layers import NEIGHBOURS
 from dspark.model.formats.source import SHARED, open_source, target_tables
 from dspark.model.location import locate
 from dspark.model.weights_file import SINGLE_NAME, read_tensors
@@ -35,7 +36,7 @@ def without_tables(folder: Path, out: Path, *, target: str | Path, dtype: torch.
     for name in tables:
         if not torch.equal(mine[name].float(), its[name].float()):
             raise CheckpointError(f"{folder}: {name} is not the one of {theirs}, it cannot be left out")
-    settings = read_json(folder / CONFIG_NAME)
+    settings = {key: value for key, value in read_json(folder / CONFIG_NAME).items() if key not in NEIGHBOURS}
     kept = dict(read_tensors(entries, sorted(name for name in entries if name not in SHARED)))
     if dtype is not None:
         kept = {name: tensor.to(dtype) for name, tensor in kept.items()}

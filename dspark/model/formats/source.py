@@ -16,7 +16,8 @@ from dspark.errors import CheckpointError
 from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_keys import read_json
 from dspark.model.formats import deepseek_v4
-from dspark.model.formats.saved import language_entries, without_computed
+from dspark.model.formats.rotation import reordered
+from dspark.model.formats.saved import check_equal, language_entries, without_computed
 from dspark.model.formats.speculators import is_speculators
 from dspark.model.formats.vocabulary import DRAFTABLE, OFFSETS, DraftVocabulary, read_vocabulary
 from dspark.model.weights_file import TensorEntry, read_directory, read_tensors
@@ -53,12 +54,18 @@ def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Pat
             size=config.draft_vocab_size,
             vocab_size=config.vocab_size,
         )
-    return TensorSource(entries | _shared(folder, entries, config, vocabulary, target), vocabulary)
+    if config.tie_word_embeddings:
+        entries = _tied(folder, entries)
+    entries |= _shared(folder, entries, config, vocabulary, target)
+    return TensorSource(reordered(entries, config) if config.interleaved else entries, vocabulary)
 
 
 def left_out(folder: Path, config: DrafterConfig) -> list[str]:
     """The tables that a drafter's folder leaves to its target."""
-    return [] if config.kind == "lm" or config.stage is not None else _absent(read_directory(folder))
+    if config.kind == "lm" or config.stage is not None:
+        return []
+    absent = _absent(read_directory(folder))
+    return absent if len(absent) == len(SHARED) or not config.tie_word_embeddings else []
 
 
 def projection_entries(folder: Path, config: DrafterConfig) -> dict[str, TensorEntry]:
@@ -77,6 +84,18 @@ def _module(folder: Path, entries: dict[str, TensorEntry], config: DrafterConfig
         return deepseek_v4.module_entries(entries, config.num_hidden_layers)
     except CheckpointError as error:
         raise type(error)(f"{folder}: {error}") from error
+
+
+def _tied(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """One table under both names, where the file has one; two that are there must be equal."""
+    here = [name for name in SHARED if name in entries]
+    if len(here) == len(SHARED):
+        check_equal(folder, *((name, entries[name]) for name in SHARED))
+    return entries | {
+        name: dataclasses.replace(entries[here[0]], stored=entries[here[0]].stored or here[0])
+        for name in SHARED
+        if here and name not in entries
+    }
 
 
 def _absent(entries: Mapping[str, TensorEntry]) -> list[str]:

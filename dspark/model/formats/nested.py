@@ -1,0 +1,38 @@
+"""The format of trainers that keep a drafter's own settings in `dflash_config`, said in the words of the released one.
+
+Layers are Qwen3's and stand at the top level. Tap ids are layer ids, every slot of a block drafts, and the tables are
+mostly left to the target. Pure: JSON objects in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dspark.errors import CheckpointError, UnsupportedFamily
+
+KEY = "dflash_config"
+_PROJECTORS = ("dflash", "dspark")
+_LIFTED = ("target_layer_ids", "mask_token_id", "num_target_layers", "block_size", "markov_rank", "markov_head_type")
+
+
+def is_nested(raw: Mapping[str, Any]) -> bool:
+    """Whether a decoded config.json is of this format."""
+    return KEY in raw
+
+
+def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The released key set; every complaint names the key."""
+    inner = raw[KEY]
+    if not isinstance(inner, dict):
+        raise CheckpointError(f"{KEY}: expected an object, found {inner!r}")
+    if (projector := inner.get("projector_type", "dflash")) not in _PROJECTORS:
+        raise UnsupportedFamily(f"{KEY}.projector_type: {projector!r} drafters are not supported")
+    said = {key: value for key, value in raw.items() if key != KEY}
+    for key in _LIFTED:
+        if inner.get(key) is None:
+            continue
+        if said.get(key) not in (None, inner[key]):
+            raise CheckpointError(f"{KEY}.{key}: {inner[key]!r}, and {said[key]!r} beside it")
+        said[key] = inner[key]
+    return {"num_target_layers": 0, **said}

@@ -1,0 +1,161 @@
+"""Does a drafter fit its target? Nothing in a file says how its taps were counted; what it makes of them does.
+
+The target answers a few held prompts greedily; the drafter drafts at every place of the answers, from the layers that
+its file names and from those one before and one after. Layers next to each other are much alike, so a counting that is
+off by one may cost few accepted tokens; but the answers are likelier from the layers that the drafter was trained on,
+at almost every place, and a paired comparison of places tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dspark.loadgen.prompts import BUILT_IN
+from dspark.model.anchored import entries_at
+from dspark.model.checkpoint import LoadedTarget
+from dspark.model.family import Drafter
+from dspark.model.pairing import TOKENIZER_NAME
+from dspark.model.target import TargetTaps, decoder_layers
+from dspark.training.asked import questions
+
+NEW_TOKENS, PROMPTS = 48, 16
+HARDLY = 1.1  # accepted length, the target's own token included, below which a drafter is of no use
+SURE = 4.0  # standard errors of the mean gain from which other layers are taken for the right ones
+WORTH = 0.01  # nats a token that the gain must have
+_SHIFTS = (-1, 1)
+
+
+class Gain(NamedTuple):
+    """Of other layers over those of the file, at the same places: nats a token, and its standard error."""
+
+    nats: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a drafter does with the taps of its file, and by how much all of them shifted would do better."""
+
+    block: int
+    taps: tuple[int, ...]
+    accepted: float  # accepted length, greedy, the target's own token included
+    gains: Mapping[int, Gain]  # by layers that all taps are shifted
+    places: int
+
+    @property
+    def off_by(self) -> int | None:
+        """By how many layers the taps are off, if others are clearly the right ones."""
+        best = max(self.gains, key=lambda shift: self.gains[shift].nats, default=None)
+        if best is None:
+            return None
+        nats, error = self.gains[best]
+        return best if nats > max(WORTH, SURE * error) else None
+
+    @property
+    def fits(self) -> bool:
+        return self.off_by is None and self.accepted >= HARDLY
+
+    def __str__(self) -> str:
+        said = f"accepted {self.accepted:.2f} of {self.block}"
+        if self.accepted < HARDLY:
+            said += ": this drafter does not fit"
+        if self.off_by is not None:
+            right = ", ".join(str(tap + self.off_by) for tap in self.taps)
+            said += (
+                f"; its taps are off by one: from layers {right} instead of {', '.join(map(str, self.taps))} the "
+                f"target's answers are {self.gains[self.off_by].nats:.2f} nats a token likelier"
+            )
+        return said
+
+
+@torch.inference_mode()
+def fit(target: LoadedTarget, drafter: Drafter, prompts: Sequence[Sequence[int]]) -> Fit:
+    """Of token ids of held prompts; the weights of both must not change."""
+    size, taps = drafter.config.block_size, drafter.target_layer_ids
+    last = len(decoder_layers(target.model)) - 1
+    shifts = [shift for shift in (0, *_SHIFTS) if taps and taps[0] + shift >= -1 and taps[-1] + shift <= last] or [0]
+    kept: list[Tensor] = []
+    said: dict[int, list[Tensor]] = {shift: [] for shift in shifts}
+    for ids in prompts[:PROMPTS]:
+        text = _answer(target.model, ids, size)
+        anchors = torch.arange(len(ids), text.shape[1] - size)
+        seen = _features(target.model, text, taps, shifts)
+        for shift in shifts:
+            drafted = _drafted(drafter, seen[shift], text[0], anchors)
+            said[shift].append(drafted.likelihood)
+            if shift == 0:
+                kept.append(drafted.accepted)
+    accepted = torch.cat(kept)
+    own = torch.cat(said[0])
+    gains = {shift: _gain(torch.cat(parts) - own) for shift, parts in said.items() if shift}
+    return Fit(size, taps, 1.0 + float(accepted.double().mean()), gains, len(accepted))
+
+
+def held_prompts(target: LoadedTarget, count: int) -> list[list[int]]:
+    """First turns of the questions that come with the code; random ids for a target without a tokenizer."""
+    if (target.folder / TOKENIZER_NAME).is_file():
+        files = sorted(BUILT_IN.glob("*.jsonl"))
+        each = -(-count // len(files))
+        asked = [list(one.ids) for file in files for one in questions(file, target, rows=each)]
+        return asked[:count]
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(0, target.vocab_size, (24,), generator=draw).tolist() for _ in range(count)]
+
+
+class _Drafted(NamedTuple):
+    accepted: Tensor  # [A] slots that say what the text says, up to the first that does not
+    likelihood: Tensor  # [A] log-likelihood of the text's tokens by their slots, mean over the block
+
+
+def _answer(model: Any, ids: Sequence[int], room: int) -> Tensor:
+    """[1, T]: prompt and greedy answer. Answers that would end go on."""
+    count = max(NEW_TOKENS, 2 * room)
+    prompt = torch.tensor([list(ids)], device=model.device)
+    out: Tensor = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return out[:, : len(ids) + count]
+
+
+def _features(model: Any, text: Tensor, taps: tuple[int, ...], shifts: Sequence[int]) -> dict[int, Tensor | None]:
+    """[T, m*H] of the layers at every shift, from one pass."""
+    if not taps:
+        return dict.fromkeys(shifts)
+    layers = tuple(sorted({tap + shift for tap in taps for shift in shifts}))
+    with TargetTaps(model, layers) as listening:
+        model(input_ids=text, use_cache=False)
+        rows = dict(zip(layers, listening.collect()[0].chunk(len(layers), dim=-1), strict=True))
+    return {shift: torch.cat([rows[tap + shift] for tap in taps], dim=-1) for shift in shifts}
+
+
+def _drafted(drafter: Drafter, features: Tensor | None, ids: Tensor, anchors: Tensor) -> _Drafted:
+    """Blocks at all anchors of one text, slot by slot told the text's own tokens: right up to the first wrong draft."""
+    entries, rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
+    size = drafter.config.block_size
+    proposal = drafter.propose(
+        anchor_ids=ids[anchors], anchor_positions=anchors, context=entries, last_rows=rows, slots=size
+    )
+    alive = torch.ones(len(anchors), dtype=torch.bool, device=ids.device)
+    accepted, likelihood = torch.zeros(len(anchors)), torch.zeros(len(anchors))
+    for slot in range(size):
+        logits, wanted = proposal.step(ids[anchors + slot]), ids[anchors + slot + 1]
+        alive &= logits.argmax(-1) == wanted
+        accepted += alive.cpu()
+        chances = torch.log_softmax(logits.float(), dim=-1).gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
+        likelihood += chances.clamp(min=-20.0).cpu() / size  # a token that the head cannot say has none
+    return _Drafted(accepted, likelihood)
+
+
+def _gain(differences: Tensor) -> Gain:
+    wide = differences.double()
+    return Gain(float(wide.mean()), float(wide.std() / len(wide) ** 0.5))

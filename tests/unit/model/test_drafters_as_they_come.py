@@ -1,0 +1,180 @@
+"""Drafters of other shapes and spellings than the first released ones: they load, fit their target and draft.
+
+Each is the shipped drafter, or a random one, written the way that trainers write theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draft_service.config import DraftConfig
+from draft_service.engine import DraftEngine, DraftItem
+from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
+from dspark.model.config_file import parse_drafter_config, read_drafter_config
+from dspark.model.formats.convert import to_speculators
+from dspark.model.formats.report import report
+from dspark.model.formats.sharing import without_tables
+from dspark.model.fresh import fresh_drafter
+from dspark.types import Block, Cursor, Law
+from tests.unit.model.golden import DATA, TARGET
+
+DRAFTER = DATA / "dspark_vanilla"
+TABLES = ("embed_tokens.weight", "lm_head.weight")
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], None], tensors: dict[str, Tensor] | None = None) -> Path:
+    """The shipped drafter with other settings, and other tensors if they are given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = json.loads((DRAFTER / "config.json").read_text())
+    change(settings)
+    (folder / "config.json").write_text(json.dumps(settings))
+    save_file(tensors or load_file(DRAFTER / "model.safetensors"), folder / "model.safetensors")
+    return folder
+
+
+def random_one(folder: Path, **shape: Any) -> Path:
+    config = dataclasses.replace(read_drafter_config(DRAFTER), **shape)
+    tables = load_file(TARGET / "model.safetensors")
+    embedding = tables["model.embed_tokens.weight"]
+    made = fresh_drafter(
+        config,
+        embedding=embedding,
+        lm_head=tables.get("lm_head.weight", embedding),
+        generator=torch.Generator().manual_seed(1),
+    )
+    save_drafter(made, folder)
+    return folder
+
+
+def neighbours(tensor: Tensor, head_dim: int) -> Tensor:
+    """Rows of heads whose pairs lie half a head apart, written as neighbours."""
+    order = torch.stack((torch.arange(head_dim // 2), torch.arange(head_dim // 2) + head_dim // 2), dim=1).flatten()
+    return tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1).contiguous()
+
+
+def interleaved(folder: Path) -> Path:
+    size = read_drafter_config(DRAFTER).head_dim
+    tensors = {
+        name: neighbours(tensor, size) if ".q_" in name or ".k_" in name else tensor
+        for name, tensor in load_file(DRAFTER / "model.safetensors").items()
+    }
+    return rewritten(folder, lambda settings: settings.update(rope_is_neox_style=False), tensors)
+
+
+def nested(folder: Path) -> Path:
+    """As LFM2.5's drafters come: settings inside, no tables, neighbouring pairs, the head's input not said."""
+    tensors = load_file(interleaved(folder) / "model.safetensors")
+
+    def change(settings: dict[str, Any]) -> None:
+        settings["dflash_config"] = {
+            key: settings.pop(key) for key in ("target_layer_ids", "mask_token_id", "num_target_layers")
+        } | {"projector_type": "dspark"}
+        del settings["confidence_head_with_markov"]
+        settings |= {"architectures": ["Lfm2DSparkDraftModel"], "rope_is_neox_style": False}
+
+    left = {name: tensor for name, tensor in tensors.items() if name not in TABLES}
+    return rewritten(folder, change, left)
+
+
+def tied(folder: Path) -> Path:
+    tensors = load_file(DRAFTER / "model.safetensors")
+    del tensors["lm_head.weight"]
+    return rewritten(folder, lambda settings: settings.update(tie_word_embeddings=True), tensors)
+
+
+def reduced(folder: Path) -> Path:
+    to_speculators(DRAFTER, folder, keep_tokens=list(range(0, 128, 2)))
+    return folder
+
+
+VARIANTS: dict[str, Callable[[Path], Path]] = {
+    "three taps": lambda folder: random_one(folder, target_layer_ids=(0, 2, 5)),
+    "six taps, one layer": lambda folder: random_one(folder, target_layer_ids=(0, 1, 2, 3, 4, 5), num_hidden_layers=1),
+    "blocks of 4": lambda folder: random_one(folder, block_size=4),
+    "blocks of 9": lambda folder: random_one(folder, block_size=9),
+    "blocks of 15": lambda folder: random_one(folder, block_size=15),
+    "one table for both": tied,
+    "neighbouring pairs": interleaved,
+    "half of the vocabulary": reduced,
+    "settings inside, tables left out": nested,
+}
+SAME = ("neighbouring pairs", "settings inside, tables left out")  # as the shipped drafter
+
+
+def drafted(folder: Path) -> list[Block]:
+    """Blocks of the service at three lengths, in one pass."""
+    engine = DraftEngine.load(DraftConfig(drafter=str(folder), target=str(TARGET), context_tokens=512, page_size=4))
+    projection = load_projection(folder)
+    items = []
+    for sequence, count in enumerate((3, 30, 11)):
+        features = torch.randn(count, projection.feature_size, generator=torch.Generator().manual_seed(sequence))
+        assert engine.open(Cursor(sequence, 1, 0, count), 100) is None
+        engine.ingest(sequence, 1, 0, [0] * count, projection.project(features))
+        items.append(DraftItem(Cursor(sequence, 1, 1, count + 1), 7 + sequence, count, Law(temperature=0.0)))
+    return engine.draft(items)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_loads_fits_its_target_and_drafts(tmp_path: Path, name: str) -> None:
+    folder = VARIANTS[name](tmp_path / "drafter")
+    config = read_drafter_config(folder)
+    assert load_projection(folder).fingerprint == load_drafter(folder, target=TARGET).fingerprint
+    said = report(str(folder), target=str(TARGET))
+    assert said["target"] == "fits"
+    assert said["target_layers"] == ",".join(map(str, config.target_layer_ids))
+    blocks = drafted(folder)
+    assert [len(block.token_ids) for block in blocks] == [config.block_size] * 3
+    if name in SAME:
+        for block, known in zip(blocks, drafted(DRAFTER), strict=True):
+            assert block.token_ids == known.token_ids
+            assert block.confidence == pytest.approx(known.confidence, abs=1e-5)
+
+
+def test_what_was_resolved_is_told(tmp_path: Path) -> None:
+    said = report(str(nested(tmp_path / "nested")), target=str(TARGET))
+    assert said["format"] == "dflash_config"
+    assert said["drafted_tokens"] == 7
+    assert said["rotation"] == "neighbouring pairs, reordered when loaded, base 10000"
+    assert said["tables"] == f"embed_tokens.weight and lm_head.weight from {TARGET}"
+    assert said["vocabulary_map"] == "none"
+    assert report(str(reduced(tmp_path / "half")))["vocabulary_map"] == "d2t, 64 of 128 tokens"
+    assert report(str(tied(tmp_path / "tied")))["tables"] == "its own, one for both"
+
+
+def test_a_copy_of_a_reordered_drafter_is_not_reordered_again(tmp_path: Path) -> None:
+    folder = interleaved(tmp_path / "drafter")
+    without_tables(folder, tmp_path / "shared", target=TARGET)
+    save_drafter(load_drafter(folder), tmp_path / "saved")
+    known = [block.token_ids for block in drafted(DRAFTER)]
+    for name in ("shared", "saved"):
+        assert [block.token_ids for block in drafted(tmp_path / name)] == known
+
+
+def test_a_tied_head_that_differs_is_refused(tmp_path: Path) -> None:
+    folder = rewritten(tmp_path, lambda settings: settings.update(tie_word_embeddings=True))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from"):
+        load_drafter(folder)
+
+
+@pytest.mark.parametrize(
+    ("inner", "error", "named"),
+    [
+        ({"projector_type": "domino"}, UnsupportedFamily, r"dflash_config\.projector_type: 'domino'"),
+        ({"mask_token_id": 3}, CheckpointError, r"dflash_config\.mask_token_id: 3"),
+        ([], CheckpointError, "dflash_config: expected an object"),
+    ],
+)
+def test_settings_inside_are_checked_against_those_beside_them(inner: Any, error: type[Exception], named: str) -> None:
+    raw = json.loads((DRAFTER / "config.json").read_text())
+    with pytest.raises(error, match=named):
+        parse_drafter_config(raw | {"dflash_config": inner})

@@ -1,0 +1,70 @@
+"""A drafter that does not fit is told by what it makes of its target: taps off by one, or nothing accepted at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from dspark.cli.main import main
+from dspark.model.checkpoint import load_drafter, load_target
+from dspark.training.fitting import Fit, Gain, fit, held_prompts
+
+PAIR = Path(__file__).parents[2] / "data" / "pair"
+
+
+@pytest.fixture(scope="module")
+def off_by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped pair's drafter, whose file names the layer before the one it was trained on."""
+    folder = tmp_path_factory.mktemp("off") / "drafter"
+    shutil.copytree(PAIR / "drafter", folder)
+    settings = json.loads((folder / "config.json").read_text())
+    settings["target_layer_ids"] = [layer - 1 for layer in settings["target_layer_ids"]]
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_the_right_taps_fit_and_the_layer_before_is_named(off_by_one: Path) -> None:
+    target = load_target(PAIR / "target")
+    prompts = held_prompts(target, 8)
+    right = fit(target, load_drafter(PAIR / "drafter", target=PAIR / "target"), prompts)
+    assert right.fits, str(right)
+    assert right.places >= 8 * 40
+    wrong = fit(target, load_drafter(off_by_one, target=PAIR / "target"), prompts)
+    assert wrong.off_by == 1
+    assert not wrong.fits
+    assert "its taps are off by one: from layers 1 instead of 0" in str(wrong)
+
+
+def test_a_drafter_of_nothing_is_told() -> None:
+    target = load_target(PAIR / "target")
+    drafter = load_drafter(PAIR / "drafter", target=PAIR / "target")
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
+    found = fit(target, drafter, held_prompts(target, 4))
+    assert not found.fits
+    assert f"accepted 1.{round(100 * (found.accepted - 1)):02d} of 7: this drafter does not fit" in str(found)
+
+
+def test_a_gain_that_could_be_chance_names_no_layer() -> None:
+    def found(gain: Gain) -> Fit:
+        return Fit(7, (1,), 2.0, {1: gain}, 300)
+
+    assert found(Gain(0.1, 0.01)).off_by == 1
+    assert found(Gain(0.1, 0.03)).off_by is None
+    assert found(Gain(0.005, 0.0001)).off_by is None
+    assert found(Gain(-0.3, 0.01)).fits
+
+
+def test_the_doctor_tries_the_pair_when_asked(off_by_one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["doctor", "--json", "--target", str(PAIR / "target"), "--drafter", str(off_by_one)]
+    main(arguments)
+    assert "acceptance" not in {row["what"] for row in json.loads(capsys.readouterr().out)["findings"]}
+    main([*arguments, "--acceptance"])
+    (row,) = (row for row in json.loads(capsys.readouterr().out)["findings"] if row["what"] == "acceptance")
+    assert row["level"] == "warn"
+    assert "off by one" in row["said"]
