@@ -26,7 +26,7 @@ SLOTS, ENTRIES, ROWS = 7, 64, 4  # of a sequence and round; rows: what is commit
 VOCABULARY = 32_000
 
 
-class Drafter(draft_pb2_grpc.DraftServicer):
+class BareDrafter(draft_pb2_grpc.DraftServicer):
     """Sleeps and answers."""
 
     def __init__(self, draft_s: float) -> None:
@@ -106,7 +106,7 @@ def _measure(endpoint: str, sequences: int, width: int, verify_s: float, seconds
 
 def _serve(draft_s: float) -> None:
     server = grpc.server(ThreadPoolExecutor(2))
-    draft_pb2_grpc.add_DraftServicer_to_server(Drafter(draft_s), server)  # type: ignore[no-untyped-call]
+    draft_pb2_grpc.add_DraftServicer_to_server(BareDrafter(draft_s), server)  # type: ignore[no-untyped-call]
     print(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", flush=True)
     server.start()
     server.wait_for_termination()

@@ -17,13 +17,13 @@ from contextlib import asynccontextmanager
 import structlog
 
 from benchmarks.synthetic_cell import SyntheticWorkers
-from coordinator.cells.attachment import Attachment
+from coordinator.cells.frontends import FrontendConnection
 from coordinator.cells.local_cell import LocalCell, Offer
 from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.lane import Lane
-from coordinator.queue.admission import Admission, Bounds
+from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.workers.membership import Membership
-from coordinator.workers.worker import Address, Role
+from coordinator.workers.worker import Address, WorkerRole
 from dspark.client.request import Sampling, write_request
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
@@ -52,7 +52,7 @@ async def running_lane(
 ) -> AsyncIterator[tuple[Lane, Metrics]]:
     """A lane in the middle of its rounds."""
     clock, metrics = asyncio.get_running_loop(), Metrics()
-    admission = Admission(Bounds(max_running=sequences, max_queued=sequences), clock, metrics)
+    admission = Scheduler(QueueBounds(max_running=sequences, max_queued=sequences), clock, metrics)
     membership = Membership(
         admission,
         waits=conduct or Conduct(),
@@ -62,15 +62,17 @@ async def running_lane(
         metrics=metrics,
     )
     addresses = [
-        Address(role, endpoint, 0, f"{role.value}/0") for role in Role for endpoint in workers.endpoints(role.value)
+        Address(role, endpoint, 0, f"{role.value}/0")
+        for role in WorkerRole
+        for endpoint in workers.endpoints(role.value)
     ]
-    attachment: Attachment | None = None
+    attachment: FrontendConnection | None = None
     front: asyncio.Task[None] | None = None
     try:
         assert await membership.announce(addresses) == len(addresses)
         cell = LocalCell(admission, membership, Offer(parse_policy(policy)))
         hello = frontend_pb2.FrontendHello(name="frontend/0")
-        attachment = Attachment(cell, hello, clock, metrics)
+        attachment = FrontendConnection(cell, hello, clock, metrics)
         front = asyncio.create_task(_read(attachment))
         requests = [_submit(next(_numbers), policy) for _ in range(sequences)]
         attachment.heard(frontend_pb2.FrontendBatch(submits=requests))
@@ -90,7 +92,7 @@ async def running_lane(
         await membership.close()
 
 
-async def _read(attachment: Attachment) -> None:
+async def _read(attachment: FrontendConnection) -> None:
     """The front end's stream, up to the socket. Raises when a request failed."""
     while (batch := await attachment.next()) is not None:
         batch.SerializeToString()
@@ -106,7 +108,7 @@ def _submit(number: int, policy: str) -> frontend_pb2.Submit:
     return frontend_pb2.Submit(call=number, request=message, deadline_us=int(ANSWER_S * 1e6))
 
 
-def _rounds(admission: Admission, request_id: str) -> int:
+def _rounds(admission: Scheduler, request_id: str) -> int:
     track = admission.find(request_id)
     if track is None:
         raise RuntimeError(f"{request_id} is not running any more")

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.pair import DOMAINS, Pair
 from coordinator.planning.cost import CostCorrector, Running
 from coordinator.planning.cost_curve import CostCurve
-from coordinator.planning.planner import Finished, Lane, Planner
+from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
 from coordinator.simulation.world import curve_of
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
@@ -189,8 +189,10 @@ class Priced:
         self._recording, self._sequences = recording, sequences
         cost = CostCorrector(recording.verify, recording.draft_s, Running(HOP_S))
         self._planner = Planner(cost, recording.block)
-        self._lane = Lane(range(sequences), [""] * sequences, np.ones(sequences), CONTEXT, window=LAG, cohorts=(1,))
-        self._late: deque[Finished] = deque()
+        self._lane = PlannedLane(
+            range(sequences), [""] * sequences, np.ones(sequences), CONTEXT, window=LAG, cohorts=(1,)
+        )
+        self._late: deque[FinishedPass] = deque()
         self._plan = self._planner.next(self._lane)
 
     def slots(self) -> int:
@@ -206,7 +208,7 @@ class Priced:
         draft_s = self._recording.draft_s(count, slots)
         round_s = self._recording.round_s(tokens, count, slots)
         self._late.append(
-            Finished(
+            FinishedPass(
                 [""] * count, confidence, verified, accepted, np.ones(count), CONTEXT, tokens, 0,
                 forward_s, round_s, draft_s,
             )

@@ -25,7 +25,7 @@ MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class OverheadMedians:
     """Medians over windows."""
 
     round_ms: float
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     return max(row.show(as_json=args.json) for row in rows)
 
 
-def _row(number: str, name: str, measured: Measured, holds: bool, bar: str) -> Row:
+def _row(number: str, name: str, measured: OverheadMedians, holds: bool, bar: str) -> Row:
     value = {
         "round_ms": round(measured.round_ms, 2),
         "overhead": round(measured.overhead, 4),
@@ -83,7 +83,9 @@ def _row(number: str, name: str, measured: Measured, holds: bool, bar: str) -> R
     return Row(number, name, value, bar, holds)
 
 
-async def _measure(workers: SyntheticWorkers, sequences: int, cohorts: int, windows: int, seconds: float) -> Measured:
+async def _measure(
+    workers: SyntheticWorkers, sequences: int, cohorts: int, windows: int, seconds: float
+) -> OverheadMedians:
     conduct = Conduct(bypass=False, cohorts=cohorts)
     async with running_lane(workers, "adaptive", sequences, conduct) as (_, metrics):
         clock, steps = asyncio.get_running_loop(), []
@@ -94,7 +96,7 @@ async def _measure(workers: SyntheticWorkers, sequences: int, cohorts: int, wind
     step_s = statistics.median(steps)  # from one verification to the next
     round_s = cohorts * step_s
     note(f"{sequences} sequences, {cohorts} cohorts: {[round(1e3 * each, 2) for each in steps]} ms a step")
-    return Measured(1e3 * round_s, (round_s - VERIFY_S - DRAFT_S) / round_s, VERIFY_S / step_s)
+    return OverheadMedians(1e3 * round_s, (round_s - VERIFY_S - DRAFT_S) / round_s, VERIFY_S / step_s)
 
 
 if __name__ == "__main__":

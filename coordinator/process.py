@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from coordinator.cells.cell import served
-from coordinator.cells.cell_service import CELL, CellService
 from coordinator.cells.control import ControlService
+from coordinator.cells.frontends import CELL, CellService
 from coordinator.cells.journal import Journal
 from coordinator.cells.journal_file import SYNCS, JournalFile
 from coordinator.cells.local_cell import LocalCell, Offer
@@ -18,14 +18,14 @@ from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend.front_end import LAST_WRITES_S, FrontEnd
 from coordinator.lanes.conduct import Conduct
-from coordinator.queue.admission import Admission, Bounds
+from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.reception.service import GENERATION
 from coordinator.reception.tokenizer import find_tokenizer
-from coordinator.requests.rule import parse_rule
+from coordinator.requests.validation import parse_rule
 from coordinator.watching.tracing import Tracing, open_tracer
-from coordinator.workers.breaker import Doubts
+from coordinator.workers.breaker import CircuitBreaker
 from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
-from coordinator.workers.worker import Address, Role
+from coordinator.workers.worker import Address, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.runtime.security import split_endpoint
@@ -60,7 +60,7 @@ class CoordinatorProcess(ShellProcess):
         return self.cell.membership
 
     @property
-    def admission(self) -> Admission:
+    def admission(self) -> Scheduler:
         return self.cell.admission
 
     @property
@@ -93,7 +93,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     tokenizer = find_tokenizer(config.target, config.target_revision)
     clock, metrics = asyncio.get_running_loop(), shell.metrics
     metrics.policy_info.labels(policy=str(policy)).set(1)
-    admission = Admission(_bounds(config), clock, metrics)
+    admission = Scheduler(_bounds(config), clock, metrics)
     journal = _journal(config, metrics)
     membership = Membership(
         admission,
@@ -103,7 +103,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         tls=shell.security.tls,
         clock=clock,
         metrics=metrics,
-        doubts=Doubts(losses=config.flap_limit),
+        doubts=CircuitBreaker(losses=config.flap_limit),
         write=journal.write if journal is not None else lambda: None,
         warm_up_s=config.warm_up_s,
         rule=rule,
@@ -142,7 +142,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     return CoordinatorProcess(shell, cell, front, tracing)
 
 
-def _live(config: CoordinatorConfig, api: Api, membership: Membership, admission: Admission) -> tuple[APIRouter, ...]:
+def _live(config: CoordinatorConfig, api: Api, membership: Membership, admission: Scheduler) -> tuple[APIRouter, ...]:
     """The live page, where it is wanted. Called once the HTTP libraries are known to be there."""
     if not config.live_page:
         return ()
@@ -154,7 +154,7 @@ def _live(config: CoordinatorConfig, api: Api, membership: Membership, admission
 class _Health:
     """Clients hear NOT_SERVING while no verifier is there; workers and operators find the process all the same."""
 
-    def __init__(self, server: GrpcServer, admission: Admission) -> None:
+    def __init__(self, server: GrpcServer, admission: Scheduler) -> None:
         self._server, self._admission = server, admission
         self._serving = True
 
@@ -208,7 +208,7 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
 
 
 def _static(config: CoordinatorConfig) -> list[Address]:
-    given = ((Role.VERIFY, config.verify), (Role.DRAFT, config.draft))
+    given = ((WorkerRole.VERIFY, config.verify), (WorkerRole.DRAFT, config.draft))
     return [
         Address(role, endpoint, 0, f"{role.value}/{index}")
         for role, endpoints in given
@@ -217,7 +217,7 @@ def _static(config: CoordinatorConfig) -> list[Address]:
 
 
 def _traced(
-    config: CoordinatorConfig, name: str, admission: Admission, membership: Membership, clock: Clock, metrics: Metrics
+    config: CoordinatorConfig, name: str, admission: Scheduler, membership: Membership, clock: Clock, metrics: Metrics
 ) -> Any:
     """Lets requests be traced; what sends the spans, or None."""
     if config.otel_endpoint is None:
@@ -240,8 +240,8 @@ def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:
     return Journal(file, keep_s=config.journal_keep_s, metrics=metrics)
 
 
-def _bounds(config: CoordinatorConfig) -> Bounds:
-    return Bounds(
+def _bounds(config: CoordinatorConfig) -> QueueBounds:
+    return QueueBounds(
         config.max_running,
         config.max_queued,
         config.verifier_wait_s,

@@ -15,22 +15,21 @@ from typing import Any, ParamSpec, TypeVar
 
 from fakes import VOCAB, after
 
-from coordinator.answers.answer import Answer
-from coordinator.answers.commit_log import CommitLog
-from coordinator.answers.outlet import Outlet
-from coordinator.answers.tally import Tally
+from coordinator.answers.answer import Answer, CommitLog
+from coordinator.answers.output_queue import OutputQueue
+from coordinator.answers.request_stats import RequestStats
 from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.explain import Explain
-from coordinator.lanes.facts import Drafter
+from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.sequence import Sequence as Life
-from coordinator.lanes.track import Track
-from coordinator.queue.admission import Admission, Bounds
+from coordinator.lanes.request_state import RequestState
+from coordinator.lanes.request_state import SequenceLife as Life
+from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.requests.request import Request
 from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import SimulatedDrafter
-from coordinator.simulation.pair import Drafted, Held, Pair
+from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, SimulatedPair
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import Hops, World
@@ -62,16 +61,16 @@ class ToyPair:
     def __init__(self, wrong_every: int = 5) -> None:
         self.wrong_every, self.confidence = wrong_every, 0.9
 
-    def admitted(self, held: Held) -> None:
+    def admitted(self, held: SimulatedContext) -> None:
         pass
 
-    def first(self, held: Held) -> int:
+    def first(self, held: SimulatedContext) -> int:
         return after(held.tokens[-1], len(held.tokens) - 1)
 
-    def draft(self, asked: Sequence[tuple[Held, int]]) -> list[Drafted]:
-        return [Drafted(self._block(held, slots), (self.confidence,) * slots) for held, slots in asked]
+    def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> list[SimulatedBlock]:
+        return [SimulatedBlock(self._block(held, slots), (self.confidence,) * slots) for held, slots in asked]
 
-    def _block(self, held: Held, slots: int) -> list[int]:
+    def _block(self, held: SimulatedContext, slots: int) -> list[int]:
         ids: list[int] = []
         token, position = held.tokens[-1], len(held.tokens) - 1
         for _ in range(slots):
@@ -81,7 +80,7 @@ class ToyPair:
             ids.append(token)
         return ids
 
-    def judge(self, asked: Sequence[tuple[Held, Sequence[int]]]) -> list[tuple[int, ...]]:
+    def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> list[tuple[int, ...]]:
         drawn = []
         for held, prefix in asked:
             said: list[int] = []
@@ -158,9 +157,9 @@ class RoundsCell:
         verifiers: int = 1,
         pages: int = 0,
         waits: Conduct | None = None,
-        bounds: Bounds | None = None,
+        bounds: QueueBounds | None = None,
         outlet: int = 4096,
-        pair: Pair | None = None,
+        pair: SimulatedPair | None = None,
         write: Callable[[], None] = lambda: None,
         drafts: Waits | None = None,
     ) -> None:
@@ -168,9 +167,9 @@ class RoundsCell:
         self.metrics, self.explain = Metrics(), Explain()
         self.monitor = Monitor(self.metrics)
         self.pair = pair or ToyPair()
-        self.admission = Admission(bounds or Bounds(), self.clock, self.metrics)
+        self.admission = Scheduler(bounds or QueueBounds(), self.clock, self.metrics)
         self.world = World(SyntheticLaw(COSTS), Hops(1e-4, 0.0, 0.0, 0.0, 0.0, 0.0), 256)
-        self.load: Counter[Drafter] = Counter()
+        self.load: Counter[DrafterPort] = Counter()
         self.waits, self._pages, self._outlet, self._write = waits or Conduct(), pages, outlet, write
         self._drafts = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
         self._numbers, self._named = itertools.count(1), itertools.count()
@@ -250,7 +249,7 @@ class RoundsCell:
         law: Law | None = None,
         note_epoch: Callable[[int], object] = lambda epoch: None,
         **more: Any,
-    ) -> Track:
+    ) -> RequestState:
         number = next(self._numbers)
         request = Request(
             f"r{number}", tuple(prompt), law or Law(temperature=0.0), max_tokens, parse_policy(policy), **more
@@ -259,15 +258,15 @@ class RoundsCell:
 
     def submit(
         self, request: Request, number: int = 0, note_epoch: Callable[[int], object] = lambda epoch: None
-    ) -> list[Track]:
+    ) -> list[RequestState]:
         """All answers of a request."""
         tracks = []
-        outlet = Outlet(self._outlet, request.choices)
+        outlet = OutputQueue(self._outlet, request.choices)
         for index in range(request.choices):
             log = CommitLog(request.prompt)
             answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=index)
             life = Life(number or next(self._numbers))
-            tracks.append(Track(request, life, answer, Tally(self.clock.time()), outlet, note_epoch))
+            tracks.append(RequestState(request, life, answer, RequestStats(self.clock.time()), outlet, note_epoch))
         self.admission.submit(*tracks)
         return tracks
 
@@ -279,7 +278,7 @@ class RoundsCell:
             await asyncio.sleep(each_s)
         raise AssertionError(f"not so within {within_s:g} simulated seconds")
 
-    async def finish(self, *tracks: Track, within_s: float = 60.0) -> None:
+    async def finish(self, *tracks: RequestState, within_s: float = 60.0) -> None:
         """Until these are over, and the verifiers have heard of it."""
         await self.until(lambda: all(track.sequence.finished for track in tracks), within_s)
         await asyncio.sleep(0.05)

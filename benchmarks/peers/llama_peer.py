@@ -8,10 +8,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from benchmarks.peers.worker import Worker
+from benchmarks.peers.worker import PeerWorker
 
 
-class LlamaCpp(Worker):
+class LlamaCpp(PeerWorker):
     """One file. Prompts asked at once are answered one after the other: the package does not batch."""
 
     most = 0

@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers.worker import Worker
+from benchmarks.peers.worker import PeerWorker
 
 TRIAL_TOKENS = 24
 LOOKUP_SLOTS = 4  # tokens that prompt lookup proposes at a time
 
 
-class TransformersWorker(Worker):
+class TransformersWorker(PeerWorker):
     """One process for all modes."""
 
     def __init__(self, target: Path, assistant: Path | None, cores: Sequence[int]) -> None:

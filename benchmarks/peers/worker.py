@@ -23,7 +23,7 @@ START_TIMEOUT_S, ANSWER_TIMEOUT_S = 180.0, 600.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Worker:
+class PeerWorker:
     """A running worker; a context manager. `python -m module words...` is its command."""
 
     def __init__(self, python: Path | str | None, module: str, words: Sequence[str]) -> None:

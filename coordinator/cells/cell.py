@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from coordinator.answers.outlet import Sink
+from coordinator.answers.output_queue import OutputSink
 from coordinator.requests.request import Request
 from coordinator.requests.validation import Limits
 from dspark.errors import Unavailable
@@ -14,7 +14,7 @@ from dspark.wire.v1 import generate_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CellTerms:
     """What is served, under which limits."""
 
     model: str
@@ -26,7 +26,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SubmitRequest:
     """A request that passed every check."""
 
     message: generate_pb2.GenerateRequest  # as the client wrote it
@@ -35,7 +35,7 @@ class Order:
     lasts_s: float  # how long it may take from now on
 
 
-class Call(Protocol):
+class RequestHandle(Protocol):
     """A request that was taken in. Both may come too late, and do nothing then."""
 
     def finish(self, index: int) -> None:
@@ -45,25 +45,25 @@ class Call(Protocol):
         """Nobody waits for what has not ended yet; frees it at once."""
 
 
-class Cell(Protocol):
+class CellPort(Protocol):
     """A coordinator and its workers. Errors say whose fault it is, and mean that nothing was taken in."""
 
     @property
     def draining(self) -> bool:
         """Whether it takes nobody new because it is about to end."""
 
-    def terms(self) -> Terms: ...
+    def terms(self) -> CellTerms: ...
 
     def check_capacity(self, tenant: str = "") -> None:
         """Raises when a request of this tenant would surely be refused. Cheap, so it comes before parsing."""
 
-    def submit(self, order: Order, sink: Sink) -> Call: ...
+    def submit(self, order: SubmitRequest, sink: OutputSink) -> RequestHandle: ...
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         """Ends running requests in good order, whoever asked for them; returns those that were running."""
 
 
-def served(cell: Cell | None) -> str:
+def served(cell: CellPort | None) -> str:
     """The target as workers name it; empty while nobody has."""
     try:
         return cell.terms().model if cell is not None else ""

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from coordinator.answers.answer import Piece, Round, Started
-from coordinator.answers.commit_log import End, Reason
-from coordinator.cells.cell import Terms
+from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason, Round
+from coordinator.cells.cell import CellTerms
 from coordinator.requests.validation import Limits
 from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
 from dspark.rounds.policy import parse_policy
@@ -44,7 +43,7 @@ class InOrder:
         return news
 
 
-def write_commits(batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, Piece]]) -> None:
+def write_commits(batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, CommittedTokens]]) -> None:
     """Adds (call, piece) in order."""
     commits = [(call, piece) for call, piece in said if piece.tokens]
     rounds = [piece.round or _NO_ROUND for _, piece in commits]
@@ -79,7 +78,7 @@ def write_commits(batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, Piece
 _NO_ROUND = Round(0, 0, 0)
 
 
-def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
+def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, CommittedTokens]]:
     """(call, piece) in order of commit."""
     calls, lengths, tokens = list(batch.calls), list(batch.lengths), list(batch.token_ids)
     count = len(calls)
@@ -98,7 +97,7 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
         stop = start + length
         yield (
             call,
-            Piece(
+            CommittedTokens(
                 tuple(tokens[start:stop]),
                 ends.pop((call, index), None) if last.get((call, index)) == at else None,
                 index,
@@ -109,15 +108,15 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Piece]]:
         )
         start = stop
     for (call, index), end in ends.items():  # by something else than a commit
-        yield call, Piece((), end, index, started=started.pop((call, index), None))
+        yield call, CommittedTokens((), end, index, started=started.pop((call, index), None))
 
 
-def _read_started(one: frontend_pb2.Started) -> Started:
+def _read_started(one: frontend_pb2.Started) -> FirstCommit:
     scored = None
     if one.HasField("prompt_logprobs"):
         told = one.prompt_logprobs
         scored = codec.read_prompt_logprobs(told, len(told.logprobs) + 1, told.top)
-    return Started(one.queue_us / 1e6, one.cached_tokens, scored)
+    return FirstCommit(one.queue_us / 1e6, one.cached_tokens, scored)
 
 
 def _read_end(ended: frontend_pb2.Ended) -> End:
@@ -182,7 +181,7 @@ def read_why(why: frontend_pb2.Drop.Why) -> Exception:
     return Cancelled("the client went away")
 
 
-def write_terms(terms: Terms) -> frontend_pb2.Terms:
+def write_terms(terms: CellTerms) -> frontend_pb2.Terms:
     limits = terms.limits
     return frontend_pb2.Terms(
         model=terms.model,
@@ -199,7 +198,7 @@ def write_terms(terms: Terms) -> frontend_pb2.Terms:
     )
 
 
-def read_terms(message: frontend_pb2.Terms) -> Terms:
+def read_terms(message: frontend_pb2.Terms) -> CellTerms:
     try:
         policy, rule = parse_policy(message.policy, field="terms.policy"), Rule(message.rule)
     except (InvalidRequest, ValueError) as error:
@@ -213,4 +212,6 @@ def read_terms(message: frontend_pb2.Terms) -> Terms:
         policy=policy,
         rule=rule,
     )
-    return Terms(message.model, message.drafter, message.block_size, limits, message.fingerprint, not message.starting)
+    return CellTerms(
+        message.model, message.drafter, message.block_size, limits, message.fingerprint, not message.starting
+    )

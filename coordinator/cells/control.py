@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator
 import grpc
 
 import dspark
-from coordinator.cells.attachment import Attachment
-from coordinator.cells.cell_service import CellService
 from coordinator.cells.explain_wire import ended_answers, explanations
+from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
 from coordinator.planning.cost_curve import CostCurve
 from coordinator.workers.totals import write_totals
-from coordinator.workers.worker import Address, Role, Worker
+from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.errors import InvalidRequest
 from dspark.runtime.shell import Shell
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, verify_pb2
@@ -25,7 +24,7 @@ from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, 
 DESCRIBE_S = 0.5  # a worker that takes longer to say what it holds is shown without
 MAX_WORKERS = 4096
 
-_ROLES = {control_pb2.ROLE_VERIFY: Role.VERIFY, control_pb2.ROLE_DRAFT: Role.DRAFT}
+_ROLES = {control_pb2.ROLE_VERIFY: WorkerRole.VERIFY, control_pb2.ROLE_DRAFT: WorkerRole.DRAFT}
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
@@ -100,7 +99,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         )
 
 
-def _frontend_status(attached: Attachment) -> control_pb2.ProcessStatus:
+def _frontend_status(attached: FrontendConnection) -> control_pb2.ProcessStatus:
     hello = attached.hello
     return control_pb2.ProcessStatus(
         role=control_pb2.ROLE_FRONTEND,
@@ -114,10 +113,10 @@ def _frontend_status(attached: Attachment) -> control_pb2.ProcessStatus:
     )
 
 
-async def _worker_status(worker: Worker, monitor: Monitor) -> control_pb2.ProcessStatus:
+async def _worker_status(worker: WorkerConnection, monitor: Monitor) -> control_pb2.ProcessStatus:
     address = worker.address
     status = control_pb2.ProcessStatus(
-        role=control_pb2.ROLE_VERIFY if address.role is Role.VERIFY else control_pb2.ROLE_DRAFT,
+        role=control_pb2.ROLE_VERIFY if address.role is WorkerRole.VERIFY else control_pb2.ROLE_DRAFT,
         name=address.name,
         endpoint=address.endpoint,
         incarnation=worker.port.facts.incarnation if worker.port else address.incarnation,

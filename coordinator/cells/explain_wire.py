@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 from coordinator.lanes.explain import Explain
-from coordinator.queue.admission import Admission
+from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.endings import Ended, Endings
-from coordinator.watching.explaining import told
-from coordinator.watching.rounds_told import Told
+from coordinator.watching.explaining import Told, told
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import control_pb2
 
@@ -18,7 +17,7 @@ LOOK_S = 0.25  # longest time until the end of a request is noticed
 
 
 async def explanations(
-    admission: Admission, explain: Explain, request: control_pb2.ExplainRequest
+    admission: Scheduler, explain: Explain, request: control_pb2.ExplainRequest
 ) -> AsyncIterator[control_pb2.RoundExplanation]:
     """Until the request ends, or so many rounds were told."""
     name, left = request.request_id, request.rounds or -1

@@ -19,8 +19,7 @@ import numpy as np
 import structlog
 from google.protobuf.message import DecodeError
 
-from coordinator.answers.answer import Piece
-from coordinator.answers.commit_log import End, Reason
+from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.cells.journal_file import JournalFile
 from coordinator.requests.request import Request
 from dspark.runtime.telemetry import Metrics
@@ -127,7 +126,7 @@ class Journal:
         self._commits.append(_Commit(entry.number, index, epoch, (), ()))
         self._dirty = True
 
-    def committed(self, entry: Entry, piece: Piece, epoch: int) -> None:
+    def committed(self, entry: Entry, piece: CommittedTokens, epoch: int) -> None:
         """Notes what was committed; `write` makes it last."""
         said = entry.answers[piece.index]
         if piece.tokens:

@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from coordinator.answers.answer import Answer
-from coordinator.answers.commit_log import CommitLog
-from coordinator.answers.outlet import Sink
-from coordinator.answers.tally import Tally
-from coordinator.cells.cell import Order, Terms
+from coordinator.answers.answer import Answer, CommitLog
+from coordinator.answers.output_queue import OutputSink
+from coordinator.answers.request_stats import RequestStats
+from coordinator.cells.cell import CellTerms, SubmitRequest
 from coordinator.cells.journal import Journal, Said
 from coordinator.cells.resumption import Journaled, look_up, tell_again
-from coordinator.lanes.sequence import Sequence as Life
-from coordinator.lanes.track import Track
-from coordinator.queue.admission import Admission
-from coordinator.requests.request import Request
-from coordinator.requests.tenancy import owned
+from coordinator.lanes.request_state import RequestState
+from coordinator.lanes.request_state import SequenceLife as Life
+from coordinator.queue.scheduler import Scheduler
+from coordinator.requests.request import Request, owned
 from coordinator.requests.validation import Limits
 from coordinator.workers.membership import Membership
 from dspark.errors import Cancelled, InvalidRequest, Unavailable
@@ -36,11 +34,11 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalCall:
+class LocalHandle:
     """The tracks of one request by answer, but for those that were complete when it was resumed."""
 
-    admission: Admission
-    tracks: dict[int, Track]
+    admission: Scheduler
+    tracks: dict[int, RequestState]
     kept: Journaled | None = None
 
     def finish(self, index: int) -> None:
@@ -58,7 +56,7 @@ class LocalCell:
     """The one way in, whatever the front end."""
 
     def __init__(
-        self, admission: Admission, membership: Membership, offer: Offer, journal: Journal | None = None
+        self, admission: Scheduler, membership: Membership, offer: Offer, journal: Journal | None = None
     ) -> None:
         self.admission, self.membership, self.offer, self.journal = admission, membership, offer, journal
         # Drafters may serve several coordinators, so numbers of two of them must not meet.
@@ -68,7 +66,7 @@ class LocalCell:
     def draining(self) -> bool:
         return self.admission.draining
 
-    def terms(self) -> Terms:
+    def terms(self) -> CellTerms:
         """By what the connected workers said of themselves."""
         verifiers = self.membership.verifiers
         if not verifiers:
@@ -86,7 +84,7 @@ class LocalCell:
             rule=Rule.COUPLED if distrusted else self.offer.rule,
         )
         drafter = next(iter(self.membership.drafters), None)
-        return Terms(
+        return CellTerms(
             verifiers[0].model,
             drafter.model if drafter else "",
             drafter.block_size if drafter else 0,
@@ -98,7 +96,7 @@ class LocalCell:
     def check_capacity(self, tenant: str = "") -> None:
         self.admission.check_capacity(tenant=tenant)
 
-    def submit(self, order: Order, sink: Sink) -> LocalCall:
+    def submit(self, order: SubmitRequest, sink: OutputSink) -> LocalHandle:
         """A track per answer, with one sink for all; of a resumed request, per answer that is not complete."""
         order = replace(order, request=owned(order.request))
         request, known = order.request, None
@@ -120,9 +118,9 @@ class LocalCell:
         self._begin(request, tracks, kept)
         if known is not None:
             tell_again(sink, known)
-        return LocalCall(self.admission, tracks, kept)
+        return LocalHandle(self.admission, tracks, kept)
 
-    def _begin(self, request: Request, tracks: dict[int, Track], kept: Journaled | None) -> None:
+    def _begin(self, request: Request, tracks: dict[int, RequestState], kept: Journaled | None) -> None:
         """Nothing is committed before this turn of the loop is over."""
         try:
             if tracks:
@@ -143,8 +141,8 @@ class LocalCell:
         return [name for name in request_ids if self.admission.abort(name)]
 
     def _track(
-        self, request: Request, choice: int, arrived: float, sink: Sink, kept: Journaled | None, said: Said | None
-    ) -> Track:
+        self, request: Request, choice: int, arrived: float, sink: OutputSink, kept: Journaled | None, said: Said | None
+    ) -> RequestState:
         if choice:
             request = replace(request, law=replace(request.law, choice=choice))
         log = CommitLog(request.prompt)
@@ -153,5 +151,5 @@ class LocalCell:
         answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
         life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
         if kept is None:
-            return Track(request, life, answer, Tally(arrived), sink)
-        return Track(request, life, answer, Tally(arrived), kept, partial(kept.note_epoch, choice))
+            return RequestState(request, life, answer, RequestStats(arrived), sink)
+        return RequestState(request, life, answer, RequestStats(arrived), kept, partial(kept.note_epoch, choice))

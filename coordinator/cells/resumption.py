@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.answers.answer import Piece
-from coordinator.answers.commit_log import End, Reason
-from coordinator.answers.outlet import Sink
-from coordinator.cells.cell import Order
+from coordinator.answers.answer import CommittedTokens, End, Reason
+from coordinator.answers.output_queue import OutputSink
+from coordinator.cells.cell import SubmitRequest
 from coordinator.cells.journal import Entry, Journal, Said, digest
-from coordinator.lanes.track import Track
+from coordinator.lanes.request_state import RequestState
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest
 from dspark.types import Rule
@@ -30,7 +29,7 @@ class Known:
     entry: Entry | None = None
 
 
-def look_up(order: Order, journal: Journal | None) -> Known:
+def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
     """What is known of the request of an order that asks for the rest of its answers. Raises InvalidRequest."""
     request, held = order.request, tuple(order.message.resume.offsets)
     entry = journal.find(request.id) if journal is not None else None
@@ -48,7 +47,7 @@ def look_up(order: Order, journal: Journal | None) -> Known:
     return Known(request, answers, entry)
 
 
-def _repeatable(order: Order, entry: Entry | None) -> bool:
+def _repeatable(order: SubmitRequest, entry: Entry | None) -> bool:
     """Whether the same ids come when they are computed again."""
     law = order.request.law
     seeded = entry is not None or order.message.sampling_params.HasField("seed")
@@ -58,12 +57,12 @@ def _repeatable(order: Order, entry: Entry | None) -> bool:
 class Journaled:
     """The sink of a request whose commits are kept."""
 
-    def __init__(self, journal: Journal, entry: Entry, to: Sink) -> None:
+    def __init__(self, journal: Journal, entry: Entry, to: OutputSink) -> None:
         self._journal, self._entry, self._to = journal, entry, to
         self._open = 0
-        self._tracks: Mapping[int, Track] = {}
+        self._tracks: Mapping[int, RequestState] = {}
 
-    def begun(self, tracks: Mapping[int, Track]) -> None:
+    def begun(self, tracks: Mapping[int, RequestState]) -> None:
         """These answers, by index, are worked on."""
         self._tracks, self._open = tracks, len(tracks)
         self._settle()
@@ -72,7 +71,7 @@ class Journaled:
         """Nobody took them."""
         self._settle()
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: CommittedTokens) -> None:
         self._journal.committed(self._entry, piece, self._tracks[piece.index].sequence.epoch)
         self._to.push(piece)
 
@@ -94,14 +93,14 @@ class Journaled:
             self._journal.left(self._entry)
 
 
-def tell_again(sink: Sink, known: Known) -> None:
+def tell_again(sink: OutputSink, known: Known) -> None:
     """What was committed goes to the client's side first, each answer in one piece."""
     for index, said in enumerate(known.answers):
-        told = Piece(tuple(said.tokens), said.end, index, tuple(said.logprobs))
+        told = CommittedTokens(tuple(said.tokens), said.end, index, tuple(said.logprobs))
         if said.tokens:
             sink.push(told if not aborted(said.end) else replace(told, end=None))
         if said.end is not None and (aborted(said.end) or not said.tokens):
-            sink.push(Piece((), said.end, index))  # it came by itself, behind the last token
+            sink.push(CommittedTokens((), said.end, index))  # it came by itself, behind the last token
         if said.end is not None:
             sink.close(None)
 

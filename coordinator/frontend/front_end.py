@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cells.cell import Cell
+from coordinator.cells.cell import CellPort
 from coordinator.config import ClientsConfig
 from coordinator.reception.input_processor import InputProcessor, prompt_bytes
 from coordinator.reception.pacing import read_pace
@@ -42,7 +42,7 @@ class FrontEnd:
         self,
         config: ClientsConfig,
         shell: Shell,
-        cell: Cell,
+        cell: CellPort,
         tokenizer: Tokenizer | None,
         *,
         most: int,

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from coordinator.answers.answer import Piece
-from coordinator.answers.outlet import Overfull, Sink
-from coordinator.bell import Bell
+from coordinator.answers.answer import CommittedTokens
+from coordinator.answers.output_queue import OutputSink, Overfull
 from coordinator.cells import cell_wire
-from coordinator.cells.cell import Order
+from coordinator.cells.cell import SubmitRequest
 from coordinator.clock import Clock
+from coordinator.wakeup import Wakeup
 from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, generate_pb2
@@ -26,10 +26,10 @@ MAX_UNSENT = 65_536  # parts of messages that wait for the coordinator to read
 BATCH_BYTES = 2 * 1024 * 1024  # of one message, unless a request alone is larger
 
 
-class RemoteCall:
+class RemoteHandle:
     """One request."""
 
-    def __init__(self, number: int, link: Link, sink: Sink, answers: int) -> None:
+    def __init__(self, number: int, link: CoordinatorConnection, sink: OutputSink, answers: int) -> None:
         self.number, self.sink = number, sink
         self._link = link
         self._said = [0] * answers  # tokens that came, by answer
@@ -51,7 +51,7 @@ class RemoteCall:
         self._link.forget(self)
         self.sink.close(error)
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: CommittedTokens) -> None:
         if piece.index >= len(self._said):
             raise PeerError(f"answer {piece.index} of a request for {len(self._said)}")
         self._said[piece.index] += len(piece.tokens)
@@ -75,17 +75,17 @@ class RemoteCall:
             self._link.forget(self)
 
 
-class Link:
+class CoordinatorConnection:
     """Lives as long as its stream."""
 
     def __init__(self, hello: frontend_pb2.FrontendHello, clock: Clock, metrics: Metrics) -> None:
         self._hello: frontend_pb2.FrontendHello | None = hello  # until it is said
         self._clock, self._metrics = clock, metrics
         self._numbers = itertools.count(1)
-        self._calls: dict[int, RemoteCall] = {}
+        self._calls: dict[int, RemoteHandle] = {}
         self._aborts: dict[int, asyncio.Future[list[str]]] = {}
         self._unsent: deque[tuple[str, Any]] = deque()
-        self._bell = Bell()
+        self._bell = Wakeup()
         self._messages, self._in_order = 0, cell_wire.InOrder()
         self._ended = False
         self._empty = asyncio.Event()
@@ -105,9 +105,9 @@ class Link:
             await self._bell.heard()
         return self._collect()
 
-    def submit(self, order: Order, sink: Sink) -> RemoteCall:
+    def submit(self, order: SubmitRequest, sink: OutputSink) -> RemoteHandle:
         self._check_room()
-        call = RemoteCall(next(self._numbers), self, sink, order.request.choices)
+        call = RemoteHandle(next(self._numbers), self, sink, order.request.choices)
         message = generate_pb2.GenerateRequest(
             request_id=order.request.id,
             sampling_params=order.message.sampling_params,
@@ -171,7 +171,7 @@ class Link:
             if reply is not None and not reply.done():
                 reply.set_result(list(aborted.request_ids))
 
-    def forget(self, call: RemoteCall) -> bool:
+    def forget(self, call: RemoteHandle) -> bool:
         """Returns whether it was still running."""
         found = self._calls.pop(call.number, None) is not None
         if not self._calls:
@@ -184,7 +184,7 @@ class Link:
             self._empty.clear()
             await self._empty.wait()
 
-    def slow(self, call: RemoteCall) -> None:
+    def slow(self, call: RemoteHandle) -> None:
         """The client does not read."""
         self._metrics.slow_readers_cut.inc()
         call.cut(Overloaded("the client reads too slowly", retry_after_s=1.0))

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import grpc
 import structlog
 
-from coordinator.answers.outlet import Sink
+from coordinator.answers.output_queue import OutputSink
 from coordinator.cells import cell_wire
-from coordinator.cells.cell import Order, Terms
+from coordinator.cells.cell import CellTerms, SubmitRequest
 from coordinator.clock import Clock
-from coordinator.frontend.link import Link, RemoteCall
+from coordinator.frontend.link import CoordinatorConnection, RemoteHandle
 from dspark.errors import DsparkError, Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import FRONT_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
@@ -49,15 +49,15 @@ class RemoteCell:
         self._endpoint, self._token, self._tls, self._max_calls = endpoint, token, tls, max_calls
         self._hello, self._on_change, self._clock, self._metrics = hello, on_change, clock, metrics
         self._closed = f"the coordinator at {endpoint} is not attached"
-        self._terms: Terms | None = None
-        self._link: Link | None = None
+        self._terms: CellTerms | None = None
+        self._link: CoordinatorConnection | None = None
         self._told: asyncio.Event = asyncio.Event()
         self.draining = False
         self._running: asyncio.Task[None] | None = None
 
     # What requests need.
 
-    def terms(self) -> Terms:
+    def terms(self) -> CellTerms:
         if self._terms is None:
             raise Unavailable(self._closed)
         return self._terms
@@ -71,7 +71,7 @@ class RemoteCell:
             problem = f"{self._link.requests} requests are open at this front end"
             raise self._refuse("frontend_full", Overloaded(problem, RETRY_S))
 
-    def submit(self, order: Order, sink: Sink) -> RemoteCall:
+    def submit(self, order: SubmitRequest, sink: OutputSink) -> RemoteHandle:
         self.check_capacity()
         assert self._link is not None
         return self._link.submit(order, sink)
@@ -126,7 +126,7 @@ class RemoteCell:
     async def _attach(self) -> bool:
         """From hello to the end of one stream; returns whether anything was heard."""
         heard, why = False, "the stream ended"
-        link = Link(self._hello(), self._clock, self._metrics)
+        link = CoordinatorConnection(self._hello(), self._clock, self._metrics)
         channel = open_channel(self._endpoint, tls=self._tls, watch_ms=FRONT_WATCH_MS)
         try:
             stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
@@ -158,7 +158,7 @@ class RemoteCell:
         else:
             self._set_terms(cell_wire.read_terms(message), "")
 
-    def _set_terms(self, terms: Terms | None, closed: str) -> None:
+    def _set_terms(self, terms: CellTerms | None, closed: str) -> None:
         was, self._terms, self._closed = self._ready, terms, closed
         if terms is not None:
             self._told.set()

@@ -12,13 +12,13 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 import dspark
-from coordinator.cells.cell import Terms
+from coordinator.cells.cell import CellTerms
 from coordinator.config import ClientsConfig
 from coordinator.http.connection import names_of
 from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate, find_template
 from coordinator.reception.input_processor import InputProcessor
-from coordinator.reception.pacing import Pace, read_pace
+from coordinator.reception.pacing import PacketPace, read_pace
 from coordinator.requests.validation import DEFAULT_MAX_TOKENS
 from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime.identity import model_name
@@ -47,21 +47,21 @@ class Api:
     template: ChatTemplate | None = None
     name: str = ""
     local: bool = True
-    pace: Pace | None = None
+    pace: PacketPace | None = None
     security: Security = field(default_factory=Security)
     origins: tuple[str, ...] = ()
     version: str = field(default_factory=lambda: dspark.__version__)
 
-    def model(self, terms: Terms) -> str:
+    def model(self, terms: CellTerms) -> str:
         """The name clients use: the one that was given, the folder's, or the hub id."""
         return model_name(terms.model, self.name)
 
-    def fingerprint(self, terms: Terms) -> str:
+    def fingerprint(self, terms: CellTerms) -> str:
         """Changes when the target's weights or this software do: what an answer under a seed depends on."""
         made = hashlib.sha256(f"{terms.fingerprint} {self.version}".encode())
         return f"fp_{made.hexdigest()[:12]}"
 
-    def check_model(self, asked: str | None, terms: Terms) -> str:
+    def check_model(self, asked: str | None, terms: CellTerms) -> str:
         """The served name; UnknownModel for any other model. Nothing asked for is the one there is."""
         served = self.model(terms)
         if asked not in (None, "", served, terms.model):

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.answers.answer import Piece
+from coordinator.answers.answer import CommittedTokens
 from coordinator.http.api import Api
 from coordinator.http.forms import form_of
 from coordinator.http.schema import Body
@@ -104,7 +104,7 @@ class Asking:
 
     def __init__(self, record: bool, names: Mapping[str, str]) -> None:
         self.streams: list[ResponseStream] = []
-        self.pieces: list[list[Piece]] = []
+        self.pieces: list[list[CommittedTokens]] = []
         self._record, self._names = record, names
 
     @staticmethod

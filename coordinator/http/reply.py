@@ -21,9 +21,8 @@ from typing import Any, Literal, Protocol
 from fastapi import Request
 from starlette.responses import Response
 
-from coordinator.answers.answer import Piece
-from coordinator.answers.commit_log import End
-from coordinator.answers.tally import Tally
+from coordinator.answers.answer import CommittedTokens, End
+from coordinator.answers.request_stats import RequestStats
 from coordinator.beside import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking, Prompt, Scored, new_id
@@ -40,7 +39,7 @@ Detail = Literal["none", "summary", "detailed"]
 def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, Any]:
     """Of all answers together. block_size: slots of a full block."""
     answers = [(index, each) for index, one in enumerate(asking.streams) for each in one.output.answers]
-    tally = Tally.together([answer.tally for _, answer in answers])
+    tally = RequestStats.together([answer.tally for _, answer in answers])
     steps = [step for index, answer in answers for step in _steps(asking.pieces[index], answer)]
     by_length: dict[int, list[int]] = {}
     for drafted, accepted in steps:
@@ -73,7 +72,7 @@ def metrics_of(asking: Asking, block_size: int, *, detailed: bool) -> dict[str, 
     }
 
 
-def _steps(pieces: Iterable[Piece], answer: AnswerOutput) -> list[tuple[int, int]]:
+def _steps(pieces: Iterable[CommittedTokens], answer: AnswerOutput) -> list[tuple[int, int]]:
     """(drafted tokens verified, of these shown) per round of one answer, in order."""
     left, steps = answer.answered, list[tuple[int, int]]()
     for piece in pieces:
@@ -101,7 +100,7 @@ Object = dict[str, Any]
 MANY = 2048  # tokens that are written beside the event loop
 
 
-class Shape(Protocol):
+class ReplyShape(Protocol):
     """How one kind of answer is written. `prompt`: index of the prompt that an answer belongs to."""
 
     whole_object: str
@@ -145,7 +144,7 @@ class Frame:
         )
 
 
-async def whole_reply(asking: Asking, shape: Shape, frame: Frame) -> bytes:
+async def whole_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> bytes:
     """The reply to a request that does not stream, as JSON."""
     gathered: dict[tuple[int, int], list[OutputChunk]] = {}
     async for prompt, parts in asking.scored_parts():
@@ -154,7 +153,9 @@ async def whole_reply(asking: Asking, shape: Shape, frame: Frame) -> bytes:
     return await beside(usage_of(asking)["total_tokens"] > MANY, _written, asking, gathered, shape, frame)
 
 
-def _written(asking: Asking, gathered: dict[tuple[int, int], list[OutputChunk]], shape: Shape, frame: Frame) -> bytes:
+def _written(
+    asking: Asking, gathered: dict[tuple[int, int], list[OutputChunk]], shape: ReplyShape, frame: Frame
+) -> bytes:
     choices: list[Object] = []
     for prompt, answer in _answers(asking):
         said = gathered.get((prompt, answer.index), [])
@@ -169,7 +170,7 @@ def _written(asking: Asking, gathered: dict[tuple[int, int], list[OutputChunk]],
     return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGenerator[bytes]:
+async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> AsyncGenerator[bytes]:
     """Events of the reply to a request that streams."""
     head = _head(frame, shape.part_object)
     quiet = {"usage": None} if frame.usage else {}
@@ -213,7 +214,7 @@ async def streamed_reply(asking: Asking, shape: Shape, frame: Frame) -> AsyncGen
 
 
 def _openings(
-    asking: Asking, asked: int, shape: Shape, frame: Frame, chunk: Callable[[int, Object], bytes]
+    asking: Asking, asked: int, shape: ReplyShape, frame: Frame, chunk: Callable[[int, Object], bytes]
 ) -> list[bytes]:
     """Of all answers to a prompt, which begin alike."""
     choice = shape.opening(asked, asking.scored(asked))
@@ -278,7 +279,7 @@ async def answered(
     body: Body,
     prompts: Sequence[Prompt],
     options: Sampling,
-    shape: Shape,
+    shape: ReplyShape,
     *,
     kind: str,
     names: Mapping[str, str] | None = None,

@@ -70,7 +70,7 @@ class StreamOptions(_Part):
     include_obfuscation: bool = False
 
 
-class Speculation(_Part):
+class SpeculationFields(_Part):
     """How the answer is sped up; never changes its law."""
 
     policy: str = ""
@@ -113,7 +113,7 @@ class Body(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] | None = None
     # Ours.
-    speculation: Speculation | None = None
+    speculation: SpeculationFields | None = None
 
     @classmethod
     def read(cls: type[T], content: bytes) -> T:

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from coordinator.http.connection import cut
 from coordinator.http.errors import described
-from coordinator.reception.pacing import Pace
+from coordinator.reception.pacing import PacketPace
 from dspark.errors import Cancelled
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ _FILLER = (b": ", b"\n\n")
 _LEAST = sum(map(len, _FILLER))
 
 
-async def paced_events(events: AsyncGenerator[bytes], pace: Pace, max_tokens: int) -> AsyncGenerator[bytes]:
+async def paced_events(events: AsyncGenerator[bytes], pace: PacketPace, max_tokens: int) -> AsyncGenerator[bytes]:
     """What `events` yields, as one frame each interval; its last event with the last frame. Its errors are raised."""
     loop = asyncio.get_running_loop()
     began, ticks, end = loop.time(), 0, pace.ticks(max_tokens)
@@ -191,7 +191,7 @@ async def paced_events(events: AsyncGenerator[bytes], pace: Pace, max_tokens: in
             await reading
 
 
-async def paced_whole(answer: Awaitable[bytes], pace: Pace, max_tokens: int) -> bytes:
+async def paced_whole(answer: Awaitable[bytes], pace: PacketPace, max_tokens: int) -> bytes:
     """A whole answer, when a term ends."""
     loop = asyncio.get_running_loop()
     began = loop.time()

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 import structlog
 
-from coordinator.answers.answer import Piece, Round, Started
-from coordinator.answers.outlet import Overfull
+from coordinator.answers.answer import CommittedTokens, FirstCommit, Round
+from coordinator.answers.output_queue import Overfull
 from coordinator.lanes.owner import Owner
+from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.round_counts import RoundCounts
-from coordinator.lanes.sequence import Event
-from coordinator.lanes.track import Track
 from dspark.errors import Overloaded, PeerError
 from dspark.rounds import control
 from dspark.rounds.events import RoundReport
@@ -49,7 +48,7 @@ class Commits:
         self._owner, self._vocab_size, self._metrics = owner, vocab_size, metrics
         self.counts = RoundCounts(metrics)
 
-    def problem(self, track: Track, said: RoundReport, logprobs: Sequence[TokenLogprobs]) -> str | None:
+    def problem(self, track: RequestState, said: RoundReport, logprobs: Sequence[TokenLogprobs]) -> str | None:
         """What is wrong with a round that is the next one; None if nothing is."""
         tokens = said.tokens
         if not 0 <= said.accepted <= said.verified <= len(said.confidence) or len(tokens) > said.accepted + 1:
@@ -60,7 +59,7 @@ class Commits:
             return "a token without its log-probability"
         return None
 
-    def begin(self, track: Track, said: RoundReport, told: control.PassReport, at: float) -> int:
+    def begin(self, track: RequestState, said: RoundReport, told: control.PassReport, at: float) -> int:
         """The commit that a prefill brings. Returns tokens committed."""
         logprobs = told.logprobs[0] if told.logprobs else ()
         if not track.answer.room:  # a token is drawn behind every prompt, and not said where none was asked for
@@ -71,16 +70,18 @@ class Commits:
             problem = "no log-probabilities of the prompt"
         if problem is not None:
             return self._refuse(track, problem)
-        track.sequence.apply(Event.PREFILLED)
+        track.sequence.apply(LifeEvent.PREFILLED)
         news = None
         if track.tally.first is None:
             track.tally.first = at
             spared = min(max(started.cached_tokens, 0), len(track.request.prompt))
-            news = Started(track.tally.queue_s(), spared, started.prompt_logprobs)
+            news = FirstCommit(track.tally.queue_s(), spared, started.prompt_logprobs)
         piece = track.answer.take(said.tokens, logprobs, started=news)
         return self._finish(track, said, piece, at)
 
-    def judged(self, track: Track, said: RoundReport, logprobs: Sequence[TokenLogprobs], why: str, at: float) -> int:
+    def judged(
+        self, track: RequestState, said: RoundReport, logprobs: Sequence[TokenLogprobs], why: str, at: float
+    ) -> int:
         """A round's. why: it had no block, for metrics. Returns tokens committed."""
         problem = self.problem(track, said, logprobs)
         if problem is not None:
@@ -92,9 +93,11 @@ class Commits:
             self._owner.ended(track, PeerError("a commit failed; see the coordinator's log"))
             return 0
 
-    def _judged(self, track: Track, said: RoundReport, logprobs: Sequence[TokenLogprobs], why: str, at: float) -> int:
+    def _judged(
+        self, track: RequestState, said: RoundReport, logprobs: Sequence[TokenLogprobs], why: str, at: float
+    ) -> int:
         drafted, verified = len(said.confidence), said.verified
-        track.sequence.apply(Event.JUDGED)
+        track.sequence.apply(LifeEvent.JUDGED)
         piece = track.answer.take(said.tokens, logprobs, round=Round(drafted, verified, said.accepted))
         committed, tally = len(piece.tokens), track.tally
         accepted = min(said.accepted, committed)
@@ -112,7 +115,7 @@ class Commits:
         )
         return self._finish(track, said, piece, at)
 
-    def _finish(self, track: Track, said: RoundReport, piece: Piece, at: float) -> int:
+    def _finish(self, track: RequestState, said: RoundReport, piece: CommittedTokens, at: float) -> int:
         """Hands a commit to the client; whoever does not read is cut."""
         count = len(piece.tokens)
         if count != len(said.tokens) or (piece.end is None and count != said.accepted + 1):
@@ -131,7 +134,7 @@ class Commits:
             self._owner.ended(track, None)
         return count
 
-    def _refuse(self, track: Track, problem: str) -> int:
+    def _refuse(self, track: RequestState, problem: str) -> int:
         self._metrics.dropped.labels(kind="verdict", reason="malformed").inc()
         self._owner.ended(track, PeerError(f"the verifier sent {problem}"))
         return 0

@@ -52,7 +52,7 @@ class DrafterFacts:
     cost: CostCurve | None
 
 
-class Drafter(Protocol):
+class DrafterPort(Protocol):
     """One drafter process, told apart by who it is. Verifiers speak to it, a lane only names it to them."""
 
     @property

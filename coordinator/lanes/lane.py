@@ -22,18 +22,16 @@ from coordinator.clock import Clock, Timer
 from coordinator.lanes.commits import Commits
 from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.drafter_assignment import DrafterAssignment
-from coordinator.lanes.explain import Explain
-from coordinator.lanes.facts import Drafter, VerifierFacts
+from coordinator.lanes.explain import Explain, Reported
+from coordinator.lanes.facts import DrafterPort, VerifierFacts
 from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.members import Members
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.owner import Owner, hand_back
 from coordinator.lanes.placed import Placed
-from coordinator.lanes.reported import Reported
+from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.round_learning import RoundLearning
-from coordinator.lanes.sequence import Event
 from coordinator.lanes.silence import Silence
-from coordinator.lanes.track import Track
 from coordinator.planning.lane_plans import Applied, DrafterCost, LanePlans
 from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Keep, Release, Released
@@ -55,7 +53,7 @@ class Lane:
         port: RoundsPort,
         owner: Owner,
         *,
-        load: Counter[Drafter],
+        load: Counter[DrafterPort],
         waits: Conduct,
         clock: Clock,
         metrics: Metrics,
@@ -99,7 +97,7 @@ class Lane:
     # What others ask of a lane.
 
     @property
-    def tracks(self) -> Sequence[Track]:
+    def tracks(self) -> Sequence[RequestState]:
         return self._members.tracks
 
     @property
@@ -114,7 +112,7 @@ class Lane:
         return True  # an empty lane is a lane
 
     @property
-    def drafters(self) -> Sequence[Drafter]:
+    def drafters(self) -> Sequence[DrafterPort]:
         return self._drafters.drafters
 
     @property
@@ -123,22 +121,22 @@ class Lane:
         is a choice."""
         return self._plans.curve
 
-    def can_take(self, track: Track) -> bool:
+    def can_take(self, track: RequestState) -> bool:
         """Whether there is room for one more, as far as is known here."""
         return not (self._closed or self.draining) and self._members.fits(track)
 
-    def could_take(self, track: Track) -> bool:
+    def could_take(self, track: RequestState) -> bool:
         """Whether the sequence would fit if the pool were empty."""
         return not (self._closed or self.draining) and self._members.could_fit(track)
 
-    def take(self, track: Track) -> None:
+    def take(self, track: RequestState) -> None:
         """Its prompt is run beside the rounds; it joins them by itself."""
-        track.sequence.apply(Event.PLACED)
+        track.sequence.apply(LifeEvent.PLACED)
         track.last_verifier = self.facts.name
         self._members.add(track)
         self._soon()
 
-    def forget(self, track: Track) -> None:
+    def forget(self, track: RequestState) -> None:
         """It ended, or its client left: whatever is being drawn for it is of no use to anybody."""
         placed = self._members.get(track.sequence.number)
         if placed is not None:
@@ -146,16 +144,16 @@ class Lane:
             if placed.admitted:
                 self._orders.append(Release(placed.number, placed.epoch, How.DROP))
 
-    def drafter_joined(self, drafter: Drafter) -> None:
+    def drafter_joined(self, drafter: DrafterPort) -> None:
         self._drafters.joined(drafter)
         self._drafters_changed()
 
-    def drafter_left(self, drafter: Drafter) -> None:
+    def drafter_left(self, drafter: DrafterPort) -> None:
         """Whoever is with it stays: the verifier may reach it all the same."""
         self._drafters.left(drafter)
         self._drafters_changed()
 
-    def drafter_leaves(self, drafter: Drafter, leaves: bool = True) -> None:
+    def drafter_leaves(self, drafter: DrafterPort, leaves: bool = True) -> None:
         """It takes nobody new; its sequences go to another one as soon as there is one."""
         self._drafters.leaves(drafter, leaves)
         self._drafters_changed()
@@ -182,7 +180,7 @@ class Lane:
                 self._settle(placed)
             else:
                 self._take_out(placed)
-                hand_back(self._owner, placed.track, Event.MOVED)
+                hand_back(self._owner, placed.track, LifeEvent.MOVED)
         self._soon()
 
     async def emptied(self, longest_s: float) -> None:
@@ -191,7 +189,7 @@ class Lane:
             async with asyncio.timeout(longest_s):
                 await self._members.emptied()
 
-    def _settle(self, placed: Placed, becomes: Event = Event.MOVED) -> None:
+    def _settle(self, placed: Placed, becomes: LifeEvent = LifeEvent.MOVED) -> None:
         """It leaves once everything that was drawn for it is here."""
         placed.leaving, placed.settled_by = becomes, self._clock.time() + self._waits.verify_s
         self._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
@@ -208,7 +206,7 @@ class Lane:
         self._learning.close()
         for placed in reversed(tuple(self._members)):
             self._take_out(placed)  # if it said that it ends, whoever was there lost nothing by it
-            hand_back(self._owner, placed.track, Event.MOVED if self.draining else Event.ORPHANED)
+            hand_back(self._owner, placed.track, LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED)
 
     # What the verifier says.
 
@@ -231,7 +229,7 @@ class Lane:
     def _passed(self, said: PassReport) -> None:
         report, now, committed = said.report, self._heard, 0
         self._silence.reported(said, now)
-        applied, tracks = Applied(said, [], [], []), list[Track]()
+        applied, tracks = Applied(said, [], [], []), list[RequestState]()
         for place, each in enumerate(report.rounds):
             placed = self._find(each.sequence, each.epoch, "verdict")
             if placed is None:
@@ -301,7 +299,7 @@ class Lane:
         """What a verifier says of a sequence is not what comes next: nothing more of it is believed."""
         self._metrics.dropped.labels(kind=kind, reason="out_of_order").inc()
         self.forget(placed.track)
-        hand_back(self._owner, placed.track, Event.ORPHANED)
+        hand_back(self._owner, placed.track, LifeEvent.ORPHANED)
 
     # Leaving.
 

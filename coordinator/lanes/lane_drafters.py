@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from coordinator.clock import Clock
-from coordinator.lanes.facts import Drafter
+from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.track import Track
+from coordinator.lanes.request_state import RequestState
 from dspark.rounds.control import DrafterAt, Use
 
 AGAIN_S = 2.0  # before a drafter that the verifier lost, or that had no room, is named to it again
@@ -24,7 +24,7 @@ LONGEST_S = 16.0  # the same for one that is lost again and again
 class _Known:
     """One drafter process, as the verifier of this lane sees it."""
 
-    def __init__(self, number: int, port: Drafter) -> None:
+    def __init__(self, number: int, port: DrafterPort) -> None:
         self.number, self.port = number, port
         self.there = True  # this process reaches it
         self.leaves = False
@@ -43,7 +43,7 @@ class _Known:
 class LaneDrafters:
     """Of one lane. `news` is what its verifier has to be told."""
 
-    def __init__(self, load: Counter[Drafter], clock: Clock, monitor: Monitor) -> None:
+    def __init__(self, load: Counter[DrafterPort], clock: Clock, monitor: Monitor) -> None:
         """load: sequences by drafter, over all lanes."""
         self._load, self._clock, self._monitor = load, clock, monitor
         self._known: dict[tuple[str, int], _Known] = {}  # by endpoint and incarnation
@@ -51,10 +51,10 @@ class LaneDrafters:
         self._numbers = itertools.count(1)  # never given to another process
 
     @property
-    def drafters(self) -> tuple[Drafter, ...]:
+    def drafters(self) -> tuple[DrafterPort, ...]:
         return tuple(each.port for each in self._by_number.values() if each.there)
 
-    def joined(self, port: Drafter) -> None:
+    def joined(self, port: DrafterPort) -> None:
         """A process keeps its number while anybody is with it."""
         at = (port.facts.endpoint, port.facts.incarnation)
         known = self._known.get(at)
@@ -65,13 +65,13 @@ class LaneDrafters:
             self._load[port] += known.sequences
         known.port, known.there, known.leaves = port, True, False
 
-    def left(self, port: Drafter) -> None:
+    def left(self, port: DrafterPort) -> None:
         """It is out of this process's reach."""
         known = self._of(port)
         if known is not None:
             known.there = False
 
-    def leaves(self, port: Drafter, leaves: bool) -> None:
+    def leaves(self, port: DrafterPort, leaves: bool) -> None:
         """Whether it gets nobody new; who is with it goes to another one as soon as there is one."""
         known = self._of(port)
         if known is not None:
@@ -91,29 +91,29 @@ class LaneDrafters:
         if number in self._by_number:
             self._by_number[number].pause_s = AGAIN_S
 
-    def choose(self, track: Track, besides: int = 0) -> int:
+    def choose(self, track: RequestState, besides: int = 0) -> int:
         """The least loaded drafter that may serve this sequence, but for one; 0 for nobody."""
         able = [each for each in self._by_number.values() if each.number != besides and self._able(each, track)]
         if not able:
             return 0
         return min(able, key=lambda each: (self._load[each.port], each.port.facts.name)).number
 
-    def stays(self, number: int, track: Track) -> bool:
+    def stays(self, number: int, track: RequestState) -> bool:
         """Whether a drafter may go on drafting for a sequence."""
         known = self._by_number[number]
         return self._fits(known.port, track) and not known.leaves
 
-    def may_stay(self, number: int, track: Track) -> bool:
+    def may_stay(self, number: int, track: RequestState) -> bool:
         """The same while there is nobody else."""
         return self._fits(self._by_number[number].port, track)
 
-    def attach(self, number: int, track: Track) -> None:
+    def attach(self, number: int, track: RequestState) -> None:
         known = self._by_number[number]
         known.sequences += 1
         self._load[known.port] += 1
         track.drafter, track.last_drafter = known.port, known.port.facts.name
 
-    def detach(self, number: int, track: Track) -> None:
+    def detach(self, number: int, track: RequestState) -> None:
         track.drafter = None
         known = self._by_number.get(number)
         if known is not None:
@@ -121,7 +121,7 @@ class LaneDrafters:
             if known.there:
                 self._load[known.port] -= 1
 
-    def why_nobody(self, track: Track) -> str:
+    def why_nobody(self, track: RequestState) -> str:
         """Why a sequence has no drafter."""
         there = [each.port for each in self._by_number.values() if each.there]
         if there and not any(self._trusts(each, track) for each in there):
@@ -150,22 +150,22 @@ class LaneDrafters:
                 known.told = use
                 yield DrafterAt(known.number, facts.endpoint, facts.incarnation, use)
 
-    def _of(self, port: Drafter) -> _Known | None:
+    def _of(self, port: DrafterPort) -> _Known | None:
         known = self._known.get((port.facts.endpoint, port.facts.incarnation))
         return known if known is not None and known.port is port else None
 
-    def _able(self, known: _Known, track: Track) -> bool:
+    def _able(self, known: _Known, track: RequestState) -> bool:
         free = known.there and not known.leaves and self._clock.time() >= known.not_before
         named = track.request.drafter in ("", known.port.facts.name)
         return free and named and self._fits(known.port, track)
 
-    def _fits(self, port: Drafter, track: Track) -> bool:
+    def _fits(self, port: DrafterPort, track: RequestState) -> bool:
         return _reaches(port, track) and self._trusts(port, track)
 
-    def _trusts(self, port: Drafter, track: Track) -> bool:
+    def _trusts(self, port: DrafterPort, track: RequestState) -> bool:
         return self._monitor.trusts(port.facts.fingerprint, track.request.law)
 
 
-def _reaches(port: Drafter, track: Track) -> bool:
+def _reaches(port: DrafterPort, track: RequestState) -> bool:
     """Whether it has blocks for a sequence of this length."""
     return len(track.answer.log) <= port.facts.context_length - port.facts.block_size

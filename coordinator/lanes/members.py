@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from coordinator.lanes import paging
 from coordinator.lanes.facts import VerifierFacts
 from coordinator.lanes.placed import Placed
-from coordinator.lanes.track import Track
+from coordinator.lanes.request_state import RequestState
 
 
 class Members:
@@ -35,7 +35,7 @@ class Members:
         return iter(tuple(self._placed.values()))
 
     @property
-    def tracks(self) -> tuple[Track, ...]:
+    def tracks(self) -> tuple[RequestState, ...]:
         return tuple(placed.track for placed in self._placed.values())
 
     @property
@@ -51,22 +51,22 @@ class Members:
         placed = self._placed.get(number)
         return placed if placed is not None and placed.admitted and placed.epoch == epoch else None
 
-    def fits(self, track: Track) -> bool:
+    def fits(self, track: RequestState) -> bool:
         """Whether the page pool, as far as this coordinator filled it, has room for one more, see `paging`."""
         total, size = self._facts.pages_total, self._facts.page_size
         if not total or self._longest + self._pages(track) <= total:
             return True  # without a look at everybody that runs, for every request
         return paging.fits(track, self.tracks, page_size=size, pages_total=total)
 
-    def could_fit(self, track: Track) -> bool:
+    def could_fit(self, track: RequestState) -> bool:
         """Whether it would fit if the pool were empty."""
         return not self._facts.pages_total or self._pages(track) <= self._facts.pages_total
 
-    def _pages(self, track: Track) -> int:
+    def _pages(self, track: RequestState) -> int:
         """Of a sequence at its longest."""
         return paging.pages(track.request.longest, self._facts.page_size or 1)
 
-    def add(self, track: Track) -> None:
+    def add(self, track: RequestState) -> None:
         placed = Placed(track)
         self._placed[placed.number] = placed
         self._longest += self._pages(track)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.lanes.track import Track
+from coordinator.lanes.request_state import RequestState
 
 GROWTH = 64  # tokens that each running sequence may add before a new one counts; spares most preemptions
 
@@ -18,12 +18,12 @@ def pages(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def soon_held(track: Track, page_size: int) -> int:
+def soon_held(track: RequestState, page_size: int) -> int:
     """Pages of a sequence, some rounds from now."""
     return pages(min(len(track.answer.log) + GROWTH, track.request.longest), page_size)
 
 
-def fits(track: Track, running: Iterable[Track], *, page_size: int, pages_total: int) -> bool:
+def fits(track: RequestState, running: Iterable[RequestState], *, page_size: int, pages_total: int) -> bool:
     """Whether one more may come in beside those that run."""
     held = [soon_held(each, page_size) for each in running]
     if not held:
@@ -31,6 +31,6 @@ def fits(track: Track, running: Iterable[Track], *, page_size: int, pages_total:
     return sum(held) + soon_held(track, page_size) <= pages_total
 
 
-def youngest(running: Iterable[Track]) -> Track | None:
+def youngest(running: Iterable[RequestState]) -> RequestState | None:
     """Who makes room: the last to come, by its number, which it keeps however often it begins again."""
     return max(running, key=lambda track: track.sequence.number, default=None)

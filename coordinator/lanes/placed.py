@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.lanes.sequence import Event
-from coordinator.lanes.track import Track
+from coordinator.lanes.request_state import LifeEvent, RequestState
 from dspark.errors import DsparkError, InvalidRequest, PeerError
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Admit, Released, Why
@@ -39,7 +38,7 @@ class Placed:
         "turn",
     )
 
-    def __init__(self, track: Track) -> None:
+    def __init__(self, track: RequestState) -> None:
         self.track, self.number, self.epoch = track, track.sequence.number, track.sequence.epoch
         self.round = 0  # of the next report
         self.admitted = False  # the verifier was told of it
@@ -52,7 +51,7 @@ class Placed:
         self.key = 0  # drafter and bucket
         self.not_before = 0.0  # clock time before which no drafter is looked for again
         self.rows_missing_since: float | None = None
-        self.leaving: Event | None = None  # what becomes of it once it is settled
+        self.leaving: LifeEvent | None = None  # what becomes of it once it is settled
         self.settled_by = 0.0  # clock time
         self.refused: Refusal | None = None  # what the verifier said of it
 
@@ -81,7 +80,7 @@ class Placed:
             request.seeded,
         )
 
-    def fate(self, said: Released) -> Event | None:
+    def fate(self, said: Released) -> LifeEvent | None:
         """What becomes of it, now that the verifier let it go; None: it is refused for good."""
         in_order = said.rounds == self.round
         if self.prefilled:  # else it may have been refused before anybody looked at its prompt
@@ -89,15 +88,15 @@ class Placed:
         if in_order and said.why is None and self.leaving is not None:
             return self.leaving
         if in_order and said.why is Why.OUT_OF_PAGES:
-            return Event.PREEMPTED
+            return LifeEvent.PREEMPTED
         if in_order and said.why is Why.NO_PAGES and self.refused is None and not self.prefilled:
-            return self.leaving or Event.TURNED_AWAY
+            return self.leaving or LifeEvent.TURNED_AWAY
         if in_order and self.refused is not None and self.refused.reason is RefusalReason.INVALID:
             return None
         if self.refused is None and said.why in GONE:
             self.refused = Refusal(*GONE[said.why])
         self.track.refused = self.refused
-        return Event.ORPHANED
+        return LifeEvent.ORPHANED
 
     def refusal(self) -> DsparkError:
         """Why it is refused for good: for its constraint, which is its client's, or for anything else."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from coordinator.answers.answer import Piece
+from coordinator.answers.answer import CommittedTokens
 from coordinator.beside import beside
 from coordinator.http.api import Api
 from coordinator.http.schema import StrictBody
@@ -18,9 +18,8 @@ from coordinator.lanes.explain import Explain, Part
 from coordinator.reception.input_processor import LONG_TEXT, encoded_now
 from coordinator.reception.response_stream import ResponseStream, write_complete
 from coordinator.reception.tokenizer import TextStream, Tokenizer
-from coordinator.requests.tenancy import inside
-from coordinator.watching.explaining import told
-from coordinator.watching.rounds_told import Origin, Sums, origins
+from coordinator.requests.request import inside
+from coordinator.watching.explaining import Origin, Sums, origins, told
 from dspark.client.request import Sampling, write_request
 from dspark.errors import Cancelled
 
@@ -81,7 +80,7 @@ class Speaker:
         self._offset = 0
         self._parts: dict[int, Part] = {}
 
-    def say(self, piece: Piece, parts: Sequence[Part]) -> dict[str, Any]:
+    def say(self, piece: CommittedTokens, parts: Sequence[Part]) -> dict[str, Any]:
         """The event of a piece. `parts`: what was explained since the last one."""
         self._parts.update((part.offset, part) for part in parts)
         round = piece.round
@@ -103,7 +102,7 @@ class Speaker:
         self._offset += len(piece.tokens)
         return said
 
-    def _texts(self, piece: Piece) -> list[str]:
+    def _texts(self, piece: CommittedTokens) -> list[str]:
         """A character that takes several tokens stands with the last of them."""
         if self._stream is None:
             return [f" {token}" for token in piece.tokens]

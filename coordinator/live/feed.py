@@ -17,15 +17,14 @@ import structlog
 from coordinator.clock import Clock
 from coordinator.http.api import Api
 from coordinator.http.stream import EventStream, event
+from coordinator.lanes.explain import Reported
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.reported import Reported
 from coordinator.live.answer import prompt_of
-from coordinator.queue.admission import Admission
+from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.endings import Ended
-from coordinator.watching.explaining import sums_of
-from coordinator.watching.rounds_told import Sums
+from coordinator.watching.explaining import Sums, sums_of
 from coordinator.workers.membership import Membership
-from coordinator.workers.worker import Role, Worker
+from coordinator.workers.worker import WorkerConnection, WorkerRole
 from dspark.client.request import Sampling, write_request
 from dspark.errors import DsparkError, Overloaded
 
@@ -35,7 +34,7 @@ TOKENS = 160  # of one background answer
 PAUSE_S = 1.0  # after an answer that failed
 
 
-class Load:
+class BackgroundLoad:
     """Streams that run until they are turned down. `most`: streams at one time."""
 
     def __init__(self, api: Api, questions: Sequence[str], most: int) -> None:
@@ -98,7 +97,7 @@ SHOWN = 4  # of the last answers
 class CellFeed:
     """Frames of the cell, for as long as somebody watches."""
 
-    def __init__(self, membership: Membership, admission: Admission, load: Load, clock: Clock) -> None:
+    def __init__(self, membership: Membership, admission: Scheduler, load: BackgroundLoad, clock: Clock) -> None:
         self._membership, self._admission, self._load, self._clock = membership, admission, load, clock
         self._watchers = 0
         self._frame: bytes | None = None  # None once there are no more
@@ -173,7 +172,7 @@ class CellFeed:
             "lanes": [self._lane(lane, by_lane.get(lane.facts.name, [])) for lane in lanes],
             "ended": [_ended(each) for each in self._admission.endings.last(SHOWN)],
             "workers": [
-                _worker(worker, (verifying if worker.address.role is Role.VERIFY else drafting))
+                _worker(worker, (verifying if worker.address.role is WorkerRole.VERIFY else drafting))
                 for worker in self._membership.workers
             ],
         }
@@ -222,7 +221,7 @@ def _ended(each: Ended) -> dict[str, Any]:
     }
 
 
-def _worker(worker: Worker, holding: dict[str, int] | Counter[str]) -> dict[str, Any]:
+def _worker(worker: WorkerConnection, holding: dict[str, int] | Counter[str]) -> dict[str, Any]:
     address = worker.address
     return {
         "role": address.role.value,

@@ -17,9 +17,9 @@ from coordinator.http.api import Api
 from coordinator.http.schema import StrictBody, read_body
 from coordinator.http.stream import EventStream
 from coordinator.live.answer import MAX_TOKENS, AnswerWish, Policy, Rule, answer_events
-from coordinator.live.feed import CellFeed, Load
+from coordinator.live.feed import BackgroundLoad, CellFeed
 from coordinator.live.page import INDEX, Page
-from coordinator.queue.admission import Admission
+from coordinator.queue.scheduler import Scheduler
 from coordinator.reception.input_processor import prompt_bytes
 from coordinator.workers.membership import Membership
 from dspark.rounds.policy import parse_policy
@@ -35,10 +35,10 @@ class LoadWish(StrictBody):
     rule: Rule = ""
 
 
-def live_routes(api: Api, membership: Membership, admission: Admission, streams: int) -> APIRouter:
+def live_routes(api: Api, membership: Membership, admission: Scheduler, streams: int) -> APIRouter:
     """`streams`: background streams at one time, at most."""
     page, router = Page(), APIRouter(include_in_schema=False)
-    load = Load(api, page.read_json("examples.json"), streams)
+    load = BackgroundLoad(api, page.read_json("examples.json"), streams)
     feed = CellFeed(membership, admission, load, api.processor.clock)
     client = [Depends(from_this_page), Depends(api.guard)]
     watcher = [Depends(from_this_page), Depends(api.operator_guard)]

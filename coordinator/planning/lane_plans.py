@@ -15,7 +15,7 @@ import numpy as np
 
 from coordinator.planning.cost import CostCorrector, Running
 from coordinator.planning.cost_curve import CostCurve
-from coordinator.planning.planner import Finished, Lane, Others, Planner
+from coordinator.planning.planner import FinishedPass, Others, PlannedLane, Planner
 from dspark.rounds.control import PassReport
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
@@ -140,7 +140,7 @@ class LanePlans:
         confidence = _grid([each.confidence for each in rounds])
         count, timing = len(rounds), report.timing
         self._planner.learn(
-            Finished(
+            FinishedPass(
                 applied.keys,
                 confidence,
                 np.fromiter((each.verified for each in rounds), np.int64, count),
@@ -172,7 +172,7 @@ class LanePlans:
         drafting = sum(1 for each in others if each.own is not None and each.own.slots)
         more = drafting * self._verified
         self._adaptive = self._planner.next(
-            Lane(
+            PlannedLane(
                 [each.number for each in adaptive],
                 [each.key for each in adaptive],
                 np.fromiter((each.weight for each in adaptive), np.float64, len(adaptive)),

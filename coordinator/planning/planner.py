@@ -33,7 +33,7 @@ CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedPass:
     """One pass, as its report says it."""
 
     keys: Sequence[Hashable]  # [n] drafter and bucket of each sequence
@@ -83,7 +83,7 @@ def walk(compared: Floats, gained: Floats, worth: float, seconds: Floats, most: 
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class PlannedLane:
     """Who takes part in the rounds to come."""
 
     sequences: Sequence[int]
@@ -125,7 +125,7 @@ class _Ranked(NamedTuple):
         return self.compared[inside], self.gained[inside]
 
 
-def _without_drafts(lane: Lane) -> tuple[float, float]:
+def _without_drafts(lane: PlannedLane) -> tuple[float, float]:
     """(tokens of a pass, what they are worth), of the others' drafts all the same."""
     count, others = len(lane.sequences), lane.others
     return count + others.tokens, float(lane.weight.sum()) + others.worth
@@ -142,9 +142,9 @@ class Planner:
         self._blocks = 0
         self._number = 0
         self._last = _Option(0.0, 1.0, slots, 1, 0.0)
-        self._lane: Lane | None = None  # as of the last plan
+        self._lane: PlannedLane | None = None  # as of the last plan
 
-    def learn(self, done: Finished) -> None:
+    def learn(self, done: FinishedPass) -> None:
         count, width = done.confidence.shape
         alone = done.alone
         if not done.prefill_tokens and width == 0 and alone:
@@ -175,7 +175,7 @@ class Planner:
         while self._blocks - len(self._recent[0][0]) >= WINDOW:
             self._blocks -= len(self._recent.popleft()[0])
 
-    def next(self, lane: Lane) -> Plan:
+    def next(self, lane: PlannedLane) -> Plan:
         self._number, self._lane = self._number + 1, lane if len(lane.sequences) else None
         if not len(lane.sequences):
             return Plan(self._number, PLAIN, 1, lane.window)
@@ -212,7 +212,7 @@ class Planner:
     def _same(self, option: _Option) -> bool:
         return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
 
-    def _options(self, lane: Lane) -> tuple[_Option, list[_Option]]:
+    def _options(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
         tokens, worth = _without_drafts(lane)
         plain_s = self._plain_s(tokens, lane)
         plain = _Option(worth / plain_s if self._bypass else 0.0, plain_s, 0, 1, float("inf"))
@@ -226,7 +226,7 @@ class Planner:
                 drafted.append(_Option(rate, seconds, slots, cohorts, found.price))
         return plain, drafted
 
-    def _walk(self, lane: Lane, ranked: _Ranked, slots: int, cohorts: int) -> Walk:
+    def _walk(self, lane: PlannedLane, ranked: _Ranked, slots: int, cohorts: int) -> Walk:
         """Over blocks of so many slots."""
         tokens, worth = _without_drafts(lane)
         scale = len(lane.sequences) / ranked.blocks
@@ -249,14 +249,14 @@ class Planner:
         shown = sorted({*range(0, len(found.rates), step), found.chosen, len(found.rates) - 1})
         return [(scale * size, float(found.rates[size])) for size in shown], scale * found.chosen
 
-    def _plain_s(self, tokens: float, lane: Lane) -> float:
+    def _plain_s(self, tokens: float, lane: PlannedLane) -> float:
         """Of a round in which nothing is drafted but for the others."""
         others, together = lane.others, len(lane.sequences) + lane.others.sequences
         if not others.slots:
             return self.cost.plain_s(together, lane.context)
         return float(self.cost.round_s(np.array([tokens]), lane.context, together, others.slots, 1)[0])
 
-    def _past(self, lane: Lane) -> tuple[Floats, Floats]:
+    def _past(self, lane: PlannedLane) -> tuple[Floats, Floats]:
         """What recent blocks would be compared by and worth, [m, b]; of a lane without a past what is hoped for."""
         if not self._recent:
             usual = self.acceptance.usual()
@@ -264,7 +264,7 @@ class Planner:
             return hoped, hoped
         return np.concatenate([each[0] for each in self._recent]), np.concatenate([each[1] for each in self._recent])
 
-    def _plan(self, lane: Lane, chosen: _Option) -> Plan:
+    def _plan(self, lane: PlannedLane, chosen: _Option) -> Plan:
         if chosen.slots == 0:
             return Plan(self._number, PLAIN, 1, lane.window)
         trust = {key: self.acceptance.trust(key) for key in set(lane.keys)}

@@ -9,10 +9,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.answers.outlet import Outlet
-from coordinator.answers.turnstile import Turnstile
+from coordinator.answers.output_queue import OutputQueue, WakeUpLimit
 from coordinator.beside import beside
-from coordinator.cells.cell import Cell, Order
+from coordinator.cells.cell import CellPort, SubmitRequest
 from coordinator.clock import Clock
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.reception.response_stream import ResponseStream
@@ -29,7 +28,7 @@ LONG_TEXT = 4096  # characters above which text is tokenized beside the event lo
 LONG_IDS = 1024  # the same of ids
 
 
-def prompt_bytes(cell: Cell) -> int:
+def prompt_bytes(cell: CellPort) -> int:
     """Of a request that the cell could take; while nobody is there to say, of any."""
     try:
         return request_bytes(cell.terms().limits.context_length)
@@ -66,7 +65,7 @@ class InputProcessor:
 
     def __init__(
         self,
-        cell: Cell,
+        cell: CellPort,
         tokenizer: Tokenizer | None,
         clock: Clock,
         metrics: Metrics,
@@ -76,7 +75,7 @@ class InputProcessor:
     ) -> None:
         self.cell, self.tokenizer, self.clock, self.metrics = cell, tokenizer, clock, metrics
         self._max_unread, self._longest_s = max_unread, longest_s
-        self._turnstile = Turnstile()
+        self._turnstile = WakeUpLimit()
 
     def limits(self) -> Limits:
         """What the cell allows, and whether text is understood here."""
@@ -97,9 +96,9 @@ class InputProcessor:
             draw_seed=lambda: secrets.randbits(64),
         )
         request = replace(request, tenant=current_caller().tenant)
-        outlet = Outlet(self._max_unread, request.choices, self._turnstile)
+        outlet = OutputQueue(self._max_unread, request.choices, self._turnstile)
         output = OutputProcessor(request, lambda: self._text(request), arrived, read_resume(message, request.choices))
-        call = self.cell.submit(Order(message, request, arrived, lasts_s), outlet)
+        call = self.cell.submit(SubmitRequest(message, request, arrived, lasts_s), outlet)
         timer = self.clock.call_later(lasts_s, call.cut, Expired(f"no answer within {lasts_s:.3g} s"))
         return ResponseStream(call, outlet, output, timer, self.metrics)
 

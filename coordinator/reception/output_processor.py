@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.answers.answer import Piece
-from coordinator.answers.commit_log import End, Reason
-from coordinator.answers.tally import Tally
+from coordinator.answers.answer import CommittedTokens, End, Reason
+from coordinator.answers.request_stats import RequestStats
 from coordinator.reception.tokenizer import TextStream
 from coordinator.requests.request import Request
 from dspark.types import PromptLogprobs, TokenLogprobs
@@ -87,12 +86,12 @@ class AnswerOutput:
         self.end: End | None = None
         self.cached_tokens = 0
         self.prompt_logprobs: PromptLogprobs | None = None
-        self.tally = Tally(arrived)
+        self.tally = RequestStats(arrived)
         self._text = text
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
         self._show_stop, self._min_tokens = request.show_stop, request.law.min_tokens
 
-    def read(self, piece: Piece, at: float, shown: OutputChunk) -> bool:
+    def read(self, piece: CommittedTokens, at: float, shown: OutputChunk) -> bool:
         """Adds a piece that came at clock time `at` to what is shown; returns whether it ended the answer."""
         if self.end is not None:
             self.unsaid += len(piece.tokens)
@@ -139,7 +138,7 @@ class AnswerOutput:
                 end = End(Reason.STOP, text=matched)
         return tokens, end, "".join(shown)
 
-    def _count(self, piece: Piece, kept: int, at: float) -> None:
+    def _count(self, piece: CommittedTokens, kept: int, at: float) -> None:
         tally = self.tally
         if piece.started is not None:
             tally.placed = tally.arrived + piece.started.queue_s
@@ -179,7 +178,9 @@ class OutputProcessor:
         """Tokens that came behind stop strings."""
         return sum(answer.unsaid for answer in self.answers)
 
-    def read(self, waiting: Iterable[tuple[Piece, float]], finish: Callable[[int], None]) -> list[OutputChunk]:
+    def read(
+        self, waiting: Iterable[tuple[CommittedTokens, float]], finish: Callable[[int], None]
+    ) -> list[OutputChunk]:
         """What to show of pieces and the clock times they came at: one item per answer, whatever was waiting.
 
         `finish(index)` is called when its text ends an answer.

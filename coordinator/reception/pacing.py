@@ -26,7 +26,7 @@ MOST_INTERVAL_MS = 10_000.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class PacketPace:
     """interval_s: between messages. frame: bytes of a message; one that does not fit takes a multiple.
 
     tokens_per_s: the speed answers are made to look like; below the true one, or their ends tell it.
@@ -41,7 +41,7 @@ class Pace:
         return max(math.ceil(max_tokens / self.tokens_per_s / self.interval_s), 1)
 
 
-def read_pace(config: ClientsConfig) -> Pace | None:
+def read_pace(config: ClientsConfig) -> PacketPace | None:
     """From configuration; None where it is off. Raises ConfigError naming the key."""
     if not 0.0 <= config.pace_interval_ms <= MOST_INTERVAL_MS:
         raise ConfigError(f"pace_interval_ms: {config.pace_interval_ms:g} is not in 0..{MOST_INTERVAL_MS:g}")
@@ -53,10 +53,10 @@ def read_pace(config: ClientsConfig) -> Pace | None:
         return None
     if config.http is not None and getattr(config, "live_page", False):
         raise ConfigError("pace_interval_ms: the live page keeps no pace; say `live_page: false`")
-    return Pace(config.pace_interval_ms / 1000, config.pace_frame_bytes, config.pace_tokens_per_s)
+    return PacketPace(config.pace_interval_ms / 1000, config.pace_frame_bytes, config.pace_tokens_per_s)
 
 
-async def paced(stream: ResponseStream, pace: Pace) -> AsyncGenerator[generate_pb2.GenerateResponse]:
+async def paced(stream: ResponseStream, pace: PacketPace) -> AsyncGenerator[generate_pb2.GenerateResponse]:
     """The whole answer, its last message at the end of a term."""
     request = stream.request
     loop = asyncio.get_running_loop()

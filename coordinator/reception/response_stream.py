@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from coordinator.answers.answer import Piece
-from coordinator.answers.commit_log import End, Reason
-from coordinator.answers.outlet import Outlet
-from coordinator.answers.tally import Tally
-from coordinator.cells.cell import Call
+from coordinator.answers.answer import CommittedTokens, End, Reason
+from coordinator.answers.output_queue import OutputQueue
+from coordinator.answers.request_stats import RequestStats
+from coordinator.cells.cell import RequestHandle
 from coordinator.clock import Timer
 from coordinator.reception.output_processor import AnswerOutput, OutputChunk, OutputProcessor
 from dspark.errors import Cancelled, PeerError
@@ -29,10 +28,12 @@ class ResponseStream:
     timer: ends the request when its time is up.
     """
 
-    def __init__(self, call: Call, outlet: Outlet, output: OutputProcessor, timer: Timer, metrics: Metrics) -> None:
+    def __init__(
+        self, call: RequestHandle, outlet: OutputQueue, output: OutputProcessor, timer: Timer, metrics: Metrics
+    ) -> None:
         self.request, self.output = output.request, output
         self._call, self._outlet, self._timer, self._metrics = call, outlet, timer, metrics
-        self.pieces: list[tuple[Piece, float]] = []  # what the newest parts were read from, with clock times
+        self.pieces: list[tuple[CommittedTokens, float]] = []  # what the newest parts were read from, with clock times
         self.scored: PromptLogprobs | None = None  # what came of the prompt with them
         metrics.client_streams.inc()
 
@@ -101,7 +102,7 @@ def _write_scored(request_id: str, told: PromptLogprobs) -> generate_pb2.Generat
 def write_complete(output: OutputProcessor) -> generate_pb2.GenerateResponse:
     """The last message of a request, whose answers have all ended."""
     request, answers = output.request, output.answers
-    tally = Tally.together([answer.tally for answer in answers])
+    tally = RequestStats.together([answer.tally for answer in answers])
     message = generate_pb2.GenerateComplete(
         usage=generate_pb2.Usage(
             prompt_tokens=len(request.prompt),

@@ -19,9 +19,9 @@ import grpc
 
 from coordinator.clock import Clock, Timer
 from coordinator.reception.input_processor import InputProcessor
-from coordinator.reception.pacing import Pace, paced
+from coordinator.reception.pacing import PacketPace, paced
 from coordinator.reception.response_stream import ResponseStream, write_complete, write_parts, write_rule
-from coordinator.requests.tenancy import inside, outside
+from coordinator.requests.request import inside, outside
 from dspark.errors import InvalidRequest, Overloaded
 from dspark.runtime.roles import Role
 from dspark.runtime.security import current_caller
@@ -107,7 +107,7 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         *,
         interval_s: float = 0.0,
         unread_s: float = 10.0,
-        pace: Pace | None = None,
+        pace: PacketPace | None = None,
     ) -> None:
         self._processor, self._interval_s, self._pace = processor, interval_s, pace
         self._watches = ReadWatches(unread_s, processor.clock, processor.metrics)

@@ -1,6 +1,10 @@
 """The one check every request passes, whichever way it came in. Errors name the field.
 
 What is understood and not built is refused by name, never ignored. Nothing is allocated for a refused request.
+
+The acceptance rule that is named wins. A request that brings a seed and names none wants its answer again, which the
+coupled rule alone promises whatever the load, the drafter or the schedule. Everything else runs under the deployment's
+rule.
 """
 
 from __future__ import annotations
@@ -11,11 +15,32 @@ from dataclasses import dataclass
 
 from coordinator.requests.law import read_choices, read_law
 from coordinator.requests.request import Request
-from coordinator.requests.rule import check_rule, choose_rule
 from dspark.errors import InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.types import Rule, scores_problem
-from dspark.wire.v1 import generate_pb2
+from dspark.wire.v1 import generate_pb2, types_pb2
+
+
+def parse_rule(text: str, *, field: str = "rule") -> Rule:
+    """`token`, `block` or `coupled`."""
+    try:
+        return Rule[text.upper()]
+    except KeyError:
+        raise InvalidRequest(field, f"{text!r} is none of {', '.join(rule.name.lower() for rule in Rule)}") from None
+
+
+def check_rule(message: generate_pb2.GenerateRequest) -> None:
+    """Refuses a number that names no rule."""
+    if message.speculation.rule not in (types_pb2.RULE_UNSPECIFIED, *Rule):
+        raise InvalidRequest("speculation.rule", f"{message.speculation.rule} is not a rule")
+
+
+def choose_rule(message: generate_pb2.GenerateRequest, default: Rule) -> Rule:
+    """The rule of a request that `check_rule` passed."""
+    if message.speculation.rule != types_pb2.RULE_UNSPECIFIED:
+        return Rule(message.speculation.rule)
+    return Rule.COUPLED if message.sampling_params.HasField("seed") else default
+
 
 MAX_ID = 128
 MAX_TEXT = 4 * 1024 * 1024  # characters

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from coordinator.lanes.facts import DrafterFacts
-from coordinator.simulation.pair import Drafted, Held, Pair
+from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, SimulatedPair
 from coordinator.simulation.world import SimulatedWorker, World, curve_of
 from dspark.rounds.events import SendOrder
 
@@ -18,7 +18,7 @@ Key = tuple[str, int, int]  # verifier, sequence, epoch
 class Answered(NamedTuple):
     """An order's blocks, a row for each of the order's; a row without a context is empty."""
 
-    blocks: Sequence[Drafted]
+    blocks: Sequence[SimulatedBlock]
     watermarks: Sequence[int]
     forward_s: float
 
@@ -26,14 +26,14 @@ class Answered(NamedTuple):
 class _Waiting(NamedTuple):
     verifier: str
     order: SendOrder
-    held: Sequence[Held | None]
+    held: Sequence[SimulatedContext | None]
     answer: Callable[[Answered], object]
 
 
 class SimulatedDrafter(SimulatedWorker):
     """One drafter process. `rows` of contexts are counted, not kept."""
 
-    def __init__(self, world: World, pair: Pair, name: str, incarnation: int) -> None:
+    def __init__(self, world: World, pair: SimulatedPair, name: str, incarnation: int) -> None:
         super().__init__(world)
         self._pair = pair
         spec = world.law.spec
@@ -80,7 +80,11 @@ class SimulatedDrafter(SimulatedWorker):
         return self.rows[key]
 
     def order(
-        self, verifier: str, order: SendOrder, held: Sequence[Held | None], answer: Callable[[Answered], object]
+        self,
+        verifier: str,
+        order: SendOrder,
+        held: Sequence[SimulatedContext | None],
+        answer: Callable[[Answered], object],
     ) -> None:
         """Called by a verifier; `answer` follows on the drafter's side, when the block is there."""
         for row in order.rows:
@@ -118,7 +122,7 @@ class SimulatedDrafter(SimulatedWorker):
             ]
             drafted = iter(self._pair.draft(able)) if able else iter(())
             fit = {id(held) for held, _ in able}
-            blocks = [next(drafted) if id(held) in fit else Drafted((), ()) for held in each.held]
+            blocks = [next(drafted) if id(held) in fit else SimulatedBlock((), ()) for held in each.held]
             self.serve(
                 len(blocks),
                 lambda each=each, blocks=blocks, marks=marks: each.answer(  # type: ignore[misc]

@@ -10,12 +10,10 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from coordinator.answers.answer import Answer
-from coordinator.answers.commit_log import CommitLog
-from coordinator.answers.tally import Tally
-from coordinator.lanes.sequence import Sequence
-from coordinator.lanes.track import Track
-from coordinator.queue.admission import Admission
+from coordinator.answers.answer import Answer, CommitLog
+from coordinator.answers.request_stats import RequestStats
+from coordinator.lanes.request_state import RequestState, SequenceLife
+from coordinator.queue.scheduler import Scheduler
 from coordinator.requests.request import Request
 from coordinator.simulation.recorder import Recorder, Tap
 from coordinator.simulation.scenario import Scenario, Span
@@ -26,17 +24,17 @@ from dspark.types import Law
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LoadShape:
     """One request, but for what its tokens say."""
 
     prompt: tuple[int, ...]
     answer_tokens: int
 
 
-def shape(number: int, *, domains: int, prompt: Span, answer: Span, seed: int) -> Shape:
+def shape(number: int, *, domains: int, prompt: Span, answer: Span, seed: int) -> LoadShape:
     """Of request `number`; lengths are uniform over their spans."""
     length = _length(prompt, number, 0, seed)
-    return Shape((number % domains, *(0,) * (length - 1)), _length(answer, number, 1, seed))
+    return LoadShape((number % domains, *(0,) * (length - 1)), _length(answer, number, 1, seed))
 
 
 def _length(span: Span, number: int, purpose: int, seed: int) -> int:
@@ -48,10 +46,10 @@ def _draw(number: int, purpose: int, seed: int) -> float:
     return (mix_one(mix_one((seed << 40) + number * 4 + purpose + 1)) >> 11) * 2.0**-53
 
 
-class Load:
+class SimulatedLoad:
     """Makes requests and hands them to admission."""
 
-    def __init__(self, scenario: Scenario, admission: Admission, recorder: Recorder) -> None:
+    def __init__(self, scenario: Scenario, admission: Scheduler, recorder: Recorder) -> None:
         self._scenario, self._admission, self._recorder = scenario, admission, recorder
         self._policy = parse_policy(scenario.policy)
         self._loop = asyncio.get_running_loop()
@@ -88,7 +86,7 @@ class Load:
         log = CommitLog(prompt)
         answer = Answer(log, max_tokens=most)
         tap = Tap(self._recorder, number, self._ended)
-        track = Track(request, Sequence(number + 1), answer, Tally(self._loop.time()), tap)
+        track = RequestState(request, SequenceLife(number + 1), answer, RequestStats(self._loop.time()), tap)
         try:
             self._admission.submit(track)
         except DsparkError:

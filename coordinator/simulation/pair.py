@@ -11,7 +11,7 @@ from dspark.rounds.control import Admission
 from dspark.synthetic.law import SyntheticLaw
 
 
-class Held:
+class SimulatedContext:
     """One sequence at a verifier."""
 
     __slots__ = ("admission", "domain", "key", "tokens")
@@ -22,24 +22,24 @@ class Held:
         self.key = self.domain = 0  # whatever its pair keeps of it
 
 
-class Drafted(NamedTuple):
+class SimulatedBlock(NamedTuple):
     token_ids: Sequence[int]
     confidence: Sequence[float]
 
 
-class Pair(Protocol):
+class SimulatedPair(Protocol):
     """Pure, and asked for many sequences at once. Whoever asks holds the sequences."""
 
-    def admitted(self, held: Held) -> None:
+    def admitted(self, held: SimulatedContext) -> None:
         """A sequence came."""
 
-    def first(self, held: Held) -> int:
+    def first(self, held: SimulatedContext) -> int:
         """The token behind a prompt."""
 
-    def draft(self, asked: Sequence[tuple[Held, int]]) -> Sequence[Drafted]:
+    def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> Sequence[SimulatedBlock]:
         """Blocks of so many slots, behind the newest token of each."""
 
-    def judge(self, asked: Sequence[tuple[Held, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
+    def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
         """Of each prefix what is kept, and the target's own token."""
 
 
@@ -49,22 +49,22 @@ class SyntheticPair:
     def __init__(self, law: SyntheticLaw) -> None:
         self._law = law
 
-    def admitted(self, held: Held) -> None:
+    def admitted(self, held: SimulatedContext) -> None:
         law, first = held.admission.law, held.admission.token_ids[0]
         held.key, held.domain = self._law.key(first, law.seed, law.choice), self._law.domain(first)
 
-    def first(self, held: Held) -> int:
+    def first(self, held: SimulatedContext) -> int:
         return int(self._law.target(np.array([held.key], np.uint64), np.array([len(held.tokens)]))[0])
 
-    def draft(self, asked: Sequence[tuple[Held, int]]) -> Sequence[Drafted]:
+    def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> Sequence[SimulatedBlock]:
         keys = np.array([held.key for held, _ in asked], np.uint64)
         anchors = np.array([len(held.tokens) - 1 for held, _ in asked])
         ids, chances = self._law.draft(keys, np.array([held.domain for held, _ in asked]), anchors)
         sure = self._law.confidences(keys, anchors, chances)
         rows = zip(ids.tolist(), sure.tolist(), asked, strict=True)
-        return [Drafted(mine[:slots], believed[:slots]) for mine, believed, (_, slots) in rows]
+        return [SimulatedBlock(mine[:slots], believed[:slots]) for mine, believed, (_, slots) in rows]
 
-    def judge(self, asked: Sequence[tuple[Held, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
+    def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
         widest = 1 + max(len(prefix) for _, prefix in asked)
         keys = np.array([held.key for held, _ in asked], np.uint64)
         lengths = np.array([len(held.tokens) for held, _ in asked])

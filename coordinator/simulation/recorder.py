@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.answers.answer import Piece
-from coordinator.answers.outlet import Outlet
+from coordinator.answers.answer import CommittedTokens
+from coordinator.answers.output_queue import OutputQueue
 
 LEAST_S, MOST_S, STEPS = 1e-6, 1e5, 2200  # logarithmic bins: neighbouring edges differ by 1.2 %
 
@@ -59,7 +59,7 @@ class Recorder:
         return self.opens <= now < self.closes
 
 
-class Tap(Outlet):
+class Tap(OutputQueue):
     """Where one request's pieces go: nobody reads them, they are only timed."""
 
     def __init__(self, recorder: Recorder, number: int, ended: Callable[[int], None]) -> None:
@@ -71,7 +71,7 @@ class Tap(Outlet):
         self._tokens = 0
         self._over = False
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: CommittedTokens) -> None:
         count = len(piece.tokens)
         if not count:
             return

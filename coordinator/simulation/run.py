@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.lanes.facts import Drafter
+from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.lane import Lane
-from coordinator.queue.admission import Admission, Bounds
+from coordinator.queue.scheduler import QueueBounds, Scheduler
 from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import SimulatedDrafter
-from coordinator.simulation.load import Load
+from coordinator.simulation.load import SimulatedLoad
 from coordinator.simulation.pair import SyntheticPair
 from coordinator.simulation.recorder import Recorder
 from coordinator.simulation.scenario import Scenario
@@ -59,12 +59,12 @@ class _Cell:
         scenario, clock = self._scenario, asyncio.get_running_loop()
         self._metrics = Metrics()
         most = max(scenario.concurrency, 1 << 20)
-        bounds = Bounds(max_running=most, max_queued=scenario.max_queued)
-        admission = Admission(bounds, clock, self._metrics)
+        bounds = QueueBounds(max_running=most, max_queued=scenario.max_queued)
+        admission = Scheduler(bounds, clock, self._metrics)
         self._world = World(SyntheticLaw(scenario.spec), scenario.hops, scenario.prefill_chunk, scenario.cores)
         self._pages = scenario.kv_tokens // scenario.page_size
         self._processors = [Device(self._world.cores) for _ in range(scenario.coordinators)]
-        load: Counter[Drafter] = Counter()
+        load: Counter[DrafterPort] = Counter()
         self._open_lanes(admission, load)
         for lane in self._lanes:
             for drafter in self._drafters:
@@ -75,7 +75,7 @@ class _Cell:
         for drafter, at in zip(self._drafters, scenario.drafters_lost_s, strict=False):
             clock.call_later(at, self._lose_drafter, drafter, load)
         recorder = Recorder(scenario.warmup_s, scenario.warmup_s + scenario.window_s)
-        users = Load(scenario, admission, recorder)
+        users = SimulatedLoad(scenario, admission, recorder)
         asking = clock.create_task(users.run())
         await asyncio.sleep(recorder.opens - clock.time())
         before = self._marks()
@@ -86,7 +86,7 @@ class _Cell:
         asking.cancel()
         return self._said(recorder, users, before, after)
 
-    def _open_lanes(self, admission: Admission, load: Counter[Drafter]) -> None:
+    def _open_lanes(self, admission: Scheduler, load: Counter[DrafterPort]) -> None:
         scenario, world, clock = self._scenario, self._world, asyncio.get_running_loop()
         pair = SyntheticPair(world.law)
         self._drafters = [SimulatedDrafter(world, pair, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
@@ -112,7 +112,7 @@ class _Cell:
     def _lane_failed(self, why: str) -> None:
         self._lost.append(why)
 
-    def _lose_drafter(self, drafter: SimulatedDrafter, load: Counter[Drafter]) -> None:
+    def _lose_drafter(self, drafter: SimulatedDrafter, load: Counter[DrafterPort]) -> None:
         drafter.lose()
         for lane in self._lanes:
             lane.drafter_left(drafter)
@@ -130,7 +130,7 @@ class _Cell:
             self._metrics.value("cohorts_total"),
         )
 
-    def _said(self, recorder: Recorder, users: Load, before: _Marks, after: _Marks) -> dict[str, Any]:
+    def _said(self, recorder: Recorder, users: SimulatedLoad, before: _Marks, after: _Marks) -> dict[str, Any]:
         """The keys are those of `dspark bench` where they mean the same."""
         scenario, window = self._scenario, self._scenario.window_s
         rounds, committed = after.rounds - before.rounds, after.committed - before.committed
@@ -166,7 +166,7 @@ class _Cell:
         }
 
 
-def _lose_verifier(admission: Admission, lane: Lane, verifier: SimulatedVerifier) -> None:
+def _lose_verifier(admission: Scheduler, lane: Lane, verifier: SimulatedVerifier) -> None:
     """As the coordinator takes it: its sequences go elsewhere, with all they have said."""
     verifier.close("lost")
     lane.close()

@@ -1,7 +1,8 @@
 """A verifier without messages, around the `RoundLoop` that real ones run; what it carries out takes simulated time.
 
 It does what a verifier's driver does: one packed pass at a time, in which prompts ride; prompts by themselves where no
-round has come for a moment; rows and orders to drafters, blocks back; reports up. What is said comes from its `Pair`.
+round has come for a moment; rows and orders to drafters, blocks back; reports up. What is said comes from its
+`SimulatedPair`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from coordinator.lanes.facts import VerifierFacts
 from coordinator.simulation.device import Device
 from coordinator.simulation.drafter import Answered, Key, SimulatedDrafter
 from coordinator.simulation.pages import Pages
-from coordinator.simulation.pair import Held, Pair
+from coordinator.simulation.pair import SimulatedContext, SimulatedPair
 from coordinator.simulation.world import SimulatedWorker, World, curve_of
 from dspark.rounds.control import Admission, Down, DrafterAt, Listener, PassReport, Started, Timing, Up, Use
 from dspark.rounds.events import (
@@ -52,7 +53,7 @@ IDLE_S = 0.02  # without a pass, after which prompts run by themselves
 class _Prompt:
     """One on its way in."""
 
-    held: Held
+    held: SimulatedContext
     run: int = 0  # tokens
     seconds: float = 0.0
 
@@ -73,7 +74,7 @@ class SimulatedVerifier(SimulatedWorker):
     def __init__(
         self,
         world: World,
-        pair: Pair,
+        pair: SimulatedPair,
         name: str,
         processor: Device,
         drafters: Sequence[SimulatedDrafter],
@@ -87,7 +88,7 @@ class SimulatedVerifier(SimulatedWorker):
         self.pages = Pages(pages, page_size, self._free)
         self._rounds = RoundLoop(self.pages, waits)
         self._listener: Listener | None = None
-        self.held: dict[tuple[int, int], Held] = {}  # by sequence and epoch
+        self.held: dict[tuple[int, int], SimulatedContext] = {}  # by sequence and epoch
         self._numbered: dict[int, SimulatedDrafter] = {}
         self._line: deque[_Prompt] = deque()
         self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
@@ -156,7 +157,7 @@ class SimulatedVerifier(SimulatedWorker):
         told: list[Told | Plan] = []
         for each in orders:
             if isinstance(each, Admission):
-                held = Held(each)
+                held = SimulatedContext(each)
                 self._pair.admitted(held)
                 self.held[each.admit.sequence, each.admit.epoch] = held
                 told.append(each.admit)

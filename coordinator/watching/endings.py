@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from coordinator.answers.tally import Tally
-from coordinator.lanes.track import Track
+from coordinator.answers.request_stats import RequestStats
+from coordinator.lanes.request_state import RequestState
 from dspark.errors import Cancelled, Expired, Overloaded, Unavailable
 from dspark.runtime.telemetry import ENDS, Metrics
 
@@ -34,7 +34,7 @@ class Ended:
     drafter: str  # likewise
     prompt_tokens: int
     tokens: int
-    tally: Tally
+    tally: RequestStats
 
 
 class Endings:
@@ -48,7 +48,7 @@ class Endings:
     def most(self) -> int:
         return self._ring.maxlen or 0
 
-    def add(self, track: Track, error: Exception | None) -> str:
+    def add(self, track: RequestState, error: Exception | None) -> str:
         """Call it once the tally has its end. Returns the outcome."""
         outcome = outcome_of(track, error)
         self._count(track, outcome)
@@ -87,7 +87,7 @@ class Endings:
         """The newest first."""
         return [self._ring[-1 - back] for back in range(min(count, len(self._ring)))]
 
-    def _count(self, track: Track, outcome: str) -> None:
+    def _count(self, track: RequestState, outcome: str) -> None:
         metrics, tally = self._metrics, track.tally
         metrics.requests.labels(outcome=outcome).inc()
         if (ended := "abort" if outcome == "cancelled" else outcome) in ENDS:
@@ -103,7 +103,7 @@ class Endings:
             metrics.request_time_per_output_token.observe(tally.per_token_s(track.answer.log.answered))
 
 
-def outcome_of(track: Track, error: Exception | None) -> str:
+def outcome_of(track: RequestState, error: Exception | None) -> str:
     """How an answer ended, in one word."""
     match error:
         case None:

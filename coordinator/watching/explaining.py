@@ -6,15 +6,114 @@ weight and what promises of its drafter have been worth.
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
+
 import numpy as np
 
 from coordinator.lanes.commits import REASONS
-from coordinator.lanes.explain import Part
-from coordinator.lanes.reported import Reported
-from coordinator.watching.rounds_told import Slot, Sums, Told, Why, fate_of, origins
+from coordinator.lanes.explain import Part, Reported
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PlanKind, Terms
 from dspark.rounds.survival import survival
+
+
+class Origin(enum.Enum):
+    """How a token came to be committed."""
+
+    DRAFTED = "drafted"  # and accepted
+    CORRECTED = "corrected"  # the target's, in place of a drafted one
+    BONUS = "bonus"  # the target's, behind a prefix that was accepted whole
+    PLAIN = "plain"  # the target's, and nothing was verified
+
+
+class Fate(enum.Enum):
+    """What became of a drafted token."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    VOID = "void"  # verified, behind a rejected one
+    UNVERIFIED = "unverified"
+    CUT = "cut"  # accepted, behind the end of the answer
+
+
+class PrefixEnd(enum.Enum):
+    """What ended the prefix."""
+
+    NO_DRAFT = "no_draft"
+    WHOLE = "whole"  # the block did
+    ROOM = "room"  # the answer has no room for more
+    FIXED = "fixed"  # the policy's number
+    THRESHOLD = "threshold"  # the next slot's confidence is below the policy's
+    PRICE = "price"  # the next slot brings less than it costs
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One slot of a block."""
+
+    token: int | None  # None: the verifier told of no token that was not accepted
+    confidence: float  # calibrated, corrected by live rounds
+    survival: float
+    gain: float
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One answer's part in one round."""
+
+    lane: str
+    sequence: int
+    choice: int
+    round: int
+    offset: int  # index in the answer of the first token committed
+    policy: str
+    drafter: str  # replica; empty without one
+    empty_because: str  # why there was no draft; empty when there was one
+    asked: int  # slots asked of the drafter
+    slots: tuple[Slot, ...]
+    prefix: int  # slots sent to verification
+    accepted: int
+    tokens: tuple[int, ...]  # committed
+    origins: tuple[Origin, ...]  # of them
+    why: PrefixEnd
+    price: float | None  # None where no curve was in force
+    cohort: Sums
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """A cohort's round in numbers. Spans are seconds."""
+
+    lane: str
+    ended: float  # clock time
+    sequences: int
+    drafted: int  # slots
+    verified: int  # slots
+    tokens: int  # in the packed pass: anchors, prefixes, and prompts that rode along
+    committed: int
+    plain: bool
+    round_s: float
+    draft_s: float  # waited for drafts
+    draft_pass_s: float  # device time of the slowest drafter that replied
+    verify_s: float
+    verify_pass_s: float  # device time
+    late: tuple[str, ...]  # drafters that were not waited for any longer, or lost
+
+
+def origins(accepted: int, judged: int, kept: int) -> tuple[Origin, ...]:
+    """Of the tokens a round committed: `accepted` of `judged` drafted ones and the target's own, the first `kept`."""
+    last = Origin.PLAIN if not judged else Origin.BONUS if accepted == judged else Origin.CORRECTED
+    return (*[Origin.DRAFTED] * accepted, last)[:kept]
+
+
+def fate_of(slot: int, accepted: int, judged: int, kept: int) -> Fate:
+    if slot < accepted:
+        return Fate.ACCEPTED if slot < kept else Fate.CUT
+    if slot >= judged:
+        return Fate.UNVERIFIED
+    return Fate.REJECTED if slot == accepted else Fate.VOID
 
 
 def sums_of(made: Reported) -> Sums:
@@ -84,15 +183,15 @@ def told(part: Part) -> Told:
     )
 
 
-def _why(said: RoundReport, terms: Terms, room: int) -> Why:
+def _why(said: RoundReport, terms: Terms, room: int) -> PrefixEnd:
     """What ended the prefix."""
     drafted = len(said.confidence)
     if not drafted:
-        return Why.NO_DRAFT
+        return PrefixEnd.NO_DRAFT
     if terms.kind is PlanKind.FIXED and said.verified == terms.slots:
-        return Why.FIXED
+        return PrefixEnd.FIXED
     if said.verified >= drafted:
-        return Why.WHOLE
+        return PrefixEnd.WHOLE
     if said.verified >= room - 1:
-        return Why.ROOM
-    return Why.THRESHOLD if terms.kind is PlanKind.THRESHOLD else Why.PRICE
+        return PrefixEnd.ROOM
+    return PrefixEnd.THRESHOLD if terms.kind is PlanKind.THRESHOLD else PrefixEnd.PRICE

@@ -25,7 +25,7 @@ from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.telemetry import Metrics
 
 if TYPE_CHECKING:
-    from coordinator.lanes.track import Track
+    from coordinator.lanes.request_state import RequestState
 
 log = structlog.get_logger("dspark.tracing")
 
@@ -77,13 +77,13 @@ class Tracing:
         except Overloaded:
             self._metrics.dropped.labels(kind="trace", reason="full").inc()
 
-    def ended(self, track: Track, outcome: str) -> None:
+    def ended(self, track: RequestState, outcome: str) -> None:
         """The last answer of a request has ended: told when the round that ended it has been noted too."""
         opened = self._open.pop(track.request.id, None)
         if opened is not None:
             asyncio.get_running_loop().call_soon(self._finish, track, outcome, opened)
 
-    def _finish(self, track: Track, outcome: str, opened: _Open) -> None:
+    def _finish(self, track: RequestState, outcome: str, opened: _Open) -> None:
         parts = opened.watch.parts()
         opened.watch.__exit__(None, None, None)
         try:
@@ -91,7 +91,7 @@ class Tracing:
         except Exception:  # a trace that cannot be told harms nobody
             log.exception("trace.failed", request=track.request.id)
 
-    def _tell(self, track: Track, outcome: str, parent: Parent | None, parts: list[Part]) -> None:
+    def _tell(self, track: RequestState, outcome: str, parent: Parent | None, parts: list[Part]) -> None:
         tally, request = track.tally, track.request
         at = self._wall(self._clock.time())
         end = tally.ended if tally.ended is not None else self._clock.time()

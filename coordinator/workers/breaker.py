@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Doubts:
+class CircuitBreaker:
     """losses: within `window_s` that open the breaker; 0 never does. pause_s: how long, doubled up to longest_s."""
 
     losses: int = 4
@@ -24,7 +24,7 @@ class Doubts:
 class Breaker:
     """Of one worker."""
 
-    def __init__(self, doubts: Doubts) -> None:
+    def __init__(self, doubts: CircuitBreaker) -> None:
         self._doubts = doubts
         self._losses: deque[float] = deque()
         self._pause_s = doubts.pause_s

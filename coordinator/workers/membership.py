@@ -17,17 +17,17 @@ import structlog
 from coordinator.clock import Clock, Timer
 from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.explain import Explain
-from coordinator.lanes.facts import Drafter, DrafterFacts, VerifierFacts
+from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.monitor import Monitor
-from coordinator.queue.admission import Admission
-from coordinator.workers.breaker import Doubts
+from coordinator.queue.scheduler import Scheduler
+from coordinator.workers.breaker import CircuitBreaker
 from coordinator.workers.compatibility import drafter_mismatch, senseless, verifier_mismatch
 from coordinator.workers.descriptions import drafter_facts, verifier_facts
 from coordinator.workers.drafter_client import DrafterClient
 from coordinator.workers.verifier_client import VerifierClient
 from coordinator.workers.warming import Unwarmed, warm
-from coordinator.workers.worker import Address, Role, Worker
+from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
 from dspark.types import Rule
@@ -44,7 +44,7 @@ class Membership:
 
     def __init__(
         self,
-        admission: Admission,
+        admission: Scheduler,
         *,
         waits: Conduct,
         describe_s: float,
@@ -53,7 +53,7 @@ class Membership:
         clock: Clock,
         metrics: Metrics,
         write: Callable[[], None] = lambda: None,
-        doubts: Doubts | None = None,
+        doubts: CircuitBreaker | None = None,
         warm_up_s: float = 0.0,
         rule: Rule = Rule.BLOCK,
     ) -> None:
@@ -62,7 +62,7 @@ class Membership:
         self._warm_up_s, self._rule = warm_up_s, rule
         self._ready = False
         self._patience: Timer | None = None
-        self._write, self._doubts = write, doubts or Doubts()
+        self._write, self._doubts = write, doubts or CircuitBreaker()
         self._draining: frozenset[Address] = frozenset()
         self.explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
         self.monitor = Monitor(metrics)
@@ -70,14 +70,14 @@ class Membership:
         self._admission, self._waits, self._describe_s = admission, waits, describe_s
         admission.verifier_warms = self._verifier_warms
         self._token, self._tls, self._clock, self._metrics = token, tls, clock, metrics
-        self._workers: dict[Address, Worker] = {}
-        self._load: Counter[Drafter] = Counter()
+        self._workers: dict[Address, WorkerConnection] = {}
+        self._load: Counter[DrafterPort] = Counter()
         self._lanes: dict[VerifierClient, Lane] = {}
-        self._drafters: dict[DrafterClient, Worker] = {}
+        self._drafters: dict[DrafterClient, WorkerConnection] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[WorkerConnection, ...]:
         return tuple(self._workers.values())
 
     @property
@@ -108,7 +108,7 @@ class Membership:
             self._let_go(self._workers.pop(address), "no longer announced")
         for address in wanted:
             if address not in self._workers:
-                self._workers[address] = Worker(
+                self._workers[address] = WorkerConnection(
                     address,
                     self._join,
                     describe_s=self._describe_s,
@@ -137,7 +137,7 @@ class Membership:
             if worker.address in self._draining and not self._sequences(worker)
         )
 
-    def _alone(self, worker: Worker) -> bool:
+    def _alone(self, worker: WorkerConnection) -> bool:
         """Whether nobody else of its role is connected."""
         role = worker.address.role
         return not any(
@@ -146,13 +146,13 @@ class Membership:
             if other is not worker and other.address.role is role
         )
 
-    def _sequences(self, worker: Worker) -> int:
+    def _sequences(self, worker: WorkerConnection) -> int:
         if isinstance(worker.port, VerifierClient):
             lane = self._lanes.get(worker.port)
             return len(lane) if lane is not None else 0
         return self._load[worker.port] if isinstance(worker.port, DrafterClient) else 0
 
-    def _drain(self, worker: Worker, drains: bool) -> None:
+    def _drain(self, worker: WorkerConnection, drains: bool) -> None:
         """By the operator's word: nobody new, and who is there finishes."""
         if isinstance(worker.port, VerifierClient):
             if worker.port in self._lanes:
@@ -161,7 +161,7 @@ class Membership:
             for lane in self._lanes.values():
                 lane.drafter_leaves(worker.port, drains or worker.leaving)
 
-    def _leaves(self, worker: Worker, finish_within_s: float) -> None:
+    def _leaves(self, worker: WorkerConnection, finish_within_s: float) -> None:
         """By the worker's own word: it ends in so many seconds."""
         log.info("worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1))
         worker.leaving, worker.state = True, "draining"
@@ -178,7 +178,7 @@ class Membership:
             self._let_go(worker, "the coordinator stops")
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
-    def _let_go(self, worker: Worker, why: str) -> None:
+    def _let_go(self, worker: WorkerConnection, why: str) -> None:
         log.info("worker.let_go", worker=worker.address.name, why=why)
         lane = self._lanes.get(worker.port) if isinstance(worker.port, VerifierClient) else None
         worker.retire()
@@ -194,7 +194,7 @@ class Membership:
 
     async def _join(
         self,
-        worker: Worker,
+        worker: WorkerConnection,
         said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription,
         channel: grpc.aio.Channel,
     ) -> str | None:
@@ -204,7 +204,9 @@ class Membership:
             return await self._verifier_came(worker, verifier_facts(name, endpoint, said), channel)
         return await self._drafter_came(worker, drafter_facts(name, endpoint, said), channel)
 
-    async def _verifier_came(self, worker: Worker, facts: VerifierFacts, channel: grpc.aio.Channel) -> str | None:
+    async def _verifier_came(
+        self, worker: WorkerConnection, facts: VerifierFacts, channel: grpc.aio.Channel
+    ) -> str | None:
         if (problem := senseless(facts) or self._unlike(facts)) is not None:
             return problem
 
@@ -254,7 +256,9 @@ class Membership:
     def _unlike(self, facts: VerifierFacts) -> str | None:
         return next(filter(None, (verifier_mismatch(other, facts) for other in self.verifiers)), None)
 
-    async def _drafter_came(self, worker: Worker, facts: DrafterFacts, channel: grpc.aio.Channel) -> str | None:
+    async def _drafter_came(
+        self, worker: WorkerConnection, facts: DrafterFacts, channel: grpc.aio.Channel
+    ) -> str | None:
         if (problem := senseless(facts)) is not None:
             return problem
         problems = [drafter_mismatch(verifier, facts) for verifier in self.verifiers]
@@ -288,11 +292,13 @@ class Membership:
     # The first requests of a worker.
 
     def _verifier_warms(self) -> bool:
-        return any(each.address.role is Role.VERIFY and each.state == "warming" for each in self._workers.values())
+        return any(
+            each.address.role is WorkerRole.VERIFY and each.state == "warming" for each in self._workers.values()
+        )
 
-    async def _warm_verifier(self, worker: Worker, client: VerifierClient) -> str | None:
+    async def _warm_verifier(self, worker: WorkerConnection, client: VerifierClient) -> str | None:
         """Why it cannot serve. A drafter with which drafted steps do not run is no reason."""
-        warmed: set[Drafter] = set()
+        warmed: set[DrafterPort] = set()
         first = self._warm_up_s > 0 and not worker.has_run
         if first and (problem := await self._first_requests(client, (), plain=True)) is not None:
             return problem
@@ -305,7 +311,7 @@ class Membership:
             warmed.update(new)
         return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
 
-    async def _warm_drafter(self, worker: Worker, client: DrafterClient) -> str | None:
+    async def _warm_drafter(self, worker: WorkerConnection, client: DrafterClient) -> str | None:
         warmed: set[VerifierClient] = set()
         while self._warm_up_s and not worker.has_run and worker.port is client:
             fit = [each for each in self._lanes if drafter_mismatch(each.facts, client.facts) is None]
@@ -317,7 +323,7 @@ class Membership:
         return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
 
     async def _first_requests(
-        self, verifier: VerifierClient, drafters: Sequence[Drafter], *, plain: bool = False
+        self, verifier: VerifierClient, drafters: Sequence[DrafterPort], *, plain: bool = False
     ) -> str | None:
         """Why they did not run to their end."""
         problem = None
@@ -345,7 +351,7 @@ class Membership:
         self._patience = self._clock.call_later(self._warm_up_s, over)
 
     def _note_ready(self) -> None:
-        wanted = any(worker.address.role is Role.DRAFT for worker in self._workers.values())
+        wanted = any(worker.address.role is WorkerRole.DRAFT for worker in self._workers.values())
         if not self._ready and self._lanes and (self._drafters or not wanted or not self._warm_up_s):
             self._ready = True
         self.on_serving(self.ready)
@@ -360,12 +366,12 @@ class Membership:
                 if problem:
                     log.warning("drafter.does_not_fit", drafter=drafter.facts.name, why=problem)
         self._note_ready()
-        for role in Role:
+        for role in WorkerRole:
             states = Counter(worker.state for worker in self._workers.values() if worker.address.role is role)
             for state in ("serving", "warming", "connecting", "draining"):
                 self._metrics.pool_replicas.labels(pool=role.value, state=state).set(states[state])
 
-    def _gone(self, worker: Worker, why: str) -> None:
+    def _gone(self, worker: WorkerConnection, why: str) -> None:
         if self._workers.get(worker.address) is worker and not worker.leaving:  # otherwise it was let go
             self._metrics.worker_losses.labels(pool=worker.address.role.value).inc()
             log.warning("worker.lost", worker=worker.address.name, why=why)
@@ -373,7 +379,7 @@ class Membership:
         self._note_fits()
 
 
-async def _close(worker: Worker, lane: Lane | None, why: str) -> None:
+async def _close(worker: WorkerConnection, lane: Lane | None, why: str) -> None:
     """Its sequences settle first, for as long as that may take."""
     if lane is not None:
         await lane.emptied(SETTLE_S)

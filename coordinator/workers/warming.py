@@ -14,16 +14,14 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from coordinator.answers.answer import Answer, Piece
-from coordinator.answers.commit_log import CommitLog
-from coordinator.answers.tally import Tally
+from coordinator.answers.answer import Answer, CommitLog, CommittedTokens
+from coordinator.answers.request_stats import RequestStats
 from coordinator.clock import Clock
 from coordinator.lanes.conduct import Conduct
-from coordinator.lanes.facts import Drafter, DrafterFacts, VerifierFacts
+from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.sequence import Event
-from coordinator.lanes.sequence import Sequence as Life
-from coordinator.lanes.track import Track
+from coordinator.lanes.request_state import LifeEvent, RequestState
+from coordinator.lanes.request_state import SequenceLife as Life
 from coordinator.requests.request import Request
 from coordinator.workers.verifier_client import VerifierClient
 from dspark.errors import DsparkError
@@ -42,7 +40,7 @@ class Unwarmed(DsparkError):
 
 async def warm(
     verifier: VerifierClient,
-    drafters: Sequence[Drafter],
+    drafters: Sequence[DrafterPort],
     *,
     plain: bool,
     rule: Rule,
@@ -76,7 +74,7 @@ async def warm(
 async def _lane(verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: Clock) -> AsyncGenerator[Lane]:
     """One that nobody else sees, over a stream of its own, which ends with the first requests."""
     stream, facts = verifier.open(), replace(verifier.facts, cost=None)
-    load = Counter[Drafter]()
+    load = Counter[DrafterPort]()
 
     def lost(why: str) -> None:
         owner.why_lost = why
@@ -94,9 +92,9 @@ class _Owner:
     def __init__(self) -> None:
         self.why_lost = "the verifier was lost"
         self._lane: Lane | None = None
-        self._left: dict[Track, asyncio.Future[None]] = {}
+        self._left: dict[RequestState, asyncio.Future[None]] = {}
 
-    async def run(self, lane: Lane, tracks: Sequence[Track]) -> None:
+    async def run(self, lane: Lane, tracks: Sequence[RequestState]) -> None:
         """Until all have ended; what is left of them at an error or a cancellation is freed by the lane's end."""
         self._lane = lane
         self._left = {track: asyncio.get_running_loop().create_future() for track in tracks}
@@ -105,28 +103,28 @@ class _Owner:
         if tracks:
             await asyncio.gather(*self._left.values())
 
-    def ended(self, track: Track, error: Exception | None) -> None:
+    def ended(self, track: RequestState, error: Exception | None) -> None:
         if track.sequence.finished:
             return
-        track.sequence.apply(Event.ENDED)
+        track.sequence.apply(LifeEvent.ENDED)
         assert self._lane is not None
         self._lane.forget(track)
         self._settle(track, None if error is None else str(error))
 
-    def turned_away(self, track: Track) -> None:
+    def turned_away(self, track: RequestState) -> None:
         self._settle(track, "there is no page for it")
 
-    def preempted(self, track: Track) -> None:
+    def preempted(self, track: RequestState) -> None:
         self._settle(track, "it found no page")
 
-    def moved(self, track: Track) -> None:
+    def moved(self, track: RequestState) -> None:
         self._settle(track, "the verifier leaves")
 
-    def orphaned(self, track: Track) -> None:
+    def orphaned(self, track: RequestState) -> None:
         refused = track.refused
         self._settle(track, (refused.message or refused.reason.name.lower()) if refused else self.why_lost)
 
-    def _settle(self, track: Track, why: str | None) -> None:
+    def _settle(self, track: RequestState, why: str | None) -> None:
         future = self._left[track]
         if not future.done():
             future.set_exception(Unwarmed(why)) if why is not None else future.set_result(None)
@@ -136,7 +134,7 @@ class _Owner:
 class _Unread:
     """Nobody waits for what they say."""
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: CommittedTokens) -> None:
         pass
 
     def close(self, error: Exception | None = None) -> None:
@@ -150,7 +148,7 @@ def _track(
     rule: Rule,
     clock: Clock,
     drafter: DrafterFacts | None = None,
-) -> Track:
+) -> RequestState:
     """A request of its own key, as long as the verifier's context and pool allow."""
     room = min(verifier.context_length, verifier.capacity or verifier.context_length)
     length = max(min(PROMPT, room - tokens), 1)
@@ -166,4 +164,4 @@ def _track(
     committed = CommitLog(request.prompt)
     number = secrets.randbits(62)  # those of requests are counted up, from elsewhere
     answer = Answer(committed, max_tokens=request.max_tokens)
-    return Track(request, Life(number), answer, Tally(clock.time()), _Unread())
+    return RequestState(request, Life(number), answer, RequestStats(clock.time()), _Unread())

@@ -17,7 +17,7 @@ import grpc
 import structlog
 
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
-from coordinator.workers.breaker import Breaker, Doubts
+from coordinator.workers.breaker import Breaker, CircuitBreaker
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
@@ -32,7 +32,7 @@ LOOK_S = 0.1  # how often a worker that is held off looks whether it is needed
 Description = verify_pb2.VerifierDescription | draft_pb2.DrafterDescription
 
 
-class Role(enum.Enum):
+class WorkerRole(enum.Enum):
     VERIFY = "verify"
     DRAFT = "draft"
 
@@ -41,13 +41,13 @@ class Role(enum.Enum):
 class Address:
     """Where a worker was announced, and which process was meant; incarnation 0 accepts whoever answers."""
 
-    role: Role
+    role: WorkerRole
     endpoint: str
     incarnation: int
     name: str
 
 
-class Held(Protocol):
+class WorkerPort(Protocol):
     """What speaks with a worker that was taken in."""
 
     @property
@@ -60,17 +60,17 @@ class Held(Protocol):
         """Waits until its stream is gone for good."""
 
 
-class Worker:
+class WorkerConnection:
     """Keeps one address connected until it is closed."""
 
     def __init__(
         self,
         address: Address,
-        join: Callable[[Worker, Description, grpc.aio.Channel], Awaitable[str | None]],
+        join: Callable[[WorkerConnection, Description, grpc.aio.Channel], Awaitable[str | None]],
         *,
         describe_s: float,
-        doubts: Doubts,
-        alone: Callable[[Worker], bool],
+        doubts: CircuitBreaker,
+        alone: Callable[[WorkerConnection], bool],
         token: str | None,
         tls: Tls | None = None,
         metrics: Metrics,
@@ -81,8 +81,8 @@ class Worker:
         self.leaving = False  # it said that it will end
         self.has_run = False  # it said that it served before, so that nothing runs for the first time
         self.settled = asyncio.Event()  # the first attempt is over, one way or the other
-        self.port: Held | None = None
-        self._held: Held | None = None  # the last one, whose stream may still be ending
+        self.port: WorkerPort | None = None
+        self._held: WorkerPort | None = None  # the last one, whose stream may still be ending
         self._join, self._describe_s, self._token, self._metrics = join, describe_s, token, metrics
         self._breaker, self._alone = Breaker(doubts), alone
         self._channel = open_channel(address.endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
@@ -98,7 +98,7 @@ class Worker:
         """Whether its first requests have run."""
         return self.connected and self.state != "warming"
 
-    def hold(self, port: Held) -> None:
+    def hold(self, port: WorkerPort) -> None:
         """The worker was taken in."""
         self.port = self._held = port
         self.state, self.detail, self.leaving = "warming", "", False
@@ -127,7 +127,7 @@ class Worker:
         """What the worker says it is; raises grpc.aio.AioRpcError."""
         stub: Any = (
             verify_pb2_grpc.VerifyStub(self._channel)  # type: ignore[no-untyped-call]
-            if self.address.role is Role.VERIFY
+            if self.address.role is WorkerRole.VERIFY
             else draft_pb2_grpc.DraftStub(self._channel)  # type: ignore[no-untyped-call]
         )
         said: Description = await stub.Describe(

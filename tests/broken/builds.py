@@ -11,8 +11,8 @@ BUILDS = (
         "        ids = answer.log.ids()[:1] + (3,) * (len(answer.log) - 1) if self.epoch else answer.log.ids()\n",
     ),
     Build(
-        "an epoch kept at failover", "1", "kill", "coordinator/lanes/sequence.py",
-        "            self.epoch += 1\n", "            self.epoch += event is not Event.ORPHANED\n",
+        "an epoch kept at failover", "1", "kill", "coordinator/lanes/request_state.py",
+        "            self.epoch += 1\n", "            self.epoch += event is not LifeEvent.ORPHANED\n",
     ),
     Build(
         "q sent that was not sampled from", "2", "rules", "dspark/decoding/sampling.py",
@@ -27,7 +27,7 @@ BUILDS = (
         "int(case.law.rule), case.cursor.epoch, ", "int(case.law.rule), 0, ",
     ),
     Build(
-        "a preempted answer begins from its prompt", "10", "preempt", "coordinator/answers/commit_log.py",
+        "a preempted answer begins from its prompt", "10", "preempt", "coordinator/answers/answer.py",
         "        return tuple(self._ids)\n",
         "        return tuple(self._ids[: self.prompt_len] + self._ids[: len(self._ids) - self.prompt_len])\n",
     ),

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.sequence import Event
+from coordinator.lanes.request_state import LifeEvent
 from dspark.client.request import Sampling, write_request
 from dspark.wire.v1 import generate_pb2_grpc
 from faults import pair
@@ -87,7 +87,7 @@ def take_out_youngest(lane: Lane) -> None:
     """As where pages run out: it is settled, and begins again."""
     placed = max((each for each in lane._members if each.admitted), key=lambda each: each.number, default=None)
     if placed is not None and placed.leaving is None:
-        lane._settle(placed, Event.PREEMPTED)
+        lane._settle(placed, LifeEvent.PREEMPTED)
 
 
 async def _drafters_gone(cell: SimulatedCell, draw: random.Random) -> list[str]:

@@ -14,23 +14,23 @@ ROWS = ("tests/unit/draft_service/test_contexts.py",)
 
 ANSWERS = [
     *in_file(
-        "coordinator/lanes/sequence.py",
+        "coordinator/lanes/request_state.py",
         (
             "an epoch is kept when a verifier is lost",
-            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.MOVED, Event.PREEMPTED))",
-            "frozenset((Event.TURNED_AWAY, Event.MOVED, Event.PREEMPTED))",
+            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED))",
+            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.MOVED, LifeEvent.PREEMPTED))",
             LOST,
         ),
         (
             "an epoch is kept when a verifier leaves",
-            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.MOVED, Event.PREEMPTED))",
-            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.PREEMPTED))",
+            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED))",
+            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.PREEMPTED))",
             LOST,
         ),
         (
             "an epoch is kept when pages are given up",
-            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.MOVED, Event.PREEMPTED))",
-            "frozenset((Event.TURNED_AWAY, Event.ORPHANED, Event.MOVED))",
+            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED))",
+            "frozenset((LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED))",
             LOST,
         ),
         (
@@ -171,7 +171,7 @@ ANSWERS = [
         ),
     ),
     *in_file(
-        "coordinator/requests/tenancy.py",
+        "coordinator/requests/request.py",
         (
             "a tenant may spell another's salt",
             'return f"{tenant}/{name}" if tenant or "/" in name else name',

@@ -229,7 +229,7 @@ JOURNALS = [
         ),
     ),
     *in_file(
-        "coordinator/reception/reading.py",
+        "coordinator/reception/output_processor.py",
         (
             "tokens that the client holds are shown again",
             "had = min(max(self.held - self.answered, 0), len(piece.tokens))",

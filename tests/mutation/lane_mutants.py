@@ -186,16 +186,16 @@ LANES: list[Mutant] = [
         "coordinator/lanes/placed.py",
         (
             "who made room is taken for lost",
-            "return Event.PREEMPTED",
-            "return Event.ORPHANED",
+            "return LifeEvent.PREEMPTED",
+            "return LifeEvent.ORPHANED",
             (f"{L}the_youngest_makes_room_and_comes_back",),
         ),
     ),
     *in_file(
-        "coordinator/lanes/sequence.py",
+        "coordinator/lanes/request_state.py",
         (
             "an epoch is kept when a prompt finds no page",
-            "frozenset((Event.TURNED_AWAY, ",
+            "frozenset((LifeEvent.TURNED_AWAY, ",
             "frozenset((",
             NO_PAGE,
         ),

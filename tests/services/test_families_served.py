@@ -24,7 +24,7 @@ from worker_stream import drafter, until, verifier
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
-from coordinator.workers.worker import Address, Role
+from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_target, save_drafter
@@ -213,8 +213,8 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(tmp_path: Pa
         before = metrics.value("spec_decode_num_draft_tokens_total")
         async with drafter(made) as second:
             there = (
-                Address(Role.VERIFY, v.endpoint, 0, "verify/0"),
-                Address(Role.DRAFT, second.endpoint, 0, "draft/9"),
+                Address(WorkerRole.VERIFY, v.endpoint, 0, "verify/0"),
+                Address(WorkerRole.DRAFT, second.endpoint, 0, "draft/9"),
             )
             assert await coordinator.membership.announce(there) == 2
             completion = await running

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator import process as coordinator_process
-from coordinator.answers.outlet import Outlet
-from coordinator.cells.cell import Order
+from coordinator.answers.output_queue import OutputQueue
+from coordinator.cells.cell import SubmitRequest
 from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
 from coordinator.frontend.process import FrontendProcess
@@ -350,8 +350,8 @@ async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair:
         neighbour = asyncio.create_task(cell.client(frontend).complete([5, 6], max_tokens=200))
         message = generate_pb2.GenerateRequest(request_id="slow")
         request = Request("slow", (1, 2), Law(), 256, Off())
-        outlet = Outlet(4)
-        frontend.cell.submit(Order(message, request, asyncio.get_running_loop().time(), 30.0), outlet)
+        outlet = OutputQueue(4)
+        frontend.cell.submit(SubmitRequest(message, request, asyncio.get_running_loop().time(), 30.0), outlet)
         await until(lambda: frontend.metrics.value("slow_readers_cut_total"))
         taken = await outlet.take()
         assert taken is not None

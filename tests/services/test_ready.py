@@ -15,7 +15,7 @@ from worker_stream import drafter, until, verifier
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
-from coordinator.lanes.facts import Drafter
+from coordinator.lanes.facts import DrafterPort
 from coordinator.workers import membership
 from coordinator.workers.verifier_client import VerifierClient
 from coordinator.workers.warming import Unwarmed
@@ -112,7 +112,7 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in(
 ) -> None:
     real, fails = membership.warm, True
 
-    async def warm(verifier: VerifierClient, drafters: Sequence[Drafter], **options: Any) -> None:
+    async def warm(verifier: VerifierClient, drafters: Sequence[DrafterPort], **options: Any) -> None:
         if fails:
             raise Unwarmed("there is no page for it")
         await real(verifier, drafters, **options)
@@ -187,7 +187,7 @@ async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_of
 ) -> None:
     real = membership.warm
 
-    async def warm(verifier: VerifierClient, drafters: Sequence[Drafter], **options: Any) -> None:
+    async def warm(verifier: VerifierClient, drafters: Sequence[DrafterPort], **options: Any) -> None:
         if verifier.facts.name == "verify/1":
             verifier.close("it went away")
             raise Unwarmed("it went away")
@@ -211,7 +211,7 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
 ) -> None:
     real, go = membership.warm, asyncio.Event()
 
-    async def warm(verifier: VerifierClient, drafters: Sequence[Drafter], **options: Any) -> None:
+    async def warm(verifier: VerifierClient, drafters: Sequence[DrafterPort], **options: Any) -> None:
         if verifier.facts.name == "verify/1":
             await go.wait()
         await real(verifier, drafters, **options)

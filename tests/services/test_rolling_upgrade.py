@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig
 from coordinator.workers.membership import Membership
-from coordinator.workers.worker import Address, Role
+from coordinator.workers.worker import Address, WorkerRole
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient
@@ -63,7 +63,8 @@ class Site:
 
     def addresses(self) -> list[Address]:
         return [
-            Address(Role(name.partition("/")[0]), process.endpoint, 0, name) for name, process in self.processes.items()
+            Address(WorkerRole(name.partition("/")[0]), process.endpoint, 0, name)
+            for name, process in self.processes.items()
         ]
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.row import Row
-from coordinator.queue.shares import ANSWER, PROMPT
+from coordinator.queue.waiting_queue import ANSWER, PROMPT
 from dspark.client import AsyncClient
 from faults.rows.program import arguments
 from faults.simulated import SimulatedCell, simulate

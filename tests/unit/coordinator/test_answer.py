@@ -1,13 +1,12 @@
 """What of a verdict is committed, as far as tokens tell."""
 
-from coordinator.answers.answer import Answer, Piece, Round
-from coordinator.answers.commit_log import CommitLog, End, Reason
+from coordinator.answers.answer import Answer, CommitLog, CommittedTokens, End, Reason, Round
 from dspark.types import TokenLogprobs
 
 
 def test_a_commit_is_logged_before_it_is_passed_on() -> None:
     answer = Answer(CommitLog([1]), max_tokens=3)
-    assert answer.take([5, 6]) == Piece((5, 6), None)
+    assert answer.take([5, 6]) == CommittedTokens((5, 6), None)
     assert answer.log.answer() == (5, 6)
     assert answer.room == 1
 

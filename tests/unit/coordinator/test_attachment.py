@@ -8,8 +8,8 @@ import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.cells import attachment as room
-from coordinator.cells.attachment import Attachment
+from coordinator.cells import frontends as room
+from coordinator.cells.frontends import FrontendConnection
 from coordinator.cells.local_cell import LocalCell, Offer
 from coordinator.lanes.monitor import Monitor
 from dspark.errors import Overloaded
@@ -17,10 +17,10 @@ from dspark.rounds.policy import parse_policy
 from dspark.wire.v1 import frontend_pb2, generate_pb2
 
 
-async def attached(cell: RoundsCell) -> Attachment:
+async def attached(cell: RoundsCell) -> FrontendConnection:
     members: Any = SimpleNamespace(verifiers=[cell.lane.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics))
     local = LocalCell(cell.admission, members, Offer(parse_policy("off")))
-    return Attachment(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
+    return FrontendConnection(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
 
 
 def submit(number: int, tokens: int, **params: Any) -> frontend_pb2.FrontendBatch:
@@ -34,7 +34,7 @@ def submit(number: int, tokens: int, **params: Any) -> frontend_pb2.FrontendBatc
     )
 
 
-async def heard(attachment: Attachment, call: int) -> tuple[list[int], int]:
+async def heard(attachment: FrontendConnection, call: int) -> tuple[list[int], int]:
     """(tokens of a call until it ends, messages they came in)."""
     tokens: list[int] = []
     batches = 0

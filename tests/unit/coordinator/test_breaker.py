@@ -1,8 +1,8 @@
 """A worker that is lost too often is held off, longer each time, and forgiven once it has held."""
 
-from coordinator.workers.breaker import Breaker, Doubts
+from coordinator.workers.breaker import Breaker, CircuitBreaker
 
-DOUBTS = Doubts(losses=3, window_s=60.0, pause_s=5.0, longest_s=15.0)
+DOUBTS = CircuitBreaker(losses=3, window_s=60.0, pause_s=5.0, longest_s=15.0)
 
 
 def test_the_third_loss_within_the_window_opens_it() -> None:
@@ -32,7 +32,7 @@ def test_who_has_held_is_trusted_anew() -> None:
 
 
 def test_losses_far_apart_open_nothing_and_neither_does_a_limit_of_none() -> None:
-    breaker, never = Breaker(DOUBTS), Breaker(Doubts(losses=0))
+    breaker, never = Breaker(DOUBTS), Breaker(CircuitBreaker(losses=0))
     for now in range(0, 4000, 40):
         assert not breaker.lost(float(now))
         assert not never.lost(float(now) / 100)

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.answers.answer import Piece, Round, Started
-from coordinator.answers.commit_log import End, Reason
+from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason, Round
 from coordinator.cells import cell_wire
-from coordinator.cells.cell import Terms
+from coordinator.cells.cell import CellTerms
 from coordinator.requests.validation import Limits
 from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
 from dspark.rounds.policy import parse_policy
@@ -20,7 +19,7 @@ rounds = st.none() | st.builds(Round, st.integers(0, 64), st.integers(0, 64), st
 lists = st.lists(ids, min_size=1, max_size=5)
 
 
-def there_and_back(said: list[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
+def there_and_back(said: list[tuple[int, CommittedTokens]]) -> list[tuple[int, CommittedTokens]]:
     batch = frontend_pb2.CellBatch()
     cell_wire.write_commits(batch, said)
     return list(cell_wire.read_commits(frontend_pb2.CellBatch.FromString(batch.SerializeToString())))
@@ -29,30 +28,37 @@ def there_and_back(said: list[tuple[int, Piece]]) -> list[tuple[int, Piece]]:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2), lists, rounds), max_size=20))
 def test_commits_keep_their_order_and_their_rounds(drawn: list[tuple[int, int, list[int], Round | None]]) -> None:
-    said = [(call, Piece(tuple(tokens), None, index, (), made)) for call, index, tokens, made in drawn]
+    said = [(call, CommittedTokens(tuple(tokens), None, index, (), made)) for call, index, tokens, made in drawn]
     assert there_and_back(said) == said
 
 
 def test_an_end_stays_with_its_last_commit_and_a_start_with_its_first() -> None:
     stop = End(Reason.STOP, token_id=0)
     said = [
-        (1, Piece((5,), None, started=Started(0.25, 32))),
-        (2, Piece((6, 7), None, 1, started=Started(0.5))),
-        (1, Piece((8,), None, round=Round(7, 3, 0))),
-        (2, Piece((0,), stop, 1, round=Round(7, 3, 0))),
-        (1, Piece((9,), End(Reason.LENGTH), round=Round(0, 0, 0))),
+        (1, CommittedTokens((5,), None, started=FirstCommit(0.25, 32))),
+        (2, CommittedTokens((6, 7), None, 1, started=FirstCommit(0.5))),
+        (1, CommittedTokens((8,), None, round=Round(7, 3, 0))),
+        (2, CommittedTokens((0,), stop, 1, round=Round(7, 3, 0))),
+        (1, CommittedTokens((9,), End(Reason.LENGTH), round=Round(0, 0, 0))),
     ]
     assert there_and_back(said) == said
 
 
 def test_an_end_without_a_commit_comes_last() -> None:
-    abort = Piece((), End(Reason.ABORT), 1)
-    assert there_and_back([(3, abort), (3, Piece((5,), None))]) == [(3, Piece((5,), None)), (3, abort)]
+    abort = CommittedTokens((), End(Reason.ABORT), 1)
+    assert there_and_back([(3, abort), (3, CommittedTokens((5,), None))]) == [
+        (3, CommittedTokens((5,), None)),
+        (3, abort),
+    ]
 
 
 def test_log_probabilities_stay_with_their_commit() -> None:
     told = (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.5)), TokenLogprobs(-2.0))
-    said = [(1, Piece((5,), None)), (1, Piece((6, 7), None, logprobs=told)), (2, Piece((8,), None))]
+    said = [
+        (1, CommittedTokens((5,), None)),
+        (1, CommittedTokens((6, 7), None, logprobs=told)),
+        (2, CommittedTokens((8,), None)),
+    ]
     assert there_and_back(said) == said
 
 
@@ -65,8 +71,8 @@ def test_what_is_told_of_a_prompt_comes_with_its_start_even_without_a_token() ->
     )
     (said, alone) = there_and_back(
         [
-            (1, Piece((), End(Reason.LENGTH), started=Started(0.25, 0, scored))),
-            (2, Piece((5,), None, started=Started(0.5, 0, scored))),
+            (1, CommittedTokens((), End(Reason.LENGTH), started=FirstCommit(0.25, 0, scored))),
+            (2, CommittedTokens((5,), None, started=FirstCommit(0.5, 0, scored))),
         ]
     )[::-1]
     for call, piece in (said, alone):
@@ -115,7 +121,7 @@ def test_why_a_request_was_dropped_is_kept() -> None:
 
 def test_terms_are_kept() -> None:
     limits = Limits(256, 4096, 65536, (0, 2), False, parse_policy("fixed:3"), Rule.BLOCK)
-    terms = Terms("target", "drafter", 7, limits, "5eed", ready=False)
+    terms = CellTerms("target", "drafter", 7, limits, "5eed", ready=False)
     assert cell_wire.read_terms(cell_wire.write_terms(terms)) == terms
     with pytest.raises(PeerError, match="policy"):
         cell_wire.read_terms(frontend_pb2.Terms(policy="??", rule=1))

@@ -9,12 +9,11 @@ import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.answers.commit_log import Reason
-from coordinator.answers.tally import Tally
+from coordinator.answers.answer import Reason
+from coordinator.answers.request_stats import RequestStats
 from coordinator.lanes.conduct import Conduct
-from coordinator.lanes.sequence import State
-from coordinator.lanes.track import Track
-from coordinator.queue.admission import Bounds
+from coordinator.lanes.request_state import LifeState, RequestState
+from coordinator.queue.scheduler import QueueBounds
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, Overloaded, PeerError
 from dspark.rounds.control import Admission, PassReport, Up
@@ -22,7 +21,7 @@ from dspark.rounds.policy import Fixed
 from dspark.types import Law, TokenLogprobs
 
 
-def ask(cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **law: Any) -> list[Track]:
+def ask(cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **law: Any) -> list[RequestState]:
     return cell.submit(Request(name, (5, 6), Law(0.0, **law), max_tokens, Fixed(3), choices=choices))
 
 
@@ -31,7 +30,7 @@ def prompts(cell: RoundsCell) -> int:
     return sum(isinstance(each, Admission) for each in cell.port.told)
 
 
-async def read(tracks: list[Track]) -> dict[int, list[int]]:
+async def read(tracks: list[RequestState]) -> dict[int, list[int]]:
     """Tokens by answer, to the end; raises the error that ended them."""
     got: dict[int, list[int]] = {}
     while (pieces := await tracks[0].outlet.take()) is not None:  # type: ignore[attr-defined]
@@ -52,7 +51,7 @@ async def test_pieces_of_all_answers_come_by_one_way_which_closes_behind_the_las
 
 @virtual
 async def test_the_queue_takes_all_answers_of_a_request_or_none() -> None:
-    cell = RoundsCell(bounds=Bounds(max_running=1, max_queued=3))
+    cell = RoundsCell(bounds=QueueBounds(max_running=1, max_queued=3))
     ask(cell, 3, "first")  # one runs, two wait
     assert cell.admission.queued == 2
     with pytest.raises(Overloaded):
@@ -119,17 +118,17 @@ async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_re
 
 
 def test_numbers_of_several_answers_add_up() -> None:
-    one, two = Tally(1.0, placed=2.0, first=4.0, ended=9.0), Tally(1.0, placed=1.5, first=5.0, ended=8.0)
+    one, two = RequestStats(1.0, placed=2.0, first=4.0, ended=9.0), RequestStats(1.0, placed=1.5, first=5.0, ended=8.0)
     one.drafted, two.drafted = 7, 14
     one.round(verified=3, accepted=2, committed=3)
     two.round(verified=3, accepted=0, committed=1)
     two.round(verified=5, accepted=5, committed=6)
-    both = Tally.together([one, two])
+    both = RequestStats.together([one, two])
     assert (both.rounds, both.drafted, both.verified, both.accepted) == (3, 21, 11, 7)
     assert both.mean_acceptance_length == pytest.approx(10 / 3)
     assert (both.queue_s(), both.first_token_s(), both.total_s()) == (0.5, 3.0, 8.0)
     assert (one.rounds, two.rounds) == (1, 2), "the parts are left alone"
-    assert Tally.together([one]) is one
+    assert RequestStats.together([one]) is one
 
 
 @virtual
@@ -166,7 +165,7 @@ async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back() -> N
     tracks = ask(cell, 3)
     await asyncio.sleep(0.1)
     assert prompts(cell) >= 1
-    assert State.WAITING in {track.sequence.state for track in tracks}
+    assert LifeState.WAITING in {track.sequence.state for track in tracks}
     pages.free(99, 0)
     await cell.finish(*tracks)
     assert sum(track.sequence.turned_away for track in tracks) >= 1

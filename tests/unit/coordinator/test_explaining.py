@@ -9,8 +9,7 @@ from fakes import answer_of
 from rounds_cell import RoundsCell, ToyPair, story
 
 from coordinator.lanes.explain import Part
-from coordinator.watching.explaining import price, sums_of, told
-from coordinator.watching.rounds_told import Fate, Origin, Why
+from coordinator.watching.explaining import Fate, Origin, PrefixEnd, price, sums_of, told
 
 
 def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[Part]:
@@ -44,9 +43,9 @@ def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
 
 def test_what_ended_a_prefix_is_told() -> None:
     whys = {policy: {told(part).why for part in explained(policy)} for policy in ("fixed:2", "threshold:0.95", "off")}
-    assert Why.FIXED in whys["fixed:2"]
-    assert Why.THRESHOLD in whys["threshold:0.95"]
-    assert whys["off"] == {Why.NO_DRAFT}
+    assert PrefixEnd.FIXED in whys["fixed:2"]
+    assert PrefixEnd.THRESHOLD in whys["threshold:0.95"]
+    assert whys["off"] == {PrefixEnd.NO_DRAFT}
     origins = {origin for part in explained("fixed:4") for origin in told(part).origins}
     assert origins == {Origin.DRAFTED, Origin.CORRECTED, Origin.BONUS, Origin.PLAIN}
 

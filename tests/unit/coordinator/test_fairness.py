@@ -10,14 +10,14 @@ import pytest
 from fakes import answer_of, read
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.lanes.track import Track
-from coordinator.queue.admission import Bounds
-from coordinator.queue.shares import ANSWER, MOST_TENANTS, PROMPT, Shares
+from coordinator.lanes.request_state import RequestState
+from coordinator.queue.scheduler import QueueBounds
+from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT, TenantShares
 from dspark.errors import Overloaded
 
 
 def make(**bounds: Any) -> RoundsCell:
-    return RoundsCell(bounds=Bounds(**bounds))
+    return RoundsCell(bounds=QueueBounds(**bounds))
 
 
 def held(cell: RoundsCell) -> RoundsCell:
@@ -31,7 +31,7 @@ async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> Non
     running, longest, prompt = 3, 12, 4
     cell = make(max_running=running)
     draw = random.Random(5)
-    tracks: list[Track] = []
+    tracks: list[RequestState] = []
     for tenant, count in (("flood", 60), ("light", 30), ("third", 30)):
         for _ in range(count):
             ids = [draw.randrange(97) for _ in range(draw.randint(1, prompt))]
@@ -137,7 +137,7 @@ async def test_waiting_for_a_first_place_has_an_end() -> None:
 
 
 def test_remembered_tenants_are_bounded() -> None:
-    shares = Shares()
+    shares = TenantShares()
     for number in range(2 * MOST_TENANTS):
         shares.arrives(f"t{number}", (), ())
     assert len(shares._settled) <= MOST_TENANTS + 1

@@ -5,8 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_reading import END, PROMPT, TOKENIZER
 
-from coordinator.answers.answer import Piece
-from coordinator.answers.commit_log import End, Reason
+from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
@@ -20,7 +19,7 @@ def reader(stops: tuple[str, ...], held: int) -> OutputProcessor:
     return OutputProcessor(request, lambda: TOKENIZER.stream(PROMPT, skip_special=True), 100.0, (held,) if held else ())
 
 
-def read(reading: OutputProcessor, pieces: list[Piece]) -> list[OutputChunk]:
+def read(reading: OutputProcessor, pieces: list[CommittedTokens]) -> list[OutputChunk]:
     return [shown for piece in pieces for shown in reading.read([(piece, 101.0)], lambda index: None)]
 
 
@@ -32,7 +31,7 @@ def told(shown: list[OutputChunk]) -> tuple[list[int], str, list[TokenLogprobs]]
     )
 
 
-def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[Piece]:
+def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[CommittedTokens]:
     pieces, at = [], 0
     for size in [*sizes, len(ids)]:
         part = tuple(ids[at : at + size])
@@ -40,7 +39,7 @@ def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[Piece]:
         if part:
             last = ends and at == len(ids)
             end = End(Reason.STOP, token_id=END) if last else None
-            pieces.append(Piece(part, end, 0, tuple(TokenLogprobs(-float(token)) for token in part)))
+            pieces.append(CommittedTokens(part, end, 0, tuple(TokenLogprobs(-float(token)) for token in part)))
     return pieces
 
 
@@ -81,8 +80,8 @@ def test_an_answer_that_its_text_ended_ends_in_the_same_way_when_it_is_told_agai
     """The journal knows that it stopped and not at which string, and what was committed before the stop was found."""
     said = tuple(TOKENIZER.encode("aéé"))
     whole, resumed = reader(("éé",), 0), reader(("éé",), held)
-    first = told(read(whole, [Piece(said, None)]))
-    rest = told(read(resumed, [Piece((*said, *TOKENIZER.encode(late)), End(Reason.STOP))]))
+    first = told(read(whole, [CommittedTokens(said, None)]))
+    rest = told(read(resumed, [CommittedTokens((*said, *TOKENIZER.encode(late)), End(Reason.STOP))]))
     assert rest[0] == first[0][held:]
     assert rest[1] == first[1][held:], "text and tokens of ASCII go together"
     assert resumed.answers[0].end == whole.answers[0].end == End(Reason.STOP, text="éé")

@@ -12,10 +12,10 @@ import pytest
 from fakes import answer_of, read
 from rounds_cell import RoundsCell, ToyPair, story
 
-from coordinator.answers.commit_log import End, Reason
+from coordinator.answers.answer import End, Reason
 from coordinator.lanes.conduct import Conduct
-from coordinator.lanes.sequence import Event
-from coordinator.queue.admission import Bounds
+from coordinator.lanes.request_state import LifeEvent
+from coordinator.queue.scheduler import QueueBounds
 from coordinator.requests.request import Request
 from dspark.errors import Cancelled, DsparkError, Overloaded, PeerError, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
@@ -630,7 +630,7 @@ def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
         ]
         placed = cell.lane._members.get(stuck.sequence.number)
         assert placed is not None
-        placed.leaving, placed.settled_by = Event.MOVED, cell.clock.time() + 2.0
+        placed.leaving, placed.settled_by = LifeEvent.MOVED, cell.clock.time() + 2.0
         cell.lane._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
         cell.lane._soon()
         await asyncio.sleep(1.5)
@@ -865,7 +865,7 @@ def test_a_verifier_that_runs_its_first_requests_is_waited_for() -> None:
         await cell.finish(track)
         assert await read(track) == answer_of((5, 6), 9)
 
-    story(tell, bounds=Bounds(verifier_wait_s=20.0, warm_s=60.0))
+    story(tell, bounds=QueueBounds(verifier_wait_s=20.0, warm_s=60.0))
 
 
 def test_a_verifier_that_never_serves_is_not_waited_for_without_end() -> None:
@@ -877,7 +877,7 @@ def test_a_verifier_that_never_serves_is_not_waited_for_without_end() -> None:
         with pytest.raises(Unavailable, match="within 80 s"):
             await read(track)
 
-    story(tell, bounds=Bounds(verifier_wait_s=20.0, warm_s=60.0))
+    story(tell, bounds=QueueBounds(verifier_wait_s=20.0, warm_s=60.0))
 
 
 def test_handovers_are_bounded() -> None:
@@ -893,7 +893,7 @@ def test_handovers_are_bounded() -> None:
         assert told.verifier
         assert told.drafter == "draft/0", "those that had it, not nobody"
 
-    story(tell, bounds=Bounds(max_handovers=2))
+    story(tell, bounds=QueueBounds(max_handovers=2))
 
 
 def test_a_full_page_pool_keeps_sequences_in_line_until_pages_free() -> None:
@@ -915,7 +915,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
         assert refused.value.retry_after_s > 0
         assert cell.metrics.value("admission_rejections_total", reason="queue_full") == 1
 
-    story(tell, bounds=Bounds(max_running=1, max_queued=2))
+    story(tell, bounds=QueueBounds(max_running=1, max_queued=2))
 
 
 def test_without_a_verifier_requests_are_refused() -> None:
@@ -954,7 +954,7 @@ def test_without_another_verifier_sequences_of_one_that_leaves_wait_for_one() ->
         assert await read(track) == answer_of((5, 6), 60)
         assert (track.handovers, track.moved) == (0, True)
 
-    story(tell, bounds=Bounds(max_handovers=0))
+    story(tell, bounds=QueueBounds(max_handovers=0))
 
 
 def test_a_verifier_that_leaves_keeps_who_ends_in_time() -> None:
@@ -1057,7 +1057,7 @@ def test_who_is_refused_hears_why(why: RefusalReason, error: type[DsparkError], 
         with pytest.raises(error, match=words):
             await read(track)
 
-    story(tell, bounds=Bounds(max_handovers=2))
+    story(tell, bounds=QueueBounds(max_handovers=2))
 
 
 # Plans.

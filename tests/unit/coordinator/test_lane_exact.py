@@ -19,9 +19,9 @@ from rounds_cell import RoundsCell, story
 from torch import Tensor
 
 from coordinator.lanes.conduct import Conduct
-from coordinator.lanes.track import Track
-from coordinator.queue.admission import Bounds
-from coordinator.simulation.pair import Drafted, Held
+from coordinator.lanes.request_state import RequestState
+from coordinator.queue.scheduler import QueueBounds
+from coordinator.simulation.pair import SimulatedBlock, SimulatedContext
 from dspark.decoding import reference
 from dspark.decoding.reference import Pick, RecordedRound
 from dspark.types import Law, Rule, SparseQ
@@ -63,16 +63,16 @@ class ReferencePair:
         self._blocks: dict[int, tuple[tuple[int, ...], SparseQ]] = {}
 
     @staticmethod
-    def _law(held: Held) -> Law:
+    def _law(held: SimulatedContext) -> Law:
         return replace(held.admission.law, prompt_len=len(PROMPTS[held.admission.law.seed % len(PROMPTS)]))
 
-    def admitted(self, held: Held) -> None:
+    def admitted(self, held: SimulatedContext) -> None:
         """What was drawn and not committed before a hand-over is gone."""
         mine = self.rounds.setdefault(held.admission.law.seed, [])
         anchor = len(held.tokens) - 1
         mine[:] = [each for each in mine if each.anchor_position < anchor]
 
-    def first(self, held: Held) -> int:
+    def first(self, held: SimulatedContext) -> int:
         epoch = held.admission.admit.epoch
         token = reference._first(held.tokens, target, self._law(held), epoch)
         if epoch:
@@ -81,16 +81,16 @@ class ReferencePair:
                 self.rounds[held.admission.law.seed].append(again)
         return token
 
-    def draft(self, asked: Sequence[tuple[Held, int]]) -> list[Drafted]:
+    def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> list[SimulatedBlock]:
         blocks = []
         for held, slots in asked:
             law, epoch = self._law(held), held.admission.admit.epoch
             ids, q, confidence = reference._draft(held.tokens, drafter, law, 64, epoch)
             self._blocks[law.seed] = (ids, q)
-            blocks.append(Drafted(ids[:slots], confidence[:slots]))
+            blocks.append(SimulatedBlock(ids[:slots], confidence[:slots]))
         return blocks
 
-    def judge(self, asked: Sequence[tuple[Held, Sequence[int]]]) -> list[tuple[int, ...]]:
+    def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> list[tuple[int, ...]]:
         drawn = []
         for held, prefix in asked:
             law, epoch = self._law(held), held.admission.admit.epoch
@@ -103,7 +103,7 @@ class ReferencePair:
         return drawn
 
 
-async def _troubled(cell: RoundsCell, law: Law, policy: str) -> list[Track]:
+async def _troubled(cell: RoundsCell, law: Law, policy: str) -> list[RequestState]:
     """A verifier is killed, another drains, a drafter is lost and one comes, and pages run out."""
     tracks = [
         cell.ask(prompt, max_tokens=MOST, policy=policy, law=replace(law, seed=number))
@@ -140,7 +140,7 @@ async def _troubled(cell: RoundsCell, law: Law, policy: str) -> list[Track]:
 def test_committed_ids_are_those_of_the_one_page_loop(law: Law, policy: str, window: int, cohorts: int) -> None:
     pair = ReferencePair()
 
-    async def tell(cell: RoundsCell) -> tuple[list[Track], float]:
+    async def tell(cell: RoundsCell) -> tuple[list[RequestState], float]:
         return await _troubled(cell, law, policy), cell.metrics.value("num_preemptions_total")
 
     tracks, _ = story(
@@ -150,7 +150,7 @@ def test_committed_ids_are_those_of_the_one_page_loop(law: Law, policy: str, win
         drafters=2,
         pages=40,
         waits=Conduct(window=window, cohorts=cohorts, verify_s=60.0),
-        bounds=Bounds(max_handovers=100),
+        bounds=QueueBounds(max_handovers=100),
     )
     assert max(track.sequence.epoch for track in tracks) > 0
     for number, (track, prompt) in enumerate(zip(tracks, PROMPTS, strict=True)):
@@ -164,7 +164,7 @@ def test_committed_ids_are_those_of_the_one_page_loop(law: Law, policy: str, win
         assert policy == "off" or any(each.prefix for each in pair.rounds[number])
 
 
-def _begun(track: Track, pair: ReferencePair, number: int) -> int:
+def _begun(track: RequestState, pair: ReferencePair, number: int) -> int:
     """The epoch whose prefill gave the first token: a hand-over before anything was committed begins anew."""
     again = [each.epoch for each in pair.rounds[number] if each.prefilled]
     drawn = [each.epoch for each in pair.rounds[number]]

@@ -14,9 +14,9 @@ from fakes import answer_of, read
 from rounds_cell import RoundsCell, ToyPair, story
 
 from coordinator.lanes.conduct import Conduct
-from coordinator.lanes.facts import Drafter
-from coordinator.lanes.track import Track
-from coordinator.queue.admission import Bounds
+from coordinator.lanes.facts import DrafterPort
+from coordinator.lanes.request_state import RequestState
+from coordinator.queue.scheduler import QueueBounds
 from dspark.errors import Cancelled, Overloaded
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Acknowledged
@@ -29,8 +29,8 @@ class Storm:
 
     def __init__(self, cell: RoundsCell, seed: int) -> None:
         self.cell, self.draw = cell, random.Random(f"lane/{seed}")
-        self.tracks: list[tuple[Track, list[int]]] = []
-        self.cancelled: set[Track] = set()
+        self.tracks: list[tuple[RequestState, list[int]]] = []
+        self.cancelled: set[RequestState] = set()
         self.epochs: dict[int, list[int]] = {}
         self.ports: list[Any] = list(cell.ports)
 
@@ -55,7 +55,7 @@ class Storm:
         self.epochs[track.sequence.number] = noted
         self.tracks.append((track, answer_of(prompt, tokens)))
 
-    def _running(self) -> Track | None:
+    def _running(self) -> RequestState | None:
         running = [track for track, _ in self.tracks if not track.sequence.finished]
         return self.draw.choice(running) if running else None
 
@@ -103,7 +103,7 @@ class Storm:
 
     def partition(self) -> None:
         """This process loses a drafter, verifiers do not; it comes back."""
-        drafter = cast("Drafter", self.draw.choice(self.cell.drafters))
+        drafter = cast("DrafterPort", self.draw.choice(self.cell.drafters))
         for lane in self.cell.lanes:
             lane.drafter_left(drafter)
         self.cell.load.pop(drafter, None)
@@ -121,7 +121,7 @@ class Storm:
         drafter.silent = not drafter.silent and self.draw.random() < 0.5
 
     def leaves(self) -> None:
-        drafter, leaves = cast("Drafter", self.draw.choice(self.cell.drafters)), self.draw.random() < 0.5
+        drafter, leaves = cast("DrafterPort", self.draw.choice(self.cell.drafters)), self.draw.random() < 0.5
         for lane in self.cell.lanes:
             lane.drafter_leaves(drafter, leaves)
 
@@ -171,5 +171,5 @@ def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
         pages=120 if seed % 2 else 0,
         pair=ToyPair(wrong_every=(3, 5, 1000)[seed % 3]),
         waits=Conduct(prefills=3, window=seed % 3, cohorts=(0, 1, 2)[seed % 3], verify_s=60.0),
-        bounds=Bounds(max_running=12, max_queued=20, max_handovers=1000),
+        bounds=QueueBounds(max_running=12, max_queued=20, max_handovers=1000),
     )

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from coordinator.answers.answer import Piece, Round, Started
-from coordinator.answers.commit_log import End, Reason, cut
+from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason, Round, cut
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor, StopStrings
 from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.request import Request
@@ -41,15 +40,15 @@ class Told:
         self.log: list[int] = []
         self.shown: list[OutputChunk] = []
 
-    def piece(self, ids: tuple[int, ...]) -> Piece:
+    def piece(self, ids: tuple[int, ...]) -> CommittedTokens:
         kept, end = cut(ids, self.reader.request.max_tokens - len(self.log), self.reader.request.stop_ids)
         self.log += kept
-        return Piece(kept, end)
+        return CommittedTokens(kept, end)
 
     def commit(self, ids: tuple[int, ...]) -> None:
         self.read(self.piece(ids))
 
-    def read(self, *pieces: Piece) -> None:
+    def read(self, *pieces: CommittedTokens) -> None:
         self.shown += self.reader.read([(piece, 101.0) for piece in pieces], self.finished.append)
 
     def say(self, text: str, size: int) -> None:
@@ -138,7 +137,7 @@ def test_what_is_held_back_comes_out_when_something_else_ends_the_answer() -> No
     told = Told(stops=("STOP",))
     told.say("xST", 3)
     assert told.text == "x"
-    told.read(Piece((), End(Reason.ABORT)))
+    told.read(CommittedTokens((), End(Reason.ABORT)))
     assert told.text == "xST"
     assert told.reading.end == End(Reason.ABORT)
 
@@ -177,21 +176,27 @@ def test_what_was_waiting_becomes_one_message_per_answer() -> None:
 def test_several_answers_are_kept_apart() -> None:
     request = Request("r", (1,), Law(), 9, Off(), choices=2)
     reader = OutputProcessor(request, lambda: None, 0.0)
-    pieces = [Piece((5,), None, 0), Piece((6, 7), End(Reason.LENGTH), 1), Piece((8,), None, 0)]
+    pieces = [
+        CommittedTokens((5,), None, 0),
+        CommittedTokens((6, 7), End(Reason.LENGTH), 1),
+        CommittedTokens((8,), None, 0),
+    ]
     shown = reader.read([(piece, 1.0) for piece in pieces], lambda _: None)
     assert [(one.index, one.tokens) for one in shown] == [(0, [5, 8]), (1, [6, 7])]
     assert not reader.done
-    reader.read([(Piece((), End(Reason.ABORT), 0), 1.0)], lambda _: None)
+    reader.read([(CommittedTokens((), End(Reason.ABORT), 0), 1.0)], lambda _: None)
     assert reader.done
 
 
 def test_numbers_come_from_the_pieces_and_stop_where_the_answer_does() -> None:
     told = Told(stops=("lo",))
     ids = TOKENIZER.encode("hello there")
-    told.reader.read([(Piece(ids[:1], None, started=Started(0.25, 16)), 100.5)], lambda _: None)
+    told.reader.read([(CommittedTokens(ids[:1], None, started=FirstCommit(0.25, 16)), 100.5)], lambda _: None)
     logprobs = tuple(TokenLogprobs(-float(n)) for n in range(8))
-    piece = Piece(ids[1:9], None, logprobs=logprobs, round=Round(9, 8, 7))
-    shown = told.reader.read([(piece, 101.0), (Piece(ids[9:], None, round=Round(9, 8, 1)), 102.0)], lambda _: None)
+    piece = CommittedTokens(ids[1:9], None, logprobs=logprobs, round=Round(9, 8, 7))
+    shown = told.reader.read(
+        [(piece, 101.0), (CommittedTokens(ids[9:], None, round=Round(9, 8, 1)), 102.0)], lambda _: None
+    )
     tally = told.reading.tally
     assert [one.logprob for one in shown[0].logprobs] == [0.0, -1.0, -2.0, -3.0]
     assert (tally.rounds, tally.drafted, tally.verified, tally.accepted, tally.committed_by_rounds) == (1, 9, 8, 4, 4)

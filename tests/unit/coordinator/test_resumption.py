@@ -9,11 +9,11 @@ import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.answers.outlet import Outlet
-from coordinator.cells.cell import Order
+from coordinator.answers.output_queue import OutputQueue
+from coordinator.cells.cell import SubmitRequest
 from coordinator.cells.journal import Journal
 from coordinator.cells.journal_file import JournalFile
-from coordinator.cells.local_cell import LocalCall, LocalCell
+from coordinator.cells.local_cell import LocalCell, LocalHandle
 from coordinator.lanes.conduct import Conduct
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
@@ -38,18 +38,18 @@ class Desk:
 
     def ask(
         self, *, law: Law | None = None, offsets: tuple[int, ...] | None = None, choices: int = 1, seeded: bool = False
-    ) -> tuple[OutputProcessor, Outlet, LocalCall]:
+    ) -> tuple[OutputProcessor, OutputQueue, LocalHandle]:
         message = generate_pb2.GenerateRequest(request_id="r")
         if seeded:
             message.sampling_params.seed = 3
         if offsets is not None:
             message.resume.offsets.extend(offsets)
         request = Request("r", PROMPT, law or Law(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices)
-        outlet = Outlet(64, choices)
+        outlet = OutputQueue(64, choices)
         reader = OutputProcessor(request, lambda: None, 0.0, offsets or ())
-        return reader, outlet, self.cell.submit(Order(message, request, 0.0, 60.0), outlet)
+        return reader, outlet, self.cell.submit(SubmitRequest(message, request, 0.0, 60.0), outlet)
 
-    async def read(self, reader: OutputProcessor, outlet: Outlet, *, at_least: int = 0) -> None:
+    async def read(self, reader: OutputProcessor, outlet: OutputQueue, *, at_least: int = 0) -> None:
         """Until the end, or until so many tokens of the first answer are held."""
         while not reader.done and not (at_least and len(self.shown.get(0, [])) >= at_least):
             waiting = await outlet.take()
@@ -65,7 +65,7 @@ def lose(desk: Desk) -> None:
     desk.toy.lose_verifier()
 
 
-async def to_the_end(outlet: Outlet) -> None:
+async def to_the_end(outlet: OutputQueue) -> None:
     while await outlet.take() is not None:
         continue
 
@@ -288,7 +288,7 @@ async def test_a_tenant_s_request_runs_under_its_tenant_s_names() -> None:
     desk = Desk(in_memory())
     request = Request("r", PROMPT, Law(0.0), TOKENS, parse_policy("adaptive"), cache_salt="s", tenant="acme")
     message = generate_pb2.GenerateRequest(request_id="r")
-    call = desk.cell.submit(Order(message, request, 0.0, 60.0), Outlet(64))
+    call = desk.cell.submit(SubmitRequest(message, request, 0.0, 60.0), OutputQueue(64))
     await asyncio.sleep(0.1)
     assert (call.tracks[0].request.id, call.tracks[0].request.cache_salt) == ("acme/r", "acme/s")
     assert [each.cache_salt for each in desk.toy.port.told if isinstance(each, Admission)] == ["acme/s"]

@@ -2,54 +2,54 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.answers.commit_log import CommitLog, End, Reason, cut
-from coordinator.lanes.sequence import NEXT, Event, Sequence, State, UnlistedEvent
+from coordinator.answers.answer import CommitLog, End, Reason, cut
+from coordinator.lanes.request_state import NEXT, LifeEvent, LifeState, SequenceLife, UnlistedLifeEvent
 
 
-def a_sequence() -> Sequence:
-    return Sequence(7)
+def a_sequence() -> SequenceLife:
+    return SequenceLife(7)
 
 
 def test_a_life_without_trouble() -> None:
     sequence = a_sequence()
-    events = [Event.PLACED, Event.PREFILLED, Event.JUDGED, Event.ENDED]
+    events = [LifeEvent.PLACED, LifeEvent.PREFILLED, LifeEvent.JUDGED, LifeEvent.ENDED]
     passed = []
     for event in events:
         sequence.apply(event)
         passed.append(sequence.state)
-    assert passed == [State.PREFILLING, State.ROUNDS, State.ROUNDS, State.FINISHED]
+    assert passed == [LifeState.PREFILLING, LifeState.ROUNDS, LifeState.ROUNDS, LifeState.FINISHED]
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
-def test_an_event_the_table_does_not_list_is_an_error(state: State, event: Event) -> None:
+@pytest.mark.parametrize("state", LifeState)
+@pytest.mark.parametrize("event", LifeEvent)
+def test_an_event_the_table_does_not_list_is_an_error(state: LifeState, event: LifeEvent) -> None:
     sequence = a_sequence()
     sequence.state = state
     if (state, event) in NEXT:
         sequence.apply(event)
         assert sequence.state is NEXT[state, event]
     else:
-        with pytest.raises(UnlistedEvent, match=f"{state.value}.*{event.value}"):
+        with pytest.raises(UnlistedLifeEvent, match=f"{state.value}.*{event.value}"):
             sequence.apply(event)
         assert sequence.state is state
 
 
 def test_every_living_state_can_end_and_the_finished_one_knows_no_event() -> None:
-    assert {state for state, event in NEXT if event is Event.ENDED} == set(State) - {State.FINISHED}
-    assert not [key for key in NEXT if key[0] is State.FINISHED]
+    assert {state for state, event in NEXT if event is LifeEvent.ENDED} == set(LifeState) - {LifeState.FINISHED}
+    assert not [key for key in NEXT if key[0] is LifeState.FINISHED]
 
 
-@pytest.mark.parametrize("event", [Event.ORPHANED, Event.MOVED, Event.PREEMPTED])
-def test_a_hand_over_raises_the_epoch(event: Event) -> None:
+@pytest.mark.parametrize("event", [LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED])
+def test_a_hand_over_raises_the_epoch(event: LifeEvent) -> None:
     sequence = a_sequence()
-    for each in (Event.PLACED, Event.PREFILLED, event):
+    for each in (LifeEvent.PLACED, LifeEvent.PREFILLED, event):
         sequence.apply(each)
-    assert (sequence.epoch, sequence.turned_away, sequence.state) == (1, 0, State.WAITING)
+    assert (sequence.epoch, sequence.turned_away, sequence.state) == (1, 0, LifeState.WAITING)
 
 
 def test_being_turned_away_raises_the_epoch_and_is_counted() -> None:
     sequence = a_sequence()
-    for each in (Event.PLACED, Event.TURNED_AWAY):
+    for each in (LifeEvent.PLACED, LifeEvent.TURNED_AWAY):
         sequence.apply(each)
     assert (sequence.epoch, sequence.turned_away) == (1, 1)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.requests.request import Request
-from coordinator.requests.tenancy import inside, outside, owned
+from coordinator.requests.request import Request, inside, outside, owned
 from dspark.rounds.policy import Off
 from dspark.types import Law
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from coordinator.answers.turnstile import Turnstile
+from coordinator.answers.output_queue import WakeUpLimit
 from coordinator.clock import TURNS_TO_SEND
 
 
@@ -15,7 +15,7 @@ async def turns(count: int) -> None:
 
 
 async def test_readers_pass_in_order_a_few_in_each_turn_of_the_loop() -> None:
-    turnstile, passed = Turnstile(at_a_time=2), list[int]()
+    turnstile, passed = WakeUpLimit(at_a_time=2), list[int]()
 
     async def read(number: int) -> None:
         await turnstile.passed()
@@ -33,7 +33,7 @@ async def test_readers_pass_in_order_a_few_in_each_turn_of_the_loop() -> None:
 
 
 async def test_a_reader_that_left_holds_nobody_up_and_later_ones_find_it_open() -> None:
-    turnstile = Turnstile(at_a_time=1)
+    turnstile = WakeUpLimit(at_a_time=1)
     gone, here = (asyncio.create_task(turnstile.passed()) for _ in range(2))
     await turns(1)
     gone.cancel()

@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.requests.request import Request
-from coordinator.requests.rule import parse_rule
-from coordinator.requests.validation import Limits, read_request, read_resume
+from coordinator.requests.validation import Limits, parse_rule, read_request, read_resume
 from dspark.errors import InvalidRequest, Unsupported
 from dspark.rounds.policy import Adaptive, Fixed
 from dspark.types import Law, Rule

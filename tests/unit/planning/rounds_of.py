@@ -14,7 +14,7 @@ from algorithm_1 import lengths_of
 
 from coordinator.planning.cost import CostCorrector, Running
 from coordinator.planning.cost_curve import CostCurve
-from coordinator.planning.planner import Finished, Lane, Planner
+from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
 from dspark.rounds.plan import PlanKind, prefixes
 from dspark.rounds.survival import Floats
 
@@ -83,7 +83,7 @@ def planned(
     planner = Planner(CostCorrector(base.curve(), base.draft_s, Running(base.hop_s)), SLOTS)
     texts = draw_texts(rng, kinds, streams)
     tokens = seconds = 0.0
-    lane = Lane(range(streams), ["d"] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1)))
+    lane = PlannedLane(range(streams), ["d"] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1)))
     plans = [planner.next(lane)] * (lag + 1)
     slots_of = []
     for number in range(rounds):
@@ -100,7 +100,7 @@ def planned(
         load = streams + int(verified.sum())
         took = costs.round_s(load, streams, slots, plan.cohorts)
         planner.learn(
-            Finished(
+            FinishedPass(
                 lane.keys,
                 said,
                 verified,

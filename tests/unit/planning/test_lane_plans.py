@@ -12,7 +12,7 @@ from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCorrector, Running
 from coordinator.planning.cost_curve import CostCurve
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
-from coordinator.planning.planner import Lane, Others, Planner
+from coordinator.planning.planner import Others, PlannedLane, Planner
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -112,7 +112,7 @@ def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(bypass: b
 def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
     def planned(others: Others) -> tuple[float, int]:
         planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, Running(GPU.hop_s)), 7, explore=0.0)
-        planner.next(Lane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
+        planner.next(PlannedLane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
         return planner._last.rate, planner.home[0]
 
     alone, beside = planned(Others()), planned(Others(63, 63 + 200.0, 7, 63 + 150.0))

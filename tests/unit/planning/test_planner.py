@@ -10,7 +10,7 @@ from rounds_of import CONTEXT, COSTS, HARD, MIXED, SLOTS, Costs, live, planned
 
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, CostCorrector, Running
-from coordinator.planning.planner import Finished, Lane, Planner
+from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
 from dspark.rounds.plan import PlanKind, prefixes
 from dspark.synthetic.spec import load_spec
 
@@ -23,8 +23,10 @@ COSTS |= {
 ROUNDS = {1: 600, 8: 200, 64: 80, 256: 40}
 
 
-def lane(streams: int, cohorts: int = 2, keys: str = "d") -> Lane:
-    return Lane(range(streams), [keys] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1)))
+def lane(streams: int, cohorts: int = 2, keys: str = "d") -> PlannedLane:
+    return PlannedLane(
+        range(streams), [keys] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,11 +91,11 @@ def test_a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with() ->
         confidence = np.full((2, SLOTS), 0.9)
         accepted = np.array([SLOTS, int(rng.integers(0, 2))])
         planner.learn(
-            Finished(
+            FinishedPass(
                 ["good", "bad"], confidence, np.full(2, SLOTS), accepted, np.ones(2), CONTEXT, 16, 0, 22e-3, 28e-3, 3e-3
             )
         )
-    plan = planner.next(Lane([4, 6], ["good", "bad"], np.ones(2), CONTEXT))
+    plan = planner.next(PlannedLane([4, 6], ["good", "bad"], np.ones(2), CONTEXT))
     good, bad = plan.terms_of(4), plan.terms_of(6)
     assert good.kind is bad.kind is PlanKind.PRICE
     assert (good.price, good.slots, good.cap) == (bad.price, bad.slots, bad.cap)
@@ -109,7 +111,7 @@ def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_
         planner = Planner(CostCorrector(costs.curve(), costs.draft_s, Running(costs.hop_s)), SLOTS, explore=0.0)
         sure = np.full((64, SLOTS), 0.9)
         planner.learn(
-            Finished(
+            FinishedPass(
                 ["d"] * 64, sure, np.full(64, 4), np.full(64, 4), np.ones(64), CONTEXT, 320, 0,
                 costs.verify_s(320), costs.round_s(320, 64, SLOTS), costs.draft_s(64, SLOTS),
             )
@@ -134,7 +136,7 @@ def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear()
         poor = np.full((64, SLOTS), 0.2)
         nothing = np.zeros(64, np.int64)
         planner.learn(
-            Finished(["d"] * 64, poor, nothing, nothing, np.ones(64), CONTEXT, 64, 0, costs.verify_s(64), 0.2, 0.05)
+            FinishedPass(["d"] * 64, poor, nothing, nothing, np.ones(64), CONTEXT, 64, 0, costs.verify_s(64), 0.2, 0.05)
         )
         return [planner.next(lane(64, cohorts=1)).terms.slots for _ in range(plans)]
 
@@ -147,7 +149,7 @@ def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear()
 def test_nobody_is_planned_for_without_a_sequence_and_caps_leave_room_for_anchors() -> None:
     planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS)
     assert planner.next(lane(0)).terms.slots == 0
-    plan = planner.next(Lane(range(8), ["d"] * 8, np.ones(8), CONTEXT, most_tokens=20))
+    plan = planner.next(PlannedLane(range(8), ["d"] * 8, np.ones(8), CONTEXT, most_tokens=20))
     assert plan.terms.cap == 12
     assert plan.draft_s > COSTS["gpu"].hop_s
 
@@ -159,7 +161,7 @@ def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
     zeros = np.zeros(4, np.int64)
     draft_s = COSTS["gpu"].draft_s(1, SLOTS)
     for _ in range(40):
-        planner.learn(Finished(["d"] * 4, rounds, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 20.4e-3, 25e-3, draft_s))
+        planner.learn(FinishedPass(["d"] * 4, rounds, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 20.4e-3, 25e-3, draft_s))
     assert planner.acceptance.usual() == pytest.approx(np.full(SLOTS, 0.9), abs=0.01)
     assert planner.cost.drafting.value == pytest.approx(1.0)
     assert planner.next(lane(4, cohorts=1)).terms.price == pytest.approx(0.9**SLOTS, rel=0.05), "of what was drafted"
@@ -228,7 +230,7 @@ def test_passes_with_prompts_say_nothing_of_rounds() -> None:
     planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS)
     nothing = np.zeros((4, 0))
     zeros = np.zeros(4, np.int64)
-    planner.learn(Finished(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 260, 256, 1.0, 1.0))
+    planner.learn(FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 260, 256, 1.0, 1.0))
     assert planner.cost.plain.seen == 0
-    planner.learn(Finished(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 0.02, 0.03))
+    planner.learn(FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 0.02, 0.03))
     assert planner.cost.plain.seen == 1

@@ -10,7 +10,7 @@ import pytest
 SERVICES = {
     "control": ("Control", "coordinator.cells.control"),
     "generate": ("Generation", "coordinator.reception.service"),
-    "frontend": ("Cell", "coordinator.cells.cell_service"),
+    "frontend": ("Cell", "coordinator.cells.frontends"),
     "verify": ("Verify", "verify_service.service"),
     "draft": ("Draft", "draft_service.service"),
     "features": ("Features", "draft_service.feature_sink"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Bell:
+class Wakeup:
     def __init__(self) -> None:
         self._rung = False
         self._waiter: asyncio.Future[None] | None = None

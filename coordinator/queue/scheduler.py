@@ -1,7 +1,7 @@
 """Who is taken in, in which order, by which lane; and what becomes of sequences that lose their place.
 
-The queue is bounded, in number and in time, and fair: the tenant that was given least is next, see `shares`, and among
-a tenant's own it is first come, first served; whoever lost a place through no fault of their own gets back before
+The queue is bounded, in number and in time, and fair: the tenant that was given least is next, see `waiting_queue`, and
+among a tenant's own it is first come, first served; whoever lost a place through no fault of their own gets back before
 everybody younger. What cannot be served in time is refused with the time it would take, measured. The owner of every
 request from `submit` to its end; ends are idempotent.
 """
@@ -15,14 +15,11 @@ from itertools import chain
 
 import structlog
 
-from coordinator.answers.commit_log import End, Reason
+from coordinator.answers.answer import End, Reason
 from coordinator.clock import Clock, Timer, settled
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.sequence import Event
-from coordinator.lanes.track import Track
-from coordinator.queue.mean_time import MeanTime
-from coordinator.queue.shares import Shares
-from coordinator.queue.waiting import Waiting
+from coordinator.lanes.request_state import LifeEvent, RequestState
+from coordinator.queue.waiting_queue import MeanTime, TenantShares, WaitingQueue
 from coordinator.watching.endings import Endings
 from coordinator.watching.tracing import Tracing
 from dspark.errors import DsparkError, InvalidRequest, Overloaded, PeerError, Unavailable
@@ -39,7 +36,7 @@ LOOKS = 20  # at who has waited too long, in the time one may wait
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueueBounds:
     max_running: int = 256
     max_queued: int = 1024
     verifier_wait_s: float = 20.0
@@ -48,16 +45,16 @@ class Bounds:
     warm_s: float = 0.0  # longest time for which a verifier that is there may run its first requests
 
 
-class Admission:
+class Scheduler:
     """Holds every request, waiting or placed."""
 
-    def __init__(self, bounds: Bounds, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, bounds: QueueBounds, clock: Clock, metrics: Metrics) -> None:
         self._bounds, self._clock, self._metrics = bounds, clock, metrics
-        self._requests: dict[str, list[Track]] = {}  # answers that have not ended, by the request's id
-        self._line = Waiting()
-        self._shares = Shares()
+        self._requests: dict[str, list[RequestState]] = {}  # answers that have not ended, by the request's id
+        self._line = WaitingQueue()
+        self._shares = TenantShares()
         self._overdue: Timer | None = None  # the next look at who has waited too long
-        self._homes: dict[Track, Lane] = {}
+        self._homes: dict[RequestState, Lane] = {}
         self._lanes: list[Lane] = []
         self._full: set[Lane] = set()
         self._between_ends = MeanTime(weight=0.2)
@@ -84,7 +81,7 @@ class Admission:
     def queue_limit(self) -> int:
         return self._bounds.max_queued
 
-    def find(self, request_id: str) -> Track | None:
+    def find(self, request_id: str) -> RequestState | None:
         """The first answer of a running request that has not ended."""
         return next(iter(self._requests.get(request_id, ())), None)
 
@@ -106,7 +103,7 @@ class Admission:
         """Seconds until all who wait now would be served, by the time between the last ends."""
         return min(max(self._between_ends.seconds * max(len(self._line), 1), LEAST_HINT_S), MOST_HINT_S)
 
-    def submit(self, *tracks: Track) -> None:
+    def submit(self, *tracks: RequestState) -> None:
         """Takes responsibility for all answers of a request, or raises and takes none."""
         track = tracks[0]
         tenant = track.request.tenant
@@ -144,7 +141,7 @@ class Admission:
             self.ended(track, None)
         return bool(tracks)
 
-    def finish(self, track: Track) -> None:
+    def finish(self, track: RequestState) -> None:
         """Its text ended an answer. The front end found it, so nothing is told."""
         if not track.sequence.finished:
             track.end = End(Reason.STOP)
@@ -163,11 +160,11 @@ class Admission:
 
     # What lanes report.
 
-    def ended(self, track: Track, error: Exception | None) -> None:
+    def ended(self, track: RequestState, error: Exception | None) -> None:
         """Frees everything an answer held, at once; the first end counts. An error ends its siblings too."""
         if track.sequence.finished:
             return
-        track.sequence.apply(Event.ENDED)
+        track.sequence.apply(LifeEvent.ENDED)
         lane = self._homes.pop(track, None)
         if lane is not None:
             lane.forget(track)
@@ -193,7 +190,7 @@ class Admission:
             self.ended(siblings[0], error)  # which ends the next one
         self._place()
 
-    def turned_away(self, track: Track) -> None:
+    def turned_away(self, track: RequestState) -> None:
         """Waits in front until pages free; a page pool is not asked again for nothing."""
         lane = self._homes.pop(track)
         self._full.add(lane)
@@ -201,7 +198,7 @@ class Admission:
         self._line.add(track)
         self._soon()
 
-    def preempted(self, track: Track) -> None:
+    def preempted(self, track: RequestState) -> None:
         """Waits in the order of arrival, before everybody younger, until there is room for all it has said."""
         self._homes.pop(track, None)
         self._line.add(track)
@@ -215,14 +212,14 @@ class Admission:
         )
         self._soon()
 
-    def moved(self, track: Track) -> None:
+    def moved(self, track: RequestState) -> None:
         """Its verifier will leave. Planned, so it does not count as a loss."""
         self._homes.pop(track, None)
         self._line.add(track)
         self._metrics.handovers.labels(reason="drained").inc()
         self._soon()
 
-    def orphaned(self, track: Track) -> None:
+    def orphaned(self, track: RequestState) -> None:
         """Its verifier is gone or lost it: prompt and committed tokens go to another one, a bounded number of times."""
         self._homes.pop(track, None)
         self._line.add(track)
@@ -287,7 +284,7 @@ class Admission:
         self._metrics.num_requests_running.set(len(self._homes))
         self._metrics.num_requests_waiting.set(len(self._line))
 
-    def _next(self) -> Track | None:
+    def _next(self) -> RequestState | None:
         """The oldest of the tenant that was given least; None when nobody waits or there is no place.
 
         A tenant that has nobody running need not wait for one of others to end: some places are for such alone.
@@ -310,10 +307,10 @@ class Admission:
         """Weighted tokens that each tenant with somebody in line was given, see `shares`."""
         return self._shares.given(self._line.tenants, self._alive())
 
-    def _alive(self) -> Iterable[Track]:
+    def _alive(self) -> Iterable[RequestState]:
         return chain.from_iterable(self._requests.values())
 
-    def _choose(self, track: Track) -> Lane | None:
+    def _choose(self, track: RequestState) -> Lane | None:
         """The lane with the fewest sequences that has room for this one."""
         able = [lane for lane in self._lanes if lane not in self._full and lane.can_take(track)]
         return min(able, key=len, default=None)
@@ -338,7 +335,7 @@ class Admission:
             self._give_up(track, "queue_deadline", f"no place was free within {self._bounds.queue_s:g} s")
         self._look_after_the_line()
 
-    def _give_up(self, track: Track, reason: str, why: str) -> None:
+    def _give_up(self, track: RequestState, reason: str, why: str) -> None:
         """Refuses somebody who waited."""
         if not track.sequence.finished:
             self.ended(track, self._refuse(reason, Overloaded(why, self._hint_s())))
@@ -350,7 +347,7 @@ class Admission:
         return error
 
 
-def _given_up(track: Track, refused: Refusal | None) -> DsparkError:
+def _given_up(track: RequestState, refused: Refusal | None) -> DsparkError:
     """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on. A bug of
     its own is no reason for a client to try again."""
     if refused is None:
@@ -360,5 +357,5 @@ def _given_up(track: Track, refused: Refusal | None) -> DsparkError:
     return PeerError(told) if refused.reason is RefusalReason.INTERNAL else Unavailable(told)
 
 
-def _said(track: Track) -> str:
+def _said(track: RequestState) -> str:
     return f"the answer stands at offset {track.answer.log.answered}"

@@ -1,4 +1,4 @@
-"""One attached front end, as the coordinator holds it: its requests, and what it still has to be told.
+"""Front ends that are attached: one stream each, for everything they ask and everything they are told.
 
 Everything it asked for goes when it goes. A lane never waits for a front end: what is committed piles up until the
 stream takes it, in one message; one that lets too much pile up is let go. A request of many that fails, by whatever
@@ -7,22 +7,25 @@ bug, leaves its neighbours alone.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
+import grpc
 import structlog
 
-from coordinator.answers.answer import Piece
-from coordinator.bell import Bell
+from coordinator.answers.answer import CommittedTokens
 from coordinator.cells import cell_wire
-from coordinator.cells.cell import Call, Order
+from coordinator.cells.cell import RequestHandle, SubmitRequest
 from coordinator.cells.local_cell import LocalCell
 from coordinator.clock import Clock, Timer, let_orders_leave
-from coordinator.requests.tenancy import MAX_TENANT
+from coordinator.requests.request import MAX_TENANT
 from coordinator.requests.validation import read_request
+from coordinator.wakeup import Wakeup
 from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.telemetry import Metrics
-from dspark.wire.v1 import frontend_pb2
+from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
 
 log = structlog.get_logger("dspark.attachment")
 
@@ -38,13 +41,13 @@ class _Relay:
     """The sink of one request."""
 
     number: int
-    to: Attachment
+    to: FrontendConnection
     open: int = 1  # answers that have not ended
     answers: int = 1
-    call: Call | None = None
+    call: RequestHandle | None = None
     timer: Timer | None = None
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: CommittedTokens) -> None:
         if self.open:
             self.to.said(self.number, piece)
 
@@ -60,13 +63,13 @@ class _Relay:
 class _Unsent:
     """The next message."""
 
-    commits: list[tuple[int, Piece]] = field(default_factory=list)
+    commits: list[tuple[int, CommittedTokens]] = field(default_factory=list)
     failed: list[frontend_pb2.Failed] = field(default_factory=list)
     aborted: list[frontend_pb2.Aborted] = field(default_factory=list)
     terms: frontend_pb2.Terms | None = None
 
 
-class Attachment:
+class FrontendConnection:
     """`hello` says who it is."""
 
     def __init__(self, cell: LocalCell, hello: frontend_pb2.FrontendHello, clock: Clock, metrics: Metrics) -> None:
@@ -74,7 +77,7 @@ class Attachment:
         self._cell, self._clock, self._metrics = cell, clock, metrics
         self._calls: dict[int, _Relay] = {}
         self._unsent = _Unsent()
-        self._bell = Bell()
+        self._bell = Wakeup()
         self._messages, self._in_order = 0, cell_wire.InOrder(heard=1)  # the hello was the first
         self._terms: frontend_pb2.Terms | None = None
         self._ended = self._overran = False
@@ -130,7 +133,7 @@ class Attachment:
 
     # What relays report.
 
-    def said(self, number: int, piece: Piece) -> None:
+    def said(self, number: int, piece: CommittedTokens) -> None:
         self._unsent.commits.append((number, piece))
         self._told()
 
@@ -165,7 +168,7 @@ class Attachment:
         late = Expired(f"no answer within {order.lasts_s:.3g} s")
         relay.timer = self._clock.call_later(order.lasts_s + BACKSTOP_S, relay.call.cut, late)
 
-    def _order(self, submit: frontend_pb2.Submit) -> Order:
+    def _order(self, submit: frontend_pb2.Submit) -> SubmitRequest:
         """Checked like any other request: nothing is taken in on a front end's word."""
         message = submit.request
         if not message.request_id:
@@ -183,7 +186,7 @@ class Attachment:
             raise InvalidRequest("tenant", "not a tenant's name")
         request = replace(request, tenant=submit.tenant)
         arrived = self._clock.time() - submit.waited_us / 1e6
-        return Order(message, request, arrived, submit.deadline_us / 1e6)
+        return SubmitRequest(message, request, arrived, submit.deadline_us / 1e6)
 
     def _finish(self, finish: frontend_pb2.Finish) -> None:
         relay = self._calls.get(finish.call)
@@ -246,3 +249,66 @@ class Attachment:
         cell_wire.write_commits(batch, unsent.commits)
         self._metrics.cell_batches.labels(direction="out").inc()
         return batch
+
+
+log = structlog.get_logger("dspark.cell")
+
+CELL = "dspark.wire.v1.Cell"
+HELLO_S = 5.0  # for a front end to say who it is
+MAX_FRONTENDS = 256
+
+
+class CellService(frontend_pb2_grpc.CellServicer):
+    """Attach."""
+
+    def __init__(self, cell: LocalCell, clock: Clock, metrics: Metrics) -> None:
+        self._cell, self._clock, self._metrics = cell, clock, metrics
+        self.attached: list[FrontendConnection] = []
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[frontend_pb2.FrontendBatch], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[frontend_pb2.CellBatch]:
+        if len(self.attached) >= MAX_FRONTENDS:
+            self._metrics.dropped.labels(kind="frontend", reason="too_many").inc()
+            raise Overloaded(f"{MAX_FRONTENDS} front ends are attached already", retry_after_s=5.0)
+        batches = aiter(request_iterator)
+        attachment = FrontendConnection(self._cell, await _hello(batches), self._clock, self._metrics)
+        self.attached.append(attachment)
+        self._count()
+        log.info("frontend.attached", name=attachment.hello.name, endpoint=attachment.hello.endpoint)
+        reader = asyncio.create_task(self._read(batches, attachment))
+        try:
+            while (batch := await attachment.next()) is not None:
+                yield batch
+            await reader
+        finally:
+            self.attached.remove(attachment)
+            self._count()
+            log.info("frontend.left", name=attachment.hello.name, requests=attachment.requests)
+            attachment.close()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    def _count(self) -> None:
+        self._metrics.pool_replicas.labels(pool="frontend", state="serving").set(len(self.attached))
+
+    async def _read(self, batches: AsyncIterator[frontend_pb2.FrontendBatch], attachment: FrontendConnection) -> None:
+        try:
+            async for batch in batches:
+                self._metrics.cell_batches.labels(direction="in").inc()
+                attachment.heard(batch)
+        finally:
+            attachment.end()
+
+
+async def _hello(batches: AsyncIterator[frontend_pb2.FrontendBatch]) -> frontend_pb2.FrontendHello:
+    try:
+        async with asyncio.timeout(HELLO_S):
+            first = await anext(batches)
+    except TimeoutError:
+        raise Expired(f"no hello within {HELLO_S:g} s") from None
+    except StopAsyncIteration:
+        raise InvalidRequest("hello", "the stream ended without one") from None
+    if not first.HasField("hello"):
+        raise InvalidRequest("hello", "has to be in the first message")
+    return first.hello

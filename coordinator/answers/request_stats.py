@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Tally:
+class RequestStats:
     arrived: float
     placed: float | None = None  # start of the first prefill
     first: float | None = None  # first token committed
@@ -22,11 +22,11 @@ class Tally:
     shown: float | None = None  # newest commit
 
     @staticmethod
-    def together(tallies: Sequence[Tally]) -> Tally:
+    def together(tallies: Sequence[RequestStats]) -> RequestStats:
         """Of several answers: counts add up, and the first start and the last end count."""
         if len(tallies) == 1:
             return tallies[0]
-        whole = Tally(
+        whole = RequestStats(
             min(one.arrived for one in tallies),
             min((one.placed for one in tallies if one.placed is not None), default=None),
             min((one.first for one in tallies if one.first is not None), default=None),

@@ -1,0 +1,112 @@
+"""What lanes put out for one client: a bounded queue with an end. One writer per answer, one reader.
+
+A lane never waits for a client: a reader that falls too far behind is told so by `Overfull`, and is cut. Readers of a
+round are woken a few at a time, so that what workers say meanwhile is heard in between: a verdict wakes the streams of
+a whole cohort at once, and a message to a client takes some 0.2 ms of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from coordinator.answers.answer import CommittedTokens
+from coordinator.clock import TURNS_TO_SEND
+
+AT_A_TIME = 8  # streams for each turn of the event loop: a millisecond or two
+
+
+class WakeUpLimit:
+    """Of one process. Readers pass in the order in which they came."""
+
+    def __init__(self, at_a_time: int = AT_A_TIME) -> None:
+        self._at_a_time = at_a_time
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turns = 0  # of the event loop until somebody passes; 0 while nobody waits
+
+    async def passed(self) -> None:
+        """Returns when it is the caller's turn: after the orders of the next round have left."""
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(mine)
+        if not self._turns:
+            self._turns = TURNS_TO_SEND
+            loop.call_soon(self._turn, loop)
+        await mine
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._turns -= 1
+        if not self._turns:
+            passing = 0
+            while self._waiting and passing < self._at_a_time:
+                reader = self._waiting.popleft()
+                if not reader.done():  # else it was cancelled
+                    reader.set_result(None)
+                    passing += 1
+            self._turns = 1 if self._waiting else 0
+        if self._turns:
+            loop.call_soon(self._turn, loop)
+
+
+class Overfull(RuntimeError):
+    """The client has not read for too long."""
+
+
+class OutputSink(Protocol):
+    """Where the pieces of a request's answers go, wherever its client is."""
+
+    def push(self, piece: CommittedTokens) -> None:
+        """Never waits; raises `Overfull` when nobody takes what is there."""
+
+    def close(self, error: Exception | None = None) -> None:
+        """One answer has ended, in good order or by an error."""
+
+
+class OutputQueue:
+    """Pieces in order, then an end: None when all answers are complete, or the error that ended them.
+
+    turnstile: what its reader shares with those of other clients.
+    """
+
+    def __init__(self, limit: int, answers: int = 1, turnstile: WakeUpLimit | None = None) -> None:
+        self._limit = limit * answers
+        self._open = answers
+        self._waiting: list[tuple[CommittedTokens, float]] = []
+        self._closed = False
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._turnstile = turnstile or WakeUpLimit()
+
+    def push(self, piece: CommittedTokens) -> None:
+        if self._closed:
+            return
+        if len(self._waiting) >= self._limit and piece.end is None:
+            raise Overfull
+        self._waiting.append((piece, self._loop.time()))
+        self._wake()
+
+    def close(self, error: Exception | None = None) -> None:
+        """The last end counts, or the first error."""
+        self._open -= 1
+        if not self._closed and (error is not None or not self._open):
+            self._closed, self._error = True, error
+            self._wake()
+
+    async def take(self) -> list[tuple[CommittedTokens, float]] | None:
+        """All that waits, with the clock times it came at; None behind the last piece. Raises the error at the end."""
+        while not self._waiting:
+            if self._closed:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._reader = self._loop.create_future()
+            await self._reader
+            await self._turnstile.passed()
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

@@ -1,0 +1,158 @@
+"""Who waits for a place, by tenant: first come, first served among one's own, fair among tenants, bounded in all.
+
+When the line is full a newcomer of a tenant that waits with fewer takes the place of the newest one of the tenant that
+waits with most: a flood is refused where it comes from. Whoever has had a place before cannot lose it that way.
+
+Whose turn it is among tenants is counted in weighted tokens, a virtual token counter (Sheng et al., OSDI 2024): whoever
+has been given least is served next, so two tenants that both wait are never further apart than one bound, and no place
+is left empty for it. A tenant that comes back after a while starts level with those that wait: idleness is no credit.
+Tokens of prompts cost `PROMPT`, those of answers `ANSWER`, when the sequence is placed and as they are said.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from coordinator.lanes.request_state import RequestState
+
+CLIP = 3.0  # an observation counts as at most this many times what was expected
+
+
+@dataclass(slots=True)
+class MeanTime:
+    """Exponential mean of a duration in seconds; 0 until the first observation."""
+
+    seconds: float = 0.0
+    weight: float = 0.05
+    seen: bool = False
+
+    def observe(self, seconds: float) -> None:
+        sane = max(seconds, 0.0)
+        if self.seen and self.seconds > 0.0:
+            sane = min(sane, CLIP * self.seconds)
+        self.seconds += (self.weight if self.seen else 1.0) * (sane - self.seconds)
+        self.seen = True
+
+
+PROMPT, ANSWER = 1.0, 2.0
+MOST_TENANTS = 4096  # remembered without having a request; beyond, those given least are forgotten
+
+
+class TenantShares:
+    """Tokens of sequences that have not ended are read off them, so that no round has anything to tell."""
+
+    def __init__(self) -> None:
+        self._settled: dict[str, float] = {}
+        self._last = ""  # tenant that got a place last
+
+    def given(self, tenants: Iterable[str], alive: Iterable[RequestState]) -> dict[str, float]:
+        """To each of `tenants`, with what their sequences among `alive` have had so far."""
+        sums = {tenant: self._settled.get(tenant, 0.0) for tenant in tenants}
+        for track in alive:
+            if track.request.tenant in sums:
+                sums[track.request.tenant] += cost(track)
+        return sums
+
+    def arrives(self, tenant: str, waiting: Iterable[str], alive: Iterable[RequestState]) -> None:
+        """Call it before a tenant that has nobody waiting lines up: it starts level with those that do."""
+        others = [other for other in dict.fromkeys(waiting) if other != tenant] or [self._last]
+        if others == [tenant]:
+            return  # it is alone, and level with itself
+        given = self.given([tenant, *others], alive)
+        least = min(given[other] for other in others)
+        self._settled[tenant] = self._settled.get(tenant, 0.0) + max(least - given[tenant], 0.0)
+        if len(self._settled) > MOST_TENANTS:
+            self._forget({tenant, self._last, *others, *(track.request.tenant for track in alive)})
+
+    def placed(self, tenant: str) -> None:
+        """One of its sequences got a place."""
+        self._last = tenant
+
+    def ended(self, track: RequestState) -> None:
+        """It is over; what it had is settled."""
+        tenant = track.request.tenant
+        self._settled[tenant] = self._settled.get(tenant, 0.0) + cost(track)
+
+    def _forget(self, kept: set[str]) -> None:
+        """Who comes back is lifted to the others anyway, so the least given to lose nothing."""
+        able = sorted((given, tenant) for tenant, given in self._settled.items() if tenant not in kept)
+        for _, tenant in able[: len(self._settled) - MOST_TENANTS // 2]:
+            del self._settled[tenant]
+
+
+def cost(track: RequestState) -> float:
+    """Weighted tokens a sequence has been given; none before it was placed first."""
+    if track.tally.placed is None:
+        return 0.0
+    return PROMPT * len(track.request.prompt) + ANSWER * track.answer.log.answered
+
+
+class WaitingQueue:
+    """Tracks in line. Ask `Shares` whose turn it is."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[RequestState]] = {}  # none of them empty
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[RequestState]:
+        for line in self._lines.values():
+            yield from line
+
+    def __contains__(self, track: RequestState) -> bool:
+        return track in self._lines.get(track.request.tenant, ())
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Those with somebody in line."""
+        return tuple(self._lines)
+
+    def of(self, tenant: str) -> int:
+        """How many of a tenant wait."""
+        return len(self._lines.get(tenant, ()))
+
+    def first(self, tenant: str) -> RequestState:
+        """Whose turn it is among a tenant's own."""
+        return self._lines[tenant][0]
+
+    def add(self, track: RequestState) -> None:
+        """By arrival: who lost a place stands before everybody of its tenant who came later."""
+        line = self._lines.setdefault(track.request.tenant, deque())
+        number = track.sequence.number
+        place = len(line)
+        while place and line[place - 1].sequence.number > number:
+            place -= 1
+        line.insert(place, track)
+        self._count += 1
+
+    def remove(self, track: RequestState) -> None:
+        tenant = track.request.tenant
+        line = self._lines[tenant]
+        line.remove(track)
+        self._count -= 1
+        if not line:
+            del self._lines[tenant]
+
+    def displaced_by(self, tenant: str, answers: int) -> list[RequestState]:
+        """Who has to leave a full line for a newcomer of `tenant` with so many answers; nobody if that is unfair."""
+        longest = max(self._lines, key=lambda each: len(self._lines[each]), default=tenant)
+        if self.of(longest) - answers < self.of(tenant) + answers:
+            return []
+        fresh = [track for track in reversed(self._lines[longest]) if track.tally.placed is None]
+        return fresh[:answers] if len(fresh) >= answers else []
+
+    def overdue(self, before: float) -> list[RequestState]:
+        """Those that came before this clock time and never had a place."""
+        late = []
+        for line in self._lines.values():
+            for track in line:
+                if track.tally.placed is not None:
+                    continue
+                if track.tally.arrived >= before:
+                    break
+                late.append(track)
+        return late
