@@ -1,21 +1,19 @@
-"""Feature rows on their way into contexts, and whoever waits for them.
+"""Feature rows that come in bulk, on their way into contexts.
 
-Chunks that arrive while the device is busy go in together, in one job; rows of running rounds go before prompts. A
-draft may wait for rows that are still travelling, up to a deadline of the whole cohort; once they are handed to the
-device it only has to queue behind them, so a round pays for no extra trip through the threads. Lives on the event loop.
+Chunks that arrive while the device is busy go in together, in one job; a few rows, with which a sequence can begin to
+be drafted for, go before many. Lives on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
-from draft_service.interface import DraftItem, Engine, Rows
+from draft_service.interface import Engine, Rows
 from dspark.errors import Overloaded
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.types import Refusal
 
-URGENT_ROWS = 32  # runs of at most this many rows belong to a running round
+URGENT_ROWS = 32  # runs of at most this many rows do not wait for longer ones
 JOB_ROWS = 2048  # rows of one device job
 QUEUE_ROWS = 1 << 18  # rows that may wait for the device
 
@@ -32,9 +30,6 @@ class Arrivals:
         self._waiting: dict[bool, list[Chunk]] = {True: [], False: []}
         self._rows = 0
         self._work: dict[bool, asyncio.Task[None] | None] = {True: None, False: None}
-        # Urgent runs whose job the device has been given and not reported back, by (sequence, epoch).
-        self._handed: dict[tuple[int, int], list[Rows]] = {}
-        self._arrived = asyncio.Event()
 
     def put(self, runs: list[Rows]) -> asyncio.Future[list[Outcome]]:
         """Queues the runs of one chunk; the future tells what became of each. Raises Overloaded."""
@@ -49,19 +44,6 @@ class Arrivals:
             self._work[urgent] = asyncio.create_task(self._ingest(urgent))
         return future
 
-    async def ready(self, items: Sequence[DraftItem], wait_s: float) -> None:
-        """Returns when every item's rows are there, or after `wait_s`. Unknown sequences are not waited for."""
-        missing = [item for item in items if self._misses(item)]
-        if not missing or wait_s <= 0:
-            return
-        try:
-            async with asyncio.timeout(wait_s):
-                while missing:
-                    await self._arrived.wait()
-                    missing = [item for item in missing if self._misses(item)]
-        except TimeoutError:
-            return
-
     async def close(self) -> None:
         """Stops; whoever waits is told so."""
         tasks = [task for task in self._work.values() if task is not None]
@@ -72,21 +54,6 @@ class Arrivals:
             for _, future in queue:
                 future.cancel()
             queue.clear()
-
-    def _misses(self, item: DraftItem) -> bool:
-        cursor = item.cursor
-        if not self._engine.knows(cursor):
-            return False
-        through = self._engine.watermark(cursor.sequence, cursor.epoch)
-        for run in self._handed.get((cursor.sequence, cursor.epoch), ()):
-            if run.start <= through:
-                through = max(through, run.start + len(run.rows))
-        return through < item.features_through
-
-    def _wake(self) -> None:
-        """Wakes everybody who waits now, and nobody who comes later."""
-        self._arrived.set()
-        self._arrived = asyncio.Event()
 
     async def _ingest(self, urgent: bool) -> None:
         queue = self._waiting[urgent]
@@ -107,23 +74,14 @@ class Arrivals:
     async def _run(self, chunks: list[Chunk], urgent: bool) -> None:
         runs = [run for its, _ in chunks for run in its]
         try:
-            job = self._device.submit(self._engine.ingest_many, runs, urgent=urgent)
-            if urgent:  # the job is in the device's queue; urgent jobs run in their order
-                for run in runs:
-                    self._handed.setdefault((run.sequence, run.epoch), []).append(run)
-                self._wake()
-            outcomes = await job
+            outcomes = await self._device.run(self._engine.ingest_many, runs, urgent=urgent)
         except Exception as error:  # each chunk's stream decides what to do about it
             for _, future in chunks:
                 if not future.done():
                     future.set_exception(error)
             return
-        finally:
-            if urgent:
-                self._handed = {}
         at = 0
         for its, future in chunks:
             if not future.done():
                 future.set_result(outcomes[at : at + len(its)])
             at += len(its)
-        self._wake()

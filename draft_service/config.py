@@ -34,13 +34,9 @@ class DraftConfig(ListenConfig):
     max_sequences: int = field(default=1024, metadata={"doc": "Sequences with context at one time."})
     lease_s: float = field(
         default=120.0,
-        metadata={
-            "doc": "A sequence that its coordinator has not mentioned for so long is freed, and so are those of a "
-            "verifier that runs its rounds and says nothing (after 30 s at least)."
-        },
+        metadata={"doc": "What a verifier opened is freed when it says nothing for so long, but for 30 s at least."},
     )
     max_batch_sequences: int = field(default=256, metadata={"doc": "Blocks of one pass; more are drafted in turns."})
-    max_wait_us: int = field(default=50_000, metadata={"doc": "Longest a cohort may ask to wait for feature rows."})
     rounds_port: int | None = field(
         default=0,
         metadata={

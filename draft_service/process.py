@@ -8,9 +8,8 @@ from functools import partial
 
 import structlog
 
-from draft_service import feature_sink, rounds, service, session
+from draft_service import feature_sink, rounds, service
 from draft_service.arrivals import Arrivals
-from draft_service.cohorts import Cohorts
 from draft_service.config import DraftConfig
 from draft_service.drafting import Drafting
 from draft_service.feature_sink import FeatureSink
@@ -53,7 +52,6 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[
 
 def _services(worker: Worker[Engine]) -> Services:
     arrivals = Arrivals(worker.engine, worker.device)
-    cohorts = Cohorts(worker.engine, worker.device, arrivals, worker.metrics)
     keys = ContextKeys()
     loop = asyncio.get_running_loop()
 
@@ -71,22 +69,17 @@ def _services(worker: Worker[Engine]) -> Services:
     sink = FeatureSink(
         engine=worker.engine, arrivals=arrivals, metrics=worker.metrics, incarnation=worker.incarnation, keys=keys
     )
-    commands = {
-        "Session": reading(draft_pb2.DraftCommand.FromString, session.BOUNDS),
-        "Rounds": read_rounds,
-    }
     chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
 
     async def close() -> None:
         if own_port is not None:
             await asyncio.to_thread(own_port.close)
-        await cohorts.close()
         await arrivals.close()
 
-    drafts = DraftService(worker, cohorts, drafting, open_rounds, own_port.port if own_port is not None else 0)
+    drafts = DraftService(worker, drafting, open_rounds, own_port.port if own_port is not None else 0)
     return Services(
         (
-            Servicer(draft_pb2_grpc.add_DraftServicer_to_server, drafts, service.NAME, commands),
+            Servicer(draft_pb2_grpc.add_DraftServicer_to_server, drafts, service.NAME, {"Rounds": read_rounds}),
             Servicer(features_pb2_grpc.add_FeaturesServicer_to_server, sink, feature_sink.NAME, chunks),
         ),
         close,
@@ -118,7 +111,6 @@ def check(config: DraftConfig) -> None:
         "max_sequences": (1, 1 << 20),
         "lease_s": (0.1, 86_400),
         "max_batch_sequences": (1, 1 << 16),
-        "max_wait_us": (0, 10_000_000),
     }
     if config.rounds_port is not None:
         bounds["rounds_port"] = (0, 65535)

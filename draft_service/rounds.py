@@ -324,7 +324,7 @@ class Rounds:
         else:
             blocks = iter(drafted.blocks)
             made = [next(blocks) if isinstance(each, DraftItem) else each for each in asked]
-        fields: Any = cohorts.write_blocks(made, drafted.forward_ns, order=number, wait_ns=drafted.wait_ns)
+        fields: Any = cohorts.write_blocks(made, number, forward_ns=drafted.forward_ns, wait_ns=drafted.wait_ns)
         self._say(draft_pb2.RoundsEvent(blocks=fields))
 
     def _watermark(self, cursor: Cursor) -> int:

@@ -1,4 +1,4 @@
-"""The Draft servicer: what this drafter is, one session per coordinator, rounds with every verifier."""
+"""The Draft servicer: what this drafter is, when it leaves, rounds with every verifier."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import grpc
 
-from draft_service.cohorts import Cohorts
 from draft_service.drafting import Drafting
 from draft_service.interface import Engine
 from draft_service.rounds_call import OpenRounds, carried
-from draft_service.session import DraftSession
 from dspark.errors import Unavailable
 from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker
@@ -23,23 +21,22 @@ NAME = "dspark.wire.v1.Draft"
 
 
 class DraftService(draft_pb2_grpc.DraftServicer):
-    """Answers Describe, Session and Rounds. rounds_port: 0 where rounds have no port of their own."""
+    """Answers Describe, Watch and Rounds. rounds_port: 0 where rounds have no port of their own."""
 
     def __init__(
         self,
         worker: Worker[Engine],
-        cohorts: Cohorts,
         drafting: Drafting,
         open_rounds: OpenRounds,
         rounds_port: int,
     ) -> None:
-        self._worker, self._cohorts, self._drafting = worker, cohorts, drafting
+        self._worker, self._drafting = worker, drafting
         self._open_rounds, self._rounds_port = open_rounds, rounds_port
 
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> draft_pb2.DrafterDescription:
-        engine, device, cohorts, drafting = self._worker.engine, self._worker.device, self._cohorts, self._drafting
+        engine, device, drafting = self._worker.engine, self._worker.device, self._drafting
         shape = engine.shape
         return draft_pb2.DrafterDescription(
             model=engine.config.drafter,
@@ -49,26 +46,12 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             block_size=shape.block_size,
             q_entries=engine.q_entries,
             context_length=engine.context_length,
-            load=codec.write_load(
-                engine.held,
-                device.queued,
-                device.busy_s,
-                cohorts.wait_s + drafting.wait_s,
-                cohorts.waits + drafting.waits,
-            ),
+            load=codec.write_load(engine.held, device.queued, device.busy_s, drafting.wait_s, drafting.waits),
             rounds_port=self._rounds_port,
             calibrated=engine.calibrated,
             has_confidence=shape.has_confidence,
             **self._worker.described(),
         )
-
-    async def Session(
-        self, request_iterator: AsyncIterator[Read[draft_pb2.DraftCommand]], context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[draft_pb2.DraftEvent, None]:
-        session = DraftSession(self._worker, self._cohorts)
-        async with contextlib.aclosing(session.run(request_iterator)) as events:
-            async for event in events:
-                yield event
 
     async def Watch(
         self, request: draft_pb2.WatchRequest, context: grpc.aio.ServicerContext

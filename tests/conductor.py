@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from report_cursor import ReportCursor
+
 from coordinator.workers.control_client import ControlClient
-from dspark.rounds.bounds import EpochLedger, ReportCursor
 from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Refused, Up
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
@@ -34,7 +35,7 @@ class Answer:
     stop_ids: frozenset[int]
     drafter: int
     options: dict[str, Any]
-    epochs: EpochLedger = field(default_factory=lambda: EpochLedger(lambda epoch: None))
+    epoch: int = -1  # given out last
     cursor: ReportCursor | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -91,7 +92,7 @@ class Conductor:
         return answer
 
     def admit(self, answer: Answer) -> None:
-        epoch = answer.epochs.next()
+        epoch = answer.epoch = answer.epoch + 1
         answer.cursor = ReportCursor(epoch)
         ids = [*answer.prompt, *answer.tokens]
         room = answer.room - len(answer.tokens)

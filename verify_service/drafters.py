@@ -270,7 +270,7 @@ class Drafters:
         if order.came:
             raise PeerError(f"blocks.order: {message.order} was answered")
         cursors = [Cursor(each.sequence, each.epoch, each.round, each.committed_len) for each in order.rows]
-        blocks = cohorts.read_blocks_of(cursors, message, self._engine.target.vocab_size)
+        blocks = cohorts.read_blocks(cursors, message, self._engine.target.vocab_size)
         bad = self._bad(order.rows, blocks)
         known.malformed = known.malformed + 1 if bad and len(bad) == len(blocks) else 0
         if known.malformed >= MALFORMED_ORDERS:

@@ -18,6 +18,7 @@ from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
 from dspark.pages import Held
 from dspark.types import Constraint, Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
+from verify_service.batches import Batches
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.grammars.grammars import Grammars
@@ -29,7 +30,6 @@ from verify_service.loading import load_parts
 from verify_service.packed_step import Chunk, PackedStep
 from verify_service.page_pool import Slots
 from verify_service.passes import PackedRunner, Runner
-from verify_service.rounds import Rounds
 from verify_service.sequences import VerifyItem, check_prompt, invalid, stale, unknown
 from verify_service.under_way import UnderWay
 
@@ -66,7 +66,7 @@ class VerifyEngine:
         )
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
         self._step = PackedStep(runner, self._holdings, sampler)
-        self._rounds = Rounds(self._step, self._holdings, config, target.vocab_size, runner.device, runner.release)
+        self._batches = Batches(self._step, self._holdings, config, target.vocab_size, runner.device, runner.release)
 
     @staticmethod
     def load(config: VerifyConfig, sampler: Sampler = judge_each) -> VerifyEngine:
@@ -145,7 +145,7 @@ class VerifyEngine:
         problem = problem or rule_problem(law, self.target.vocab_size)
         if problem is not None:
             return problem
-        if self._rounds.busy(cursor.sequence):
+        if self._batches.busy(cursor.sequence):
             return Refusal(RefusalReason.NO_PAGES, "what was held under this number is in a pass that has not ended")
         if state is not None:
             self._drop(cursor.sequence)
@@ -239,7 +239,7 @@ class VerifyEngine:
         mine = [state.sequence for state in self._holdings.states.values() if state.owner == owner]
         for sequence in mine:
             self._drop(sequence)
-        self._rounds.forget(owner)
+        self._batches.forget(owner)
         return len(mine)
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
@@ -278,31 +278,31 @@ class VerifyEngine:
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
         """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
-        return self._rounds.judge(items)
+        return self._batches.judge(items)
 
     def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
         """The same in three parts: this one, `run` of what it gives, on any thread, and `end`."""
-        return self._rounds.begin(items)
+        return self._batches.begin(items)
 
     def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
         """`prefill_next` in three parts."""
-        return self._rounds.begin_prefill(short=short, owner=owner)
+        return self._batches.begin_prefill(short=short, owner=owner)
 
     def end(self, step: UnderWay) -> Judged:
         """What came of a step that has run."""
-        return self._rounds.end(step)
+        return self._batches.end(step)
 
     def line_up(self, prefill: Prefill) -> None:
         """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between them."""
-        self._rounds.line_up(prefill)
+        self._batches.line_up(prefill)
 
     def prefill_next(self, *, short: bool = False, owner: int = 0) -> Progress | None:
         """A chunk of the owner's first prompt in line, in a pass of its own; None when none waits."""
-        return self._rounds.prefill_next(short=short, owner=owner)
+        return self._batches.prefill_next(short=short, owner=owner)
 
     def take_news(self, owner: int = 0) -> Progress | None:
         """The oldest news of an owner's prompt that rode in a round, or whose pass failed, once."""
-        return self._rounds.take_news(owner)
+        return self._batches.take_news(owner)
 
     # -- for timing -------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class VerifyEngine:
         state = self._holdings.states[sequence]
         state.cached = cached
         state.token_ids = [0] * (cached + 1)
-        state.last = None
+        state.round = -1
 
     def forget_all(self) -> None:
         """Frees every sequence and the memory behind them. For use before serving only."""
@@ -332,7 +332,7 @@ class VerifyEngine:
         self._runner.reset()
 
     def _drop(self, sequence: int) -> None:
-        self._rounds.drop(self._holdings.states[sequence])
+        self._batches.drop(self._holdings.states[sequence])
 
     def _copy(self, source: Slots, target: Slots) -> None:
         """Keys and values of pages that no pass writes, into pages that none reads yet."""

@@ -1,9 +1,8 @@
 """Feature rows on their way to drafters, straight from the verifier.
 
-Per drafter two streams: one for the rows of running rounds, one in bulk for prompts and resends, so that a long prompt
-never delays a round. Queues are bounded and nobody waits for them: what does not fit, and what a broken stream leaves
-behind, is dropped and counted, and the coordinator, who sees the drafter's watermark stand still, orders a resend.
-A broken drafter is tried again after a pause, by then usually under a new incarnation.
+Per drafter one stream, beside that of its rounds, so that a long prompt never delays a round. Queues are bounded and
+nobody waits for them: what does not fit, and what a broken stream leaves behind, is dropped and counted, and whoever
+sent it hears so. A broken drafter is tried again after a pause, by then usually under a new incarnation.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ log = structlog.get_logger("dspark.feature_push")
 PAUSE_S = 1.0  # after a broken stream, before the same drafter is tried again
 IDLE_S = 300.0  # a drafter nobody names any more is let go
 BULK_ROWS = 512  # rows of one bulk message
-COHORT_ROWS = 2048  # rows of one message of a running round
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +73,17 @@ class FeaturePush:
         self._closing: set[asyncio.Task[None]] = set()
         self.listeners: list[Listener] = []
 
-    def push(self, sink: Sink, features: Sequence[FeatureRun], *, bulk: bool) -> int:
-        """Hands the rows of a cohort, or of a prompt, to the sender at once; returns how many it took."""
+    def push(self, sink: Sink, features: Sequence[FeatureRun]) -> int:
+        """Hands rows to the sender at once; returns how many it took."""
         link = self._link(sink)
         if link is None:
             self._drop(sum(len(run.token_ids) for run in features), "broken")
             self._lost(sink, "broken")
             return 0
         taken = 0
-        for pieces in _messages(features, BULK_ROWS if bulk else COHORT_ROWS):
+        for pieces in _messages(features, BULK_ROWS):
             count = sum(last - first for _, first, last in pieces)
-            if link.offer(self._chunk(sink, pieces), count, bulk=bulk):
+            if link.offer(self._chunk(sink, pieces), count):
                 taken += count
             else:
                 self._drop(count, "queue_full")
@@ -150,7 +148,7 @@ class FeaturePush:
 
 
 class _Link:
-    """The two streams to one drafter."""
+    """The stream to one drafter."""
 
     def __init__(
         self,
@@ -170,25 +168,23 @@ class _Link:
         self._metrics = metrics
         self._channel = open_channel(sink.endpoint, tls=tls, watch_ms=WORKER_WATCH_MS)
         self._queue_rows = queue_rows
-        self._queues = {name: _Queue() for name in ("rounds", "bulk")}
-        self._tasks = [asyncio.create_task(self._stream(name, queue)) for name, queue in self._queues.items()]
+        self._queue = _Queue()
+        self._task = asyncio.create_task(self._stream(self._queue))
 
-    def offer(self, chunk: features_pb2.FeatureChunk, rows: int, *, bulk: bool) -> bool:
+    def offer(self, chunk: features_pb2.FeatureChunk, rows: int) -> bool:
         """Queues a chunk if there is room."""
-        queue = self._queues["bulk" if bulk else "rounds"]
-        if self.broken_at is not None or queue.rows + rows > self._queue_rows:
+        if self.broken_at is not None or self._queue.rows + rows > self._queue_rows:
             return False
-        queue.put(chunk, rows)
+        self._queue.put(chunk, rows)
         return True
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         self._drop_queued("closed")
         await self._channel.close()
 
-    async def _stream(self, name: str, queue: _Queue) -> None:
+    async def _stream(self, queue: _Queue) -> None:
         stub = features_pb2_grpc.FeaturesStub(self._channel)  # type: ignore[no-untyped-call]
         travelling: deque[int] = deque()  # rows of the chunks that no acknowledgement has come for
 
@@ -215,7 +211,7 @@ class _Link:
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
             if self.broken_at is None:
                 self.broken_at = time.monotonic()
-                log.warning("feature_push.broken", sink=self._sink.endpoint, stream=name, reason=reason)
+                log.warning("feature_push.broken", sink=self._sink.endpoint, reason=reason)
             self._drop_queued("broken")
             self._lost(self._sink, reason)
         finally:
@@ -223,7 +219,7 @@ class _Link:
                 self._metrics.dropped.labels(kind="feature_rows", reason="unacknowledged").inc(sum(travelling))
 
     def _drop_queued(self, reason: str) -> None:
-        rows = sum(queue.clear() for queue in self._queues.values())
+        rows = self._queue.clear()
         if rows:
             self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(rows)
 

@@ -72,7 +72,6 @@ class Judged:
 
     outcomes: list[Verdict | Refusal]
     features: Sequence[FeatureRun | None]
-    replayed: int  # outcomes that repeat an earlier verdict
     tokens: int  # of the items, in the packed passes
     forward_ns: int
     prefill_tokens: int = 0  # of prompts that rode along; what came of them is `Engine.take_news`

@@ -257,8 +257,8 @@ class PackedStep:
         state.token_ids.extend(tokens)
         state.cached += 1 + accepted
         through = state.cached if self._holdings.store is not None else 0
-        state.last = Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
-        return state.last
+        state.round = item.cursor.round
+        return Verdict(item.cursor, accepted, next_token, through, len(item.draft_ids), logprobs)
 
     def _keep(self, executed: Executed) -> list[FeatureRows | None]:
         """Feature rows that are kept, now or when somebody asks; those that are awaited."""

@@ -11,7 +11,7 @@ from dspark.runtime.cost_store import Curve
 from dspark.runtime.wire_limits import reading
 from dspark.runtime.worker import Servicer, Services, Worker, WorkerProcess, check_worker, start_worker
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.commands import bounds, control_bounds
+from verify_service.commands import control_bounds
 from verify_service.config import FEATURE_DTYPES, VerifyConfig
 from verify_service.feature_push import FeaturePush
 from verify_service.interface import Engine
@@ -55,10 +55,7 @@ def _services(worker: Worker[Engine]) -> Services:
     )
     service = VerifyService(worker, push)
     context_length = engine.target.context_length
-    readers = {
-        "Session": reading(verify_pb2.VerifyCommand.FromString, bounds(context_length)),
-        "Control": reading(verify_pb2.ControlDown.FromString, control_bounds(context_length)),
-    }
+    readers = {"Control": reading(verify_pb2.ControlDown.FromString, control_bounds(context_length))}
     servicer = Servicer(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME, readers)
     return Services((servicer,), push.close)
 

@@ -110,7 +110,6 @@ class RoundPasses:
 
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics
-        metrics.replayed_verdicts.inc(judged.replayed)
         metrics.coupled_near_ties.inc(judged.near_ties)
         metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
         metrics.verify_batch_tokens.observe(judged.tokens)

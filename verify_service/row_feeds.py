@@ -101,7 +101,7 @@ class RowFeeds:
                 feed.next = last
 
     def _hand_over(self, sink: Sink, run: FeatureRun) -> None:
-        self._push.push(sink, [run], bulk=True)
+        self._push.push(sink, [run])
 
     # What became of them; called on the event loop.
 

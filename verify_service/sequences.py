@@ -1,7 +1,7 @@
 """What a verifier knows about one sequence, and whether a command about it fits.
 
 Invariant 1, one cursor: between rounds `cached` is `committed_len - 1`; whoever says otherwise is refused and told what
-is here. A verdict may get lost on its way, so the last one is kept and said again for the same (epoch, round).
+is here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from dspark.types import (
     Rule,
     SparseQ,
     TokenLogprobs,
-    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class SequenceState:
     token_ids: list[int] = field(default_factory=list)  # committed, the anchor last
     cached: int = 0  # tokens whose keys and values are there
     anchored: bool = False  # whether the first anchor has been drawn
-    last: Verdict | None = None
+    round: int = -1  # the last that was judged
     anchor_logprobs: tuple[TokenLogprobs, ...] = ()
     scores: int | None = None  # likeliest tokens told at every position of the prompt; None tells nothing
     scored: list[PromptLogprobs] = field(default_factory=list)  # of its chunks so far
@@ -126,20 +125,17 @@ def check_prompt(
     return None
 
 
-def check_item(state: SequenceState | None, item: VerifyItem, *, vocab_size: int) -> Refusal | Verdict | None:
-    """None when the item may run; the kept verdict when this very command was answered before."""
+def check_item(state: SequenceState | None, item: VerifyItem, *, vocab_size: int) -> Refusal | None:
+    """None when the item may run."""
     cursor = item.cursor
     if state is None or cursor.epoch != state.epoch or not state.anchored:
         if state is not None and cursor.epoch < state.epoch:
             return stale(state, f"epoch {cursor.epoch} was followed by {state.epoch}")
         return unknown(cursor)
-    last = state.last
-    if last is not None and cursor.round == last.cursor.round and cursor.committed_len == last.cursor.committed_len:
-        return last
     if cursor.committed_len != state.committed_len:
         return stale(state, f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here")
-    if last is not None and cursor.round <= last.cursor.round:
-        return stale(state, f"round {cursor.round} is over, the last was {last.cursor.round}")
+    if cursor.round <= state.round:
+        return stale(state, f"round {cursor.round} is over, the last was {state.round}")
     if item.anchor != state.token_ids[-1]:
         return stale(state, "the anchor is not the newest committed token")
     return _check_draft(state, item, vocab_size)

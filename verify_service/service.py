@@ -1,4 +1,4 @@
-"""The Verify servicer: what this verifier is, and one session or control stream per coordinator."""
+"""The Verify servicer: what this verifier is, and one control stream per coordinator."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.control_stream import ControlStream
 from verify_service.feature_push import FeaturePush
-from verify_service.intake import Intake
 from verify_service.interface import Engine
-from verify_service.session import VerifySession
 
 NAME = "dspark.wire.v1.Verify"
 
 
 class VerifyService(verify_pb2_grpc.VerifyServicer):
-    """Answers Describe, Session and Control."""
+    """Answers Describe and Control."""
 
     def __init__(self, worker: Worker[Engine], push: FeaturePush) -> None:
         self._worker, self._push = worker, push
-        self._intake = Intake(worker.engine, worker.device, worker.metrics)
 
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
@@ -46,14 +43,6 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             stop_token_ids=engine.target.stop_ids,
             **self._worker.described(),
         )
-
-    async def Session(
-        self, request_iterator: AsyncIterator[Read[verify_pb2.VerifyCommand]], context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[verify_pb2.VerifyEvent, None]:
-        session = VerifySession(self._worker, self._push, self._intake)
-        async with contextlib.aclosing(session.run(request_iterator)) as events:
-            async for event in events:
-                yield event
 
     async def Control(
         self, request_iterator: AsyncIterator[Read[verify_pb2.ControlDown]], context: grpc.aio.ServicerContext

@@ -309,7 +309,6 @@ class SyntheticVerifyEngine:
     def end(self, step: SyntheticStep) -> Judged:
         """What was known all along becomes so, but for sequences that have left."""
         features: list[SyntheticRows | None] = [None] * len(step.outcomes)
-        replayed = sum(isinstance(each, Verdict) for each in step.outcomes)
         for (index, item, held), ids in zip(step.runnable, step.said, strict=True):
             if self._left(held) or step.failure is not None:
                 step.outcomes[index] = unknown(item.cursor)
@@ -321,7 +320,6 @@ class SyntheticVerifyEngine:
         return Judged(
             outcomes=[each for each in step.outcomes if each is not None],
             features=features,
-            replayed=replayed,
             tokens=step.tokens,
             forward_ns=step.forward_ns,
             prefill_tokens=sum(len(rider.token_ids) for rider in step.riders),
@@ -352,9 +350,10 @@ class SyntheticVerifyEngine:
         start = state.cached
         state.token_ids.extend(ids[: accepted + 1])
         state.cached += accepted + 1
-        state.last = Verdict(item.cursor, accepted, ids[accepted], state.cached, len(item.draft_ids))
+        state.round = item.cursor.round
+        verdict = Verdict(item.cursor, accepted, ids[accepted], state.cached, len(item.draft_ids))
         wanted = state.keep_features or item.wants_rows
-        return state.last, self._rows(held, start, state.cached) if wanted else None
+        return verdict, self._rows(held, start, state.cached) if wanted else None
 
     # -- small things -----------------------------------------------------------------------
 

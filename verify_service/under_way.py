@@ -56,7 +56,6 @@ class UnderWay:
         self._labels: dict[int, npt.NDArray[np.float32]] = {}
         self._draws: list[Draws] = []
         self._near_ties = 0
-        self._replayed = sum(isinstance(each, Verdict) for each in outcomes.values())
         self._error: Exception | None = None  # of the pass that failed last
         self._spent_ns = time.perf_counter_ns() - began_ns
 
@@ -116,7 +115,6 @@ class UnderWay:
         judged = Judged(
             outcomes=[outcomes.get(index, FAILED) for index in range(len(self._items))],
             features=[features.get(index) for index in range(len(self._items))],
-            replayed=self._replayed,
             tokens=tokens,
             forward_ns=self._spent_ns + time.perf_counter_ns() - began,
             near_ties=self._near_ties,

@@ -132,9 +132,6 @@ class Metrics:
 
         # Speculation (coordinator).
         self.rounds = self._counter("rounds", "Verification rounds, counted per sequence.")
-        self.control_round_trips = self._counter(
-            "control_round_trips", "Cohort commands sent to workers, by kind.", "kind"
-        )
         self.cohorts = self._counter("cohorts", "Cohorts that went through a round.")
         self.num_drafts = self._counter("spec_decode_num_drafts", "Non-empty blocks drafted.")
         self.num_draft_tokens = self._counter("spec_decode_num_draft_tokens", "Tokens drafted.")
@@ -189,7 +186,6 @@ class Metrics:
         self.pool_replicas = self._gauge("pool_replicas", "Known workers.", "pool", "state")
         self.worker_losses = self._counter("worker_losses", "Workers lost.", "pool")
         self.breakers_opened = self._counter("breakers_opened", "Workers held off for being lost too often.", "pool")
-        self.asked_again = self._counter("asked_again", "Commands repeated because no reply came, by kind.", "kind")
         self.handovers = self._counter("handovers", "Sequences that went to another verifier, by reason.", "reason")
         self.journal_failed = self._gauge("journal_failed", "1 when the journal could not be written any more.")
 
@@ -216,7 +212,6 @@ class Metrics:
         self.feature_rows = self._counter("feature_rows", "Feature rows, by direction.", "direction")
         self.bytes = self._counter("bytes", "Payload bytes, by direction and kind.", "direction", "kind")
         self.refusals = self._counter("refusals", "Items refused, by reason.", "reason")
-        self.replayed_verdicts = self._counter("replayed_verdicts", "Verdicts sent again for a repeated command.")
         self.coupled_near_ties = self._counter(
             "coupled_near_ties", "Positions of coupled answers led by less than 1e-4 nats: rounding may flip them."
         )

@@ -24,7 +24,6 @@ from dspark.types import (
     MAX_REPETITION,
     Constraint,
     ConstraintKind,
-    Cursor,
     Law,
     PromptLogprobs,
     Refusal,
@@ -35,16 +34,6 @@ from dspark.types import (
 from dspark.wire.v1 import types_pb2
 
 MAX_ENDS = 1024  # ids that may not come before min_tokens
-
-
-def write_cursor(cursor: Cursor) -> types_pb2.Cursor:
-    return types_pb2.Cursor(
-        sequence=cursor.sequence, epoch=cursor.epoch, round=cursor.round, committed_len=cursor.committed_len
-    )
-
-
-def read_cursor(message: types_pb2.Cursor) -> Cursor:
-    return Cursor(message.sequence, message.epoch, message.round, message.committed_len)
 
 
 def write_law(law: Law) -> types_pb2.Law:

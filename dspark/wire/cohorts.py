@@ -8,7 +8,7 @@ that is no value spoils its own sequence alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from operator import attrgetter, mul
 from typing import Any, Protocol, TypedDict, TypeVar
@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import PeerError
-from dspark.types import PLACES, Block, Cursor, Draws, EmptyReason, Refusal, SparseQ, Verdict
-from dspark.wire import codec
-from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
+from dspark.types import PLACES, Block, Cursor, Draws, EmptyReason, SparseQ
+from dspark.wire.v1 import draft_pb2, verify_pb2
 
 MAX_ROWS = 1 << 16  # sequences of one cohort
 MAX_SLOTS = 64  # longest block anybody may send
@@ -34,23 +33,6 @@ _SEQUENCE, _EPOCH, _ROUND, _LENGTH = map(attrgetter, ("sequence", "epoch", "roun
 
 class _Column(Protocol):
     def __len__(self) -> int: ...
-
-
-def write_cursors(cursors: Sequence[Cursor]) -> types_pb2.Cursors:
-    return types_pb2.Cursors(
-        sequence=map(_SEQUENCE, cursors),
-        epoch=map(_EPOCH, cursors),
-        round=map(_ROUND, cursors),
-        committed_len=map(_LENGTH, cursors),
-    )
-
-
-def read_cursors(message: types_pb2.Cursors) -> list[Cursor]:
-    count = len(message.sequence)
-    if count > MAX_ROWS:
-        raise PeerError(f"cursors: {count} are over the limit of {MAX_ROWS}")
-    fit(count, epoch=message.epoch, round=message.round, committed_len=message.committed_len, of="cursors.")
-    return list(map(Cursor, message.sequence[:], message.epoch[:], message.round[:], message.committed_len[:]))
 
 
 def fit(count: int, *, of: str = "", **columns: _Column) -> None:
@@ -107,14 +89,9 @@ def read_q(entries: Sequence[int], ids: bytes, probs: bytes, lengths: Sequence[i
     return list(map(SparseQ, entries, parts(ids, ends), parts(probs, ends)))
 
 
-def write_blocks(blocks: Sequence[Block], forward_ns: int = 0, *, order: int = 0, wait_ns: int = 0) -> dict[str, Any]:
-    """The fields of a draft_pb2.Blocks, for whoever makes the event: a message inside another is copied, q and all.
-
-    An order names the cursors.
-    """
-    stands = {} if order else {"cursors": write_cursors([block.cursor for block in blocks])}
+def write_blocks(blocks: Sequence[Block], order: int, *, forward_ns: int = 0, wait_ns: int = 0) -> dict[str, Any]:
+    """The fields of a draft_pb2.Blocks, for whoever makes the event: a message inside another is copied, q and all."""
     return dict(
-        stands,
         lengths=[len(block.token_ids) for block in blocks],
         token_ids=chain.from_iterable([block.token_ids for block in blocks]),
         confidence=chain.from_iterable([block.confidence for block in blocks]),
@@ -127,13 +104,9 @@ def write_blocks(blocks: Sequence[Block], forward_ns: int = 0, *, order: int = 0
     )
 
 
-def read_blocks(message: draft_pb2.Blocks, vocab_size: int) -> list[Block]:
-    """A drafter's blocks. One with an id or a confidence that is none is an empty one, for EmptyReason.INVALID."""
-    return read_blocks_of(read_cursors(message.cursors), message, vocab_size)
-
-
-def read_blocks_of(cursors: Sequence[Cursor], message: draft_pb2.Blocks, vocab_size: int) -> list[Block]:
-    """The same, where an order named the cursors."""
+def read_blocks(cursors: Sequence[Cursor], message: draft_pb2.Blocks, vocab_size: int) -> list[Block]:
+    """A drafter's blocks of these sequences. One with an id or a confidence that is none is an empty one, for
+    EmptyReason.INVALID."""
     lengths = read_lengths(message.lengths)
     reasons, marks = message.empty_reasons[:], message.watermarks[:]
     fit(len(cursors), lengths=lengths, empty_reasons=reasons, watermarks=marks)
@@ -159,62 +132,11 @@ def _sound(ids: Sequence[int], confidence: Sequence[float], vocab_size: int) -> 
 _REASONS = {int(reason): reason for reason in EmptyReason}
 
 
-def write_verdicts(
-    cursors: types_pb2.Cursors,
-    outcomes: Sequence[Verdict | Refusal],
-    *,
-    forward_ns: int = 0,
-    tokens: int = 0,
-    prefill_tokens: int = 0,
-    labels: Mapping[int, npt.NDArray[np.float32]] | None = None,
-    draws: Sequence[Draws] = (),
-) -> verify_pb2.Verdicts:
-    """What became of a cohort whose cursors were these; `labels` [slots, 2] by sequence, see `decoding/draws.py`."""
-    judged = [outcome if isinstance(outcome, Verdict) else _NOT_JUDGED for outcome in outcomes]
-    return verify_pb2.Verdicts(
-        cursors=cursors,
-        accepted=[verdict.accepted for verdict in judged],
-        next_tokens=[verdict.next_token for verdict in judged],
-        features_through=[verdict.features_through for verdict in judged],
-        judged=[verdict.judged for verdict in judged],
-        refusals=[
-            verify_pb2.RowRefusal(row=row, refusal=codec.write_refusal(outcome))
-            for row, outcome in enumerate(outcomes)
-            if isinstance(outcome, Refusal)
-        ],
-        logprobs=[
-            verify_pb2.RowLogprobs(row=row, tokens=codec.write_logprobs(verdict.logprobs))
-            for row, verdict in enumerate(judged)
-            if verdict.logprobs
-        ],
-        forward_ns=forward_ns,
-        tokens=tokens,
-        prefill_tokens=prefill_tokens,
-        labels=_write_labels(judged, labels) if labels else b"",
-        draws=list(map(write_draws, draws)),
-    )
-
-
-def _write_labels(judged: Sequence[Verdict], labels: Mapping[int, npt.NDArray[np.float32]]) -> bytes:
-    parts = []
-    for verdict in judged:
-        known = labels.get(verdict.cursor.sequence)
-        if known is None or len(known) != verdict.judged:
-            known = np.full((verdict.judged, 2), np.nan, np.float32)
-        parts.append(known)
-    return np.concatenate(parts).astype("<f4").tobytes()
-
-
-def read_labels(message: verify_pb2.Verdicts) -> npt.NDArray[np.float32] | None:
-    """[slots judged, 2] of a cohort, one sequence after the other; None when there are none. Each is NaN or in [0, 1].
+def labels_in(data: bytes, slots: int) -> npt.NDArray[np.float32] | None:
+    """[slots, 2] of a pass, one sequence after the other; None when there are none. Each is NaN or in [0, 1].
 
     A label that is none spoils all: they are one process's arithmetic.
     """
-    return labels_in(message.labels, sum(message.judged))
-
-
-def labels_in(data: bytes, slots: int) -> npt.NDArray[np.float32] | None:
-    """The same of so many slots."""
     if not data:
         return None
     if len(data) != 2 * _WORD * slots:
@@ -255,24 +177,3 @@ def _one_draws(of: verify_pb2.Draws) -> Draws:
             raise PeerError(f"draws.{name}: {value} over {count}")
     sums = (of.drift, of.variance, of.blocks, of.luck, of.luck_variance)
     return Draws(of.drafter_version, of.slots, tuple(of.places), *sums)
-
-
-_NOT_JUDGED = Verdict(Cursor(0, 0, 0, 0), 0, 0, 0, 0)
-
-
-def read_verdicts(message: verify_pb2.Verdicts, cursors: Sequence[Cursor]) -> list[Verdict | Refusal]:
-    """What became of the sequences that were asked about, in that order; a verdict says where it thinks it stood."""
-    if message.HasField("refusal"):
-        return [codec.read_refusal(message.refusal)] * len(cursors)
-    said = read_cursors(message.cursors)
-    fit(len(cursors), cursors=said, accepted=message.accepted, next_tokens=message.next_tokens)
-    fit(len(cursors), features_through=message.features_through, judged=message.judged)
-    told = {row.row: codec.read_logprobs(row.tokens) for row in message.logprobs}
-    outcomes: list[Verdict | Refusal]
-    columns = message.accepted[:], message.next_tokens[:], message.features_through[:], message.judged[:]
-    outcomes = list(map(Verdict, said, *columns, [told.get(row, ()) for row in range(len(said))]))
-    for refused in message.refusals:
-        if refused.row >= len(outcomes):
-            raise PeerError(f"refusals.row: {refused.row} of {len(outcomes)}")
-        outcomes[refused.row] = codec.read_refusal(refused.refusal)
-    return outcomes

@@ -1,126 +1,243 @@
-"""Real workers under malformed commands and rows, while an honest session beside them decodes.
+"""Real workers under malformed commands and rows, while an honest stream beside them decodes.
 
 Everything is spoiled by its own schema (`spoiler`), one field at a time, and sent as a coordinator or a verifier would.
+A command that breaks the protocol ends its stream and frees what was opened through it; one that makes no sense for its
+sequence is refused. Behind each comes a prompt or a context that cannot be, whose refusal says that nothing hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
+import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
 
-from dspark.types import Cursor, Law
+from dspark.rounds.control import Admission, DrafterAt
+from dspark.rounds.events import Acknowledged, Admit, How, Keep, Release
+from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.runtime.channel import open_channel
+from dspark.types import Law
 from dspark.wire import codec
-from dspark.wire.v1 import draft_pb2, features_pb2, features_pb2_grpc, types_pb2, verify_pb2
+from dspark.wire.control_down import write_down
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2, verify_pb2_grpc
 from faults.processes import FaultCell
 from faults.rows.program import quantile
 from faults.spoiler import Spoiler
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "services"))
-
-from worker_stream import DraftStream, VerifyStream, draft_cohort, draft_item, verify_cohort, verify_item
 
 PROMPT = [3, 17, 90, 41, 5]
 WIDTH = 64  # of a feature row of the pair
 DEADLINE_S = 30.0  # a command without an answer for so long hangs
 GREEDY = Law(temperature=0.0)
-SINK = types_pb2.FeatureSink(endpoint="127.0.0.1:9", incarnation=5)
 LONGEST = 450  # tokens of a neighbour's sequence
 ALONE = 10_000  # messages at the end of a crowd's, whose refusals are timed
+PLAN = Plan(1, Terms(PlanKind.OFF, 0))  # a round begins when the one before is acknowledged
 KINDS = (  # (stream, command) of the messages, in turn
-    ("verify", "verify"),
-    ("verify", "verify"),
-    ("verify", "prefill"),
-    ("verify", "resend"),
-    ("verify", "release"),
-    ("draft", "draft"),
+    ("verify", "admission"),
+    ("verify", "plan"),
+    ("verify", "drafter"),
+    ("verify", "acknowledged"),
+    ("verify", "released"),
+    ("verify", "kept"),
+    ("draft", "order"),
     ("draft", "open"),
-    ("draft", "release"),
+    ("draft", "close"),
+    ("draft", "keep"),
 )
-RELEASE = KINDS.index(("verify", "release"))  # of a sequence that nobody holds
+
+
+class Ended(Exception):
+    """The worker ended the stream."""
+
+
+class _Stream:
+    """One end of a stream that is begun anew whenever the worker has ended it."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.channel = open_channel(endpoint)
+        self._call: Any = None
+        self.ends = Counter[str]()  # by how they ended
+
+    async def write(self, message: Any) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # it has ended: `read` says so
+            await self._call.write(message)
+
+    async def read(self) -> Any:
+        """The next event. Raises Ended."""
+        event: Any = grpc.aio.EOF
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            event = await asyncio.wait_for(self._call.read(), DEADLINE_S)
+        if event is grpc.aio.EOF:
+            self.ends[(await self._call.code()).name] += 1
+            raise Ended
+        return event
+
+    async def end(self) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError, Ended):
+            await self._call.done_writing()
+            while True:
+                await self.read()
+
+    async def close(self) -> None:
+        await self.end()
+        await self.channel.close()
+
+
+class ControlEnd(_Stream):
+    """A coordinator's."""
+
+    def __init__(self, endpoint: str, incarnation: int) -> None:
+        super().__init__(endpoint)
+        self.stub = verify_pb2_grpc.VerifyStub(self.channel)  # type: ignore[no-untyped-call]
+        self._incarnation = incarnation
+        self._fences = 1 << 62
+
+    async def begin(self) -> None:
+        self._call = self.stub.Control()
+        await self.tell(PLAN)
+
+    def message(self, *orders: Any) -> Any:
+        return write_down(self._incarnation, orders)
+
+    async def tell(self, *orders: Any) -> None:
+        await self.write(self.message(*orders))
+
+    async def fence(self) -> int:
+        """Until everything before it was looked at; how many other sequences were refused meanwhile. Raises Ended."""
+        self._fences += 1
+        admit = Admit(self._fences, 0, 0, 8)
+        await self.tell(Admission(admit, [], GREEDY, 8, False))
+        refused = 0
+        while True:
+            for news in (await self.read()).news:
+                if news.HasField("refused"):
+                    if news.refused.sequence == self._fences:
+                        return refused
+                    refused += 1
+
+
+class RoundsEnd(_Stream):
+    """A verifier's."""
+
+    def __init__(self, endpoint: str, incarnation: int, projection: str, source: int) -> None:
+        super().__init__(endpoint)
+        self.stub = draft_pb2_grpc.DraftStub(self.channel)  # type: ignore[no-untyped-call]
+        self._hello = draft_pb2.RoundsHello(
+            drafter_incarnation=incarnation, verifier_incarnation=source, projection=projection
+        )
+        self._fences = 1 << 62
+
+    async def begin(self) -> None:
+        self._call = self.stub.Rounds()
+        await self.write(draft_pb2.RoundsCommand(hello=self._hello))
+
+    async def fence(self) -> int:
+        """As above; how many contexts were refused, or blocks empty."""
+        self._fences += 1
+        opening = draft_pb2.OpenContext(sequence=self._fences, law=codec.write_law(GREEDY))
+        await self.write(draft_pb2.RoundsCommand(open=opening))
+        refused = 0
+        while True:
+            event = await self.read()
+            opened = event.opened if event.HasField("opened") else None
+            if opened is not None and opened.sequence == self._fences:
+                return refused
+            refused += event.opened.HasField("refusal") or any(event.blocks.empty_reasons)
 
 
 class Victim:
     """Honest commands about sequences of its own, each to be spoiled."""
 
-    def __init__(
-        self, verify: VerifyStream, draft: DraftStream, number: int, drafter_incarnation: int, projection: str
-    ) -> None:
-        self.verify, self.draft = verify, draft
-        self._incarnation, self._projection = drafter_incarnation, projection
+    def __init__(self, control: ControlEnd, rounds: RoundsEnd, number: int, drafter: int, projection: str) -> None:
+        self.streams = {"verify": control, "draft": rounds}
+        self._incarnation, self._projection = drafter, projection
+        self.source = number + 1  # names the verifier's process
         self.number = number << 32  # of its sequence
+        self._orders = 0
         self.turned_away = 0  # honest prompts and contexts that were refused
 
     async def renew(self) -> None:
-        """A sequence that is held, with its first anchor, and a context for it; the one before it is released."""
-        await self.release(self.number, 1)
+        """A sequence that is held, and a context for it; whatever was there before is let go."""
         self.number += 1
-        self.cursor = Cursor(self.number, 1, 0, len(PROMPT))
-        prefilled = await self.verify.prefill(self.cursor, PROMPT)
-        self.anchor, self.at = prefilled.anchor, Cursor(self.number, 1, 1, len(PROMPT) + 1)
-        opened = await self.draft.open(self.cursor)
-        self.turned_away += prefilled.HasField("refusal") + opened.HasField("refusal")
+        control, rounds = self.streams["verify"], self.streams["draft"]
+        for stream, last in ((control, control), (rounds, rounds)):
+            if last._call is None or last._call.done():
+                await stream.begin()
+        await self.let_go()
+        await control.tell(PLAN, self._admission(self.number))
+        await rounds.write(draft_pb2.RoundsCommand(open=self._opening(self.number)))
+        for stream in (control, rounds):
+            try:
+                self.turned_away += await stream.fence()
+            except Ended:  # of what was sent before
+                await stream.begin()
 
-    async def release(self, sequence: int, epoch: int) -> None:
-        """At both workers."""
-        ref = types_pb2.SequenceRef(sequence=sequence, epoch=epoch)
-        await self.verify.ask(release=verify_pb2.VerifyRelease(sequences=[ref]))
-        await self.draft.ask(release=draft_pb2.DraftRelease(sequences=[ref]))
+    async def let_go(self) -> None:
+        """Of everything, at both workers: a list of what is wanted names nobody."""
+        await self.streams["verify"].tell(Keep(frozenset()))
+        await self.streams["draft"].write(draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts()))
 
     def command(self, number: int) -> Any:
         """An honest message of the numbered kind."""
-        ref = types_pb2.SequenceRef(sequence=1 << 50, epoch=1)
+        control, ref = self.streams["verify"], types_pb2.SequenceRef(sequence=1 << 50, epoch=1)
         match KINDS[number]:
-            case "verify", "verify":
-                ids = [7, 8, 9]
-                return verify_cohort(
-                    verify_item(self.at, self.anchor, ids), verify_item(self.at._replace(sequence=1 << 52), 3)
-                )
-            case "verify", "prefill":
-                return verify_pb2.Prefill(
-                    cursor=self._new(),
-                    token_ids=PROMPT,
-                    law=codec.write_law(GREEDY),
-                    reserve_tokens=80,
-                    sink=SINK,
-                    keep_features=True,
-                )
-            case "verify", "resend":
-                return verify_pb2.Resend(cursor=codec.write_cursor(self.at), sink=SINK)
-            case "verify", "release":
-                return verify_pb2.VerifyRelease(sequences=[ref])
-            case "draft", "draft":
-                return draft_cohort(draft_item(self.at, self.anchor))
-            case "draft", "open":
-                return draft_pb2.Open(cursor=self._new(), reserve_tokens=80, law=codec.write_law(GREEDY))
+            case _, "admission":
+                return control.message(self._admission((1 << 40) + self.number))
+            case _, "plan":
+                return control.message(Plan(2, Terms(PlanKind.FIXED, 4)))
+            case _, "drafter":
+                return control.message(DrafterAt(1, "127.0.0.1:9", 5))
+            case _, "acknowledged":
+                return control.message(Acknowledged(self.number, 1, 0))
+            case _, "released":
+                return control.message(Release(1 << 50, 1, How.DROP))
+            case _, "kept":
+                return control.message(Keep(frozenset({(self.number, 1), (1 << 50, 1)})))
+            case _, "order":
+                self._orders += 1
+                order = draft_pb2.Order(
+                    order=self._orders, sequence=[self.number, 1 << 50], epoch=[1, 1], round=[1, 1],
+                    committed_len=[6, 6], anchors=[7, 7], slots=[4, 4], rows=[5, 0], token_ids=PROMPT,
+                    features=_rows(),
+                )  # fmt: skip
+                return draft_pb2.RoundsCommand(order=order)
+            case _, "open":
+                return draft_pb2.RoundsCommand(open=self._opening((1 << 40) + self.number))
+            case _, "close":
+                return draft_pb2.RoundsCommand(close=draft_pb2.CloseContexts(sequences=[ref]))
             case _:
-                return draft_pb2.DraftRelease(sequences=[ref])
+                mine = types_pb2.SequenceRef(sequence=self.number, epoch=1)
+                return draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts(sequences=[mine, ref]))
 
-    def _new(self) -> types_pb2.Cursor:
-        return codec.write_cursor(Cursor((1 << 40) + self.number, 1, 0, 5))
+    def _admission(self, number: int) -> Admission:
+        return Admission(Admit(number, 1, len(PROMPT), 20), PROMPT, GREEDY, 80, True)
+
+    def _opening(self, number: int) -> draft_pb2.OpenContext:
+        return draft_pb2.OpenContext(sequence=number, epoch=1, reserve_tokens=80, law=codec.write_law(GREEDY))
 
     def chunk(self) -> features_pb2.FeatureChunk:
         return features_pb2.FeatureChunk(
             sink_incarnation=self._incarnation,
+            source_incarnation=self.source,
             projection=self._projection,
             runs=[features_pb2.FeatureRun(sequence=self.number, epoch=1, token_ids=PROMPT)],
-            rows=types_pb2.TensorChunk(dtype="bfloat16", shape=[5, WIDTH], data=bytes(5 * WIDTH * 2)),
+            rows=_rows(),
         )
+
+
+def _rows() -> types_pb2.TensorChunk:
+    return types_pb2.TensorChunk(dtype="bfloat16", shape=[5, WIDTH], data=bytes(5 * WIDTH * 2))
 
 
 @dataclass
 class Tally:
     """What attackers sent, and what came of it."""
 
-    took: list[float] = field(default_factory=list)  # s, to refuse a command of which nothing could be done
-    honest: list[float] = field(default_factory=list)  # s, to answer an honest command for which there is nothing to do
-    beside: list[float] = field(default_factory=list)  # s, to refuse a row of a cohort whose other row was computed
+    took: list[float] = field(default_factory=list)  # s, to refuse a command
+    honest: list[float] = field(default_factory=list)  # s, to refuse an honest one for which there is nothing to do
     kinds: Counter[str] = field(default_factory=Counter)  # of what was refused
     hung: int = 0
     sent: int = 0  # bytes
@@ -131,7 +248,7 @@ class Attacker:
 
     def __init__(self, victim: Victim, push: Any, seed: str) -> None:
         self.victim, self._push = victim, push
-        self._spoiler = Spoiler(seed, spare=("tag",))
+        self._spoiler = Spoiler(seed, spare=("incarnation",))
         self._acks = asyncio.create_task(_count_acks(push))
         self._number = self._chunks = 0
 
@@ -141,26 +258,29 @@ class Attacker:
             if self._number % 20 == 0:
                 await self.victim.renew()
                 began = time.monotonic()
-                await self.victim.verify.ask(release=self.victim.command(RELEASE))
+                await self.victim.streams["draft"].fence()
                 tally.honest.append(time.monotonic() - began)
             if neighbour is not None and self._number % 100 == 0:
                 await neighbour.step()
-            if self._number % 10 == 9:
+            if self._number % 11 == 10:
                 await self._rows(tally)
             else:
                 await self._command(self._number % len(KINDS), tally)
             self._number += 1
 
     async def settle(self) -> int:
-        """Every chunk of rows is answered, the last sequence released; how many chunks were not answered."""
+        """Every chunk of rows is answered, everything let go; how many chunks were not answered."""
         await self._push.done_writing()
         answered = await asyncio.wait_for(self._acks, DEADLINE_S)
-        await self.victim.release(self.victim.number, 1)
+        await self.victim.renew()  # whatever state its streams are in
+        await self.victim.let_go()
+        for stream in self.victim.streams.values():
+            await stream.fence()
         return self._chunks - answered
 
     async def end(self) -> None:
-        await self.victim.verify.end()
-        await self.victim.draft.end()
+        for stream in self.victim.streams.values():
+            await stream.close()
 
     async def _rows(self, tally: Tally) -> None:
         chunk = self.victim.chunk()
@@ -171,67 +291,71 @@ class Attacker:
 
     async def _command(self, number: int, tally: Tally) -> None:
         where, kind = KINDS[number]
-        honest = self.victim.command(number)
-        self._spoiler.spoil(honest)
-        tally.sent += honest.ByteSize()
-        stream = self.victim.verify if where == "verify" else self.victim.draft
+        spoiled = self.victim.command(number)
+        self._spoiler.spoil(spoiled)
+        tally.sent += spoiled.ByteSize()
+        stream = self.victim.streams[where]
         began = time.monotonic()
+        await stream.write(spoiled)
         try:
-            async with asyncio.timeout(DEADLINE_S):
-                event = await stream.ask(**{kind: honest})
+            refused = await stream.fence()
         except TimeoutError:
             tally.hung += 1
             return
-        if _refused(event):
-            (tally.beside if _also_worked(event) else tally.took).append(time.monotonic() - began)
-            tally.kinds[kind] += 1
-        elif kind in ("prefill", "open"):  # it was meant after all
-            await self.victim.release(honest.cursor.sequence, honest.cursor.epoch)
+        except Ended:
+            refused = 1
+            tally.took.append(time.monotonic() - began)
+            await stream.begin()
+        tally.kinds[kind] += bool(refused)
 
 
 class Neighbour:
-    """An honest session of one sequence after the other, a token a round."""
+    """An honest coordinator of one sequence after the other, a token a round."""
 
-    def __init__(self, stream: VerifyStream, first: int) -> None:
+    def __init__(self, stream: ControlEnd, first: int) -> None:
         self.stream, self.said = stream, list[int]()
-        self._number, self._held = first, (Cursor(first, 1, 0, LONGEST), 0)
+        self._number, self._round, self._left = first, 0, 0
 
     async def leave(self) -> None:
-        await self.stream.release(self._number)
+        await self.stream.tell(Release(self._number, 1, How.DROP))
 
     async def step(self) -> None:
         """One round; of a new sequence where the one before has its length."""
-        cursor, anchor = self._held
-        if cursor.committed_len >= LONGEST:
+        if not self._left:
             await self.leave()
-            self._number += 1
-            cursor = Cursor(self._number, 1, 0, len(PROMPT))
-            anchor = (await self.stream.prefill(cursor, PROMPT, reserve=LONGEST + 50)).anchor
-            cursor = cursor._replace(round=1, committed_len=len(PROMPT) + 1)
-        (verdict,) = (await self.stream.verify(verify_item(cursor, anchor))).items
-        self.said.append(verdict.next_token)
-        following = cursor._replace(round=cursor.round + 1, committed_len=cursor.committed_len + 1)
-        self._held = following, verdict.next_token
+            self._number, self._round, self._left = self._number + 1, 0, LONGEST - len(PROMPT)
+            admit = Admit(self._number, 1, len(PROMPT), self._left)
+            await self.stream.tell(Admission(admit, PROMPT, GREEDY, LONGEST, False))
+        else:
+            await self.stream.tell(Acknowledged(self._number, 1, self._round))
+            self._round += 1
+        while True:
+            for news in (await self.stream.read()).news:
+                if news.HasField("report"):
+                    self.said += news.report.token_ids
+                    self._left -= len(news.report.token_ids)
+                    return
 
 
 async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
     """Sends so many messages, all but the last 10,000 by so many attackers at a time; what came of them.
 
     Refusals are timed while one attacker is alone: the others of a crowd would be what its messages wait for."""
-    ends = {name: child.endpoint for name, child in cell.children.items()}
-    honest = VerifyStream(ends["verify/0"])
-    projection = (await honest.stub.Describe(types_pb2.DescribeRequest())).projection
+    verifier, drafter = cell.children["verify/0"], cell.children["draft/0"]
+    ends = [ControlEnd(verifier.endpoint, verifier.incarnation) for _ in range(2)]
+    for end in ends:
+        await end.begin()
+    calm, neighbour = Neighbour(ends[0], 1 << 61), Neighbour(ends[1], 1 << 60)
+    projection = (await ends[0].stub.Describe(types_pb2.DescribeRequest())).projection
     attackers = []
     for number in range(crowd):
-        verify, draft = VerifyStream(ends["verify/0"]), DraftStream(ends["draft/0"])
-        victim = Victim(verify, draft, number, cell.children["draft/0"].incarnation, projection)
-        attackers.append(
-            Attacker(victim, features_pb2_grpc.FeaturesStub(draft.channel).Push(), f"messages/{count}/{number}")
-        )
-    calm = Neighbour(honest, 1 << 61)
+        rounds = RoundsEnd(drafter.endpoint, drafter.incarnation, projection, number + 1)
+        control = ControlEnd(verifier.endpoint, verifier.incarnation)
+        victim = Victim(control, rounds, number, drafter.incarnation, projection)
+        push = features_pb2_grpc.FeaturesStub(rounds.channel).Push()  # type: ignore[no-untyped-call]
+        attackers.append(Attacker(victim, push, f"messages/{count}/{number}"))
     for _ in range(min(LONGEST, count // 100 + 1)):
         await calm.step()
-    neighbour = Neighbour(honest, 1 << 60)
 
     warm_up = min(count // 5, 20_000)
     alone = count - warm_up if crowd == 1 else min(ALONE, count - warm_up)
@@ -247,22 +371,24 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
 
     grown = max((cell.resources(name)["rss"] - before) / 2**20 for name, before in warm.items())
     unanswered = sum([await attacker.settle() for attacker in attackers])
-    for each in (calm, neighbour):
-        await each.leave()
+    for those in (calm, neighbour):
+        await those.leave()
+        await those.stream.fence()
     held = await asyncio.to_thread(cell.held)  # while every stream lives: their ends would free what was lost
     for attacker in attackers:
         await attacker.end()
-    await honest.end()
+    for end in ends:
+        await end.close()
     tallies = (early, crowded, timed)
     took = timed.took + early.took
-    beside = timed.beside + early.beside
     honest_ms = [1e3 * seconds for seconds in timed.honest + early.honest]
-    period = calm.said[: LONGEST - len(PROMPT) - 1]
+    period = calm.said[: LONGEST - len(PROMPT)]
     return {
         "messages": count,
         "attackers": crowd,
-        "refused": sum(len(tally.took) + len(tally.beside) for tally in tallies),
+        "refused": sum(sum(tally.kinds.values()) for tally in tallies),
         "refused_by_kind": dict(sum((tally.kinds for tally in tallies), Counter[str]())),
+        "streams_ended": dict(sum((end.ends for a in attackers for end in a.victim.streams.values()), Counter[str]())),
         "hung": sum(tally.hung for tally in tallies) + unanswered,
         "deaths": sum(not cell.alive(name) for name in ("verify/0", "draft/0", "coordinator/0")),
         "honest_refused": sum(attacker.victim.turned_away for attacker in attackers),
@@ -273,7 +399,6 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         "p50_refusal_ms": round(1e3 * quantile(took, 0.5), 3),
         "p99_refusal_ms": round(1e3 * quantile(took, 0.99), 3),
         "honest_round_trip_ms": {f"p{p}": round(quantile(honest_ms, p / 100), 3) for p in (50, 99)},
-        "p99_beside_a_pass_ms": round(1e3 * quantile(beside, 0.99), 3) if beside else None,
         "rss_growth_mb": round(grown, 1),
         "sent_mb": round((crowded.sent + timed.sent) / 2**20, 1),
     }
@@ -284,21 +409,3 @@ async def _count_acks(push: Any) -> int:
     while (ack := await push.read()) is not grpc.aio.EOF:
         most = ack.chunks
     return most
-
-
-def _also_worked(event: Any) -> bool:
-    """Whether another row of the command went through the device: its answer comes with that row's."""
-    part = getattr(event, event.WhichOneof("event"))
-    if part.DESCRIPTOR.name == "Verdicts":
-        return not part.HasField("refusal") and len(part.refusals) < len(part.cursors.sequence)
-    return part.DESCRIPTOR.name == "Blocks" and not all(part.empty_reasons)
-
-
-def _refused(event: Any) -> bool:
-    """Whether any part of the command was."""
-    part = getattr(event, event.WhichOneof("event"))
-    if part.DESCRIPTOR.name == "Blocks":
-        return any(part.empty_reasons) or not part.cursors.sequence
-    return bool(getattr(part, "refusals", ())) or (
-        "refusal" in part.DESCRIPTOR.fields_by_name and part.HasField("refusal")
-    )

@@ -30,7 +30,7 @@ CONFORMANCE = [
         ),
     ),
     *in_file(
-        "verify_service/rounds.py",
+        "verify_service/batches.py",
         (
             "conformance: prompt ids plus one in the served prefill",
             "ids = prefill.token_ids[start : start + most]",

@@ -228,7 +228,7 @@ PAGES = [
         ),
     ),
     *in_file(
-        "verify_service/rounds.py",
+        "verify_service/batches.py",
         (
             "a prompt of an older epoch goes on in a newer one",
             "state is None or state.epoch != prefill.epoch or",

@@ -1,24 +1,21 @@
-"""A drafter over loopback: what it takes in, what it drops and counts, and what it answers when rows are late."""
+"""A drafter over loopback: which rows it takes in, and which it drops and counts."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from worker_stream import DraftStream, draft_cohort, draft_item, drafter, until
+from workers import drafter
 
 from dspark.runtime.channel import open_channel
-from dspark.types import Cursor, EmptyReason, Law, RefusalReason
-from dspark.wire import cohorts, tensors
-from dspark.wire.v1 import draft_pb2, features_pb2, features_pb2_grpc, types_pb2
+from dspark.types import Law, RefusalReason
+from dspark.wire import codec, tensors
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
 
 pytestmark = pytest.mark.services
-
-NOBODY = Cursor(0, 0, 0, 0)
 
 
 class Pusher:
@@ -38,6 +35,22 @@ class Pusher:
             rows=tensors.write_tensor(rows.bfloat16()),
             projection=self._process.engine.projection,
         )
+
+    async def open(self, sequence: int, epoch: int) -> int:
+        """Room for a sequence, as long as this lives; its number at the drafter."""
+        rounds = self._rounds = draft_pb2_grpc.DraftStub(self._channel).Rounds()
+        hello = draft_pb2.RoundsHello(
+            drafter_incarnation=self._process.incarnation,
+            verifier_incarnation=4,
+            projection=self._process.engine.projection,
+        )
+        law = codec.write_law(Law(temperature=0.0))
+        opening = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=200, law=law)
+        await rounds.write(draft_pb2.RoundsCommand(hello=hello))
+        await rounds.write(draft_pb2.RoundsCommand(open=opening))
+        while not (await asyncio.wait_for(rounds.read(), 60)).HasField("opened"):
+            pass
+        return int(next(iter(self._process.engine._contexts._contexts)))
 
     async def push(self, chunk: features_pb2.FeatureChunk) -> features_pb2.FeatureAck:
         await self._call.write(chunk)
@@ -60,8 +73,8 @@ async def test_rows_of_a_sequence_nobody_opened_are_dropped_and_counted(golden_d
 
 async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafter: Path) -> None:
     async with drafter(golden_drafter) as d:
-        stream, pusher = DraftStream(d.endpoint), Pusher(d)
-        await stream.open(Cursor(1, 2, 0, 20))
+        pusher = Pusher(d)
+        number = await pusher.open(1, epoch=2)
 
         def spoiled(**fields: Any) -> features_pb2.FeatureChunk:
             chunk = pusher.chunk(1, 0, 4, epoch=2)
@@ -95,125 +108,5 @@ async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafte
             assert [each.refusal.reason for each in ack.refused] == [reason], ack
         last = await pusher.push(pusher.chunk(1, 0, 4, epoch=2))
         assert not last.refused
-        assert d.engine.watermark(1, 2) == 4
+        assert d.engine.watermark(number, 2) == 4
         await pusher.end()
-        await stream.end()
-
-
-async def test_a_draft_waits_for_rows_on_their_way_and_no_longer_than_told(golden_drafter: Path) -> None:
-    async with drafter(golden_drafter) as d:
-        stream, pusher = DraftStream(d.endpoint), Pusher(d)
-        cursor = Cursor(1, 1, 1, 21)
-        await stream.open(cursor)
-        await pusher.push(pusher.chunk(1, 0, 15))
-
-        began = time.perf_counter()
-        late = (await stream.draft(draft_item(cursor, 7), wait_us=30_000)).items[0]
-        waited = time.perf_counter() - began
-        assert (late.empty_reason, late.watermark) == (EmptyReason.FEATURES_MISSING, 15)
-        assert 0.03 <= waited < 5
-
-        asked = asyncio.create_task(stream.draft(draft_item(cursor, 7), wait_us=50_000_000))
-        await asyncio.sleep(0.02)
-        assert not asked.done()
-        await pusher.push(pusher.chunk(1, 15, 5))
-        assert d.engine.watermark(1, 1) == 20
-        block = (await asked).items[0]
-        assert len(block.token_ids) == 7
-        assert block.watermark == 20
-        await pusher.end()
-        await stream.end()
-
-
-async def test_cohorts_of_several_sessions_share_a_pass_and_get_their_own_answers(golden_drafter: Path) -> None:
-    async with drafter(golden_drafter) as d:
-        pusher = Pusher(d)
-        streams = [DraftStream(d.endpoint) for _ in range(4)]
-        alone = []
-        cursors = [Cursor(n + 1, 1, 1, 31 + n) for n in range(4)]
-        for stream, cursor in zip(streams, cursors, strict=True):
-            await stream.open(cursor)
-            await pusher.push(pusher.chunk(cursor.sequence, 0, cursor.committed_len - 1))
-            alone.append((await stream.draft(draft_item(cursor, 9))).items[0])
-        # The device is busy while the cohorts come in.
-        busy = asyncio.create_task(d.worker.device.run(time.sleep, 0.2, urgent=True))
-        await asyncio.sleep(0.02)
-        asked = [
-            asyncio.create_task(s.draft(draft_item(c, 9), wait_us=0)) for s, c in zip(streams, cursors, strict=True)
-        ]
-        answers = await asyncio.gather(*asked)
-        await busy
-        for answer, cursor, block in zip(answers, cursors, alone, strict=True):
-            assert len(answer.items) == 1
-            assert answer.items[0].cursor.sequence == cursor.sequence
-            assert list(answer.items[0].token_ids) == list(block.token_ids)
-        passes = d.metrics.value("draft_batch_sequences_count")
-        assert passes < 8, "the last four cohorts took fewer than four passes"
-        for stream in streams:
-            await stream.end()
-        await pusher.end()
-
-
-async def test_a_session_that_ends_frees_what_it_opened(golden_drafter: Path) -> None:
-    async with drafter(golden_drafter, context_tokens=256) as d:
-        one, other = DraftStream(d.endpoint), DraftStream(d.endpoint)
-        for sequence in (1, 2):
-            assert not (await one.open(Cursor(sequence, 1, 0, 5), 100)).HasField("refusal")
-        full = await other.open(Cursor(3, 1, 0, 5), 100)
-        assert full.refusal.reason == RefusalReason.NO_PAGES
-        one._call.cancel()
-        await until(lambda: d.engine.held.pages_held == 0)
-        assert not (await other.open(Cursor(3, 1, 0, 5), 100)).HasField("refusal")
-        released = draft_pb2.DraftRelease(sequences=[types_pb2.SequenceRef(sequence=3, epoch=1)])
-        assert (await other.ask(release=released)).released.sequences == 1
-        assert d.engine.held.sequences == 0
-        await other.end()
-
-
-async def test_malformed_items_get_empty_blocks_and_their_neighbours_full_ones(golden_drafter: Path) -> None:
-    async with drafter(golden_drafter) as d:
-        stream, pusher = DraftStream(d.endpoint), Pusher(d)
-        cursor = Cursor(1, 1, 1, 21)
-        await stream.open(cursor)
-        await pusher.push(pusher.chunk(1, 0, 20))
-        cohort = draft_cohort(
-            draft_item(cursor, 128), draft_item(cursor, 7), draft_item(cursor, 7), draft_item(NOBODY, 0)
-        )
-        cohort.features_through[2] = 21
-        said = (await stream.ask(draft=cohort)).blocks
-        blocks = cohorts.read_blocks(said, 128)
-        assert [block.empty_reason for block in blocks] == [
-            EmptyReason.INVALID,
-            EmptyReason.NONE,
-            EmptyReason.INVALID,
-            EmptyReason.UNKNOWN_SEQUENCE,
-        ]
-        assert len(blocks[1].token_ids) == 7
-        await pusher.end()
-        await stream.end()
-
-
-async def test_a_cohort_whose_columns_do_not_fit_gets_no_block_and_the_next_one_does(golden_drafter: Path) -> None:
-    async with drafter(golden_drafter) as d:
-        stream, pusher = DraftStream(d.endpoint), Pusher(d)
-        cursor = Cursor(1, 1, 1, 21)
-        await stream.open(cursor)
-        await pusher.push(pusher.chunk(1, 0, 20))
-        for column in ("anchors", "features_through", "max_slots"):
-            cohort = draft_cohort(draft_item(cursor, 7))
-            getattr(cohort, column).append(1)
-            assert not (await stream.ask(draft=cohort)).blocks.cursors.sequence
-        assert d.metrics.value("refusals_total", reason="invalid") == 3
-        assert len((await stream.draft(draft_item(cursor, 7))).items[0].token_ids) == 7
-        await pusher.end()
-        await stream.end()
-
-
-async def test_a_law_that_is_none_opens_nothing(golden_drafter: Path) -> None:
-    async with drafter(golden_drafter) as d:
-        stream = DraftStream(d.endpoint)
-        opened = await stream.open(Cursor(1, 1, 0, 20), law=Law(temperature=float("inf")))
-        assert opened.refusal.reason == RefusalReason.INVALID
-        assert opened.refusal.message.startswith("law.temperature")
-        assert d.engine.held.sequences == 0
-        await stream.end()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from worker_stream import drafter, verifier
+from workers import drafter, verifier
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import DynamicCache
-from worker_stream import drafter, until, verifier
+from workers import drafter, until, verifier
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from worker_stream import drafter, until, verifier
+from workers import drafter, until, verifier
 
 from coordinator import process as coordinator_process
 from coordinator.config import CoordinatorConfig, FrontendConfig

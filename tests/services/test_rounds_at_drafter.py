@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 import yaml
-from worker_stream import until
+from workers import until
 
 from draft_service import process as draft_process
 from draft_service import rounds
@@ -126,7 +126,7 @@ class RoundsCall:
         blocks = (await self.hear()).blocks
         assert blocks.order == number
         cursors = [Cursor(each.sequence, each.epoch, each.round, each.committed_len) for each in rows]
-        return cohorts.read_blocks_of(cursors, blocks, VOCAB)
+        return cohorts.read_blocks(cursors, blocks, VOCAB)
 
 
 def row(sequence: int, committed_len: int, *, have: int = 0, epoch: int = 1, slots: int = BLOCK) -> OrderRow:

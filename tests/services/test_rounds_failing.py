@@ -16,7 +16,7 @@ import pytest
 import yaml
 from certificates import Authority
 from conductor import Answer, Conductor, conducting, planned
-from worker_stream import until
+from workers import until
 
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conductor import conducting, drafted_by, planned
-from worker_stream import drafter, until, verifier
+from workers import drafter, until, verifier
 
 from dspark.decoding.reference import Target, generate
 from dspark.model.checkpoint import load_target

@@ -73,79 +73,8 @@ class WatchRequest(_message.Message):
     incarnation: int
     def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
-class DraftCommand(_message.Message):
-    __slots__ = ("tag", "incarnation", "open", "draft", "release")
-    TAG_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_FIELD_NUMBER: _ClassVar[int]
-    RELEASE_FIELD_NUMBER: _ClassVar[int]
-    tag: int
-    incarnation: int
-    open: Open
-    draft: DraftCohort
-    release: DraftRelease
-    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., draft: _Optional[_Union[DraftCohort, _Mapping]] = ..., release: _Optional[_Union[DraftRelease, _Mapping]] = ...) -> None: ...
-
-class Open(_message.Message):
-    __slots__ = ("cursor", "reserve_tokens", "law")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    RESERVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LAW_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
-    reserve_tokens: int
-    law: _types_pb2.Law
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., reserve_tokens: _Optional[int] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ...) -> None: ...
-
-class DraftCohort(_message.Message):
-    __slots__ = ("cursors", "anchors", "features_through", "max_slots", "wait_us")
-    CURSORS_FIELD_NUMBER: _ClassVar[int]
-    ANCHORS_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
-    MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    WAIT_US_FIELD_NUMBER: _ClassVar[int]
-    cursors: _types_pb2.Cursors
-    anchors: _containers.RepeatedScalarFieldContainer[int]
-    features_through: _containers.RepeatedScalarFieldContainer[int]
-    max_slots: _containers.RepeatedScalarFieldContainer[int]
-    wait_us: int
-    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., anchors: _Optional[_Iterable[int]] = ..., features_through: _Optional[_Iterable[int]] = ..., max_slots: _Optional[_Iterable[int]] = ..., wait_us: _Optional[int] = ...) -> None: ...
-
-class DraftRelease(_message.Message):
-    __slots__ = ("sequences",)
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    sequences: _containers.RepeatedCompositeFieldContainer[_types_pb2.SequenceRef]
-    def __init__(self, sequences: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ...) -> None: ...
-
-class DraftEvent(_message.Message):
-    __slots__ = ("tag", "incarnation", "drafter_version", "opened", "blocks", "released", "draining")
-    TAG_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
-    OPENED_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    tag: int
-    incarnation: int
-    drafter_version: str
-    opened: Opened
-    blocks: Blocks
-    released: DraftReleased
-    draining: _types_pb2.Draining
-    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., drafter_version: _Optional[str] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., released: _Optional[_Union[DraftReleased, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
-
-class Opened(_message.Message):
-    __slots__ = ("cursor", "refusal")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
-    refusal: _types_pb2.Refusal
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
-
 class Blocks(_message.Message):
-    __slots__ = ("cursors", "lengths", "token_ids", "confidence", "q_entries", "q_ids", "q_probs", "empty_reasons", "watermarks", "forward_ns", "order", "wait_ns")
-    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("lengths", "token_ids", "confidence", "q_entries", "q_ids", "q_probs", "empty_reasons", "watermarks", "forward_ns", "order", "wait_ns")
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
@@ -157,7 +86,6 @@ class Blocks(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     WAIT_NS_FIELD_NUMBER: _ClassVar[int]
-    cursors: _types_pb2.Cursors
     lengths: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     confidence: _containers.RepeatedScalarFieldContainer[float]
@@ -169,13 +97,7 @@ class Blocks(_message.Message):
     forward_ns: int
     order: int
     wait_ns: int
-    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., q_entries: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., empty_reasons: _Optional[_Iterable[_Union[EmptyReason, str]]] = ..., watermarks: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[int] = ..., order: _Optional[int] = ..., wait_ns: _Optional[int] = ...) -> None: ...
-
-class DraftReleased(_message.Message):
-    __slots__ = ("sequences",)
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    sequences: int
-    def __init__(self, sequences: _Optional[int] = ...) -> None: ...
+    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., q_entries: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., empty_reasons: _Optional[_Iterable[_Union[EmptyReason, str]]] = ..., watermarks: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[int] = ..., order: _Optional[int] = ..., wait_ns: _Optional[int] = ...) -> None: ...
 
 class RoundsCommand(_message.Message):
     __slots__ = ("hello", "open", "close", "order", "rows", "keep")

@@ -40,11 +40,6 @@ class DraftStub:
                 request_serializer=dspark_dot_wire_dot_v1_dot_types__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DrafterDescription.FromString,
                 _registered_method=True)
-        self.Session = channel.stream_stream(
-                '/dspark.wire.v1.Draft/Session',
-                request_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftCommand.SerializeToString,
-                response_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftEvent.FromString,
-                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/dspark.wire.v1.Draft/Watch',
                 request_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.WatchRequest.SerializeToString,
@@ -62,13 +57,6 @@ class DraftServicer:
 
     def Describe(self, request, context):
         """Says what the drafter is and what it holds. Cheap; safe to call at any time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Session(self, request_iterator, context):
-        """Carries every round. When the stream ends, all its sequences are freed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,11 +83,6 @@ def add_DraftServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=dspark_dot_wire_dot_v1_dot_types__pb2.DescribeRequest.FromString,
                     response_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DrafterDescription.SerializeToString,
-            ),
-            'Session': grpc.stream_stream_rpc_method_handler(
-                    servicer.Session,
-                    request_deserializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftCommand.FromString,
-                    response_serializer=dspark_dot_wire_dot_v1_dot_draft__pb2.DraftEvent.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -139,33 +122,6 @@ class Draft:
             '/dspark.wire.v1.Draft/Describe',
             dspark_dot_wire_dot_v1_dot_types__pb2.DescribeRequest.SerializeToString,
             dspark_dot_wire_dot_v1_dot_draft__pb2.DrafterDescription.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Session(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/dspark.wire.v1.Draft/Session',
-            dspark_dot_wire_dot_v1_dot_draft__pb2.DraftCommand.SerializeToString,
-            dspark_dot_wire_dot_v1_dot_draft__pb2.DraftEvent.FromString,
             options,
             channel_credentials,
             insecure,

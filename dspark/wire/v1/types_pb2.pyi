@@ -18,30 +18,6 @@ RULE_TOKEN: Rule
 RULE_BLOCK: Rule
 RULE_COUPLED: Rule
 
-class Cursor(_message.Message):
-    __slots__ = ("sequence", "epoch", "round", "committed_len")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
-    sequence: int
-    epoch: int
-    round: int
-    committed_len: int
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., committed_len: _Optional[int] = ...) -> None: ...
-
-class Cursors(_message.Message):
-    __slots__ = ("sequence", "epoch", "round", "committed_len")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
-    sequence: _containers.RepeatedScalarFieldContainer[int]
-    epoch: _containers.RepeatedScalarFieldContainer[int]
-    round: _containers.RepeatedScalarFieldContainer[int]
-    committed_len: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_len: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class Law(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "choice", "rule", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "stop_token_ids", "logprobs", "prompt_len", "constraint")
     class LogitBiasEntry(_message.Message):

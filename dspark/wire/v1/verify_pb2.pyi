@@ -50,156 +50,6 @@ class VerifierDescription(_message.Message):
     warm: bool
     def __init__(self, incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., hidden_size: _Optional[int] = ..., projection: _Optional[str] = ..., page_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., cost: _Optional[_Union[_types_pb2.CostCurve, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., feature_dtype: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., metrics_port: _Optional[int] = ..., warm: _Optional[bool] = ...) -> None: ...
 
-class VerifyCommand(_message.Message):
-    __slots__ = ("tag", "incarnation", "prefill", "verify", "resend", "release")
-    TAG_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_FIELD_NUMBER: _ClassVar[int]
-    VERIFY_FIELD_NUMBER: _ClassVar[int]
-    RESEND_FIELD_NUMBER: _ClassVar[int]
-    RELEASE_FIELD_NUMBER: _ClassVar[int]
-    tag: int
-    incarnation: int
-    prefill: Prefill
-    verify: VerifyCohort
-    resend: Resend
-    release: VerifyRelease
-    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., verify: _Optional[_Union[VerifyCohort, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., release: _Optional[_Union[VerifyRelease, _Mapping]] = ...) -> None: ...
-
-class Prefill(_message.Message):
-    __slots__ = ("cursor", "token_ids", "law", "reserve_tokens", "sink", "keep_features", "cache_salt", "prompt_logprobs")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LAW_FIELD_NUMBER: _ClassVar[int]
-    RESERVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SINK_FIELD_NUMBER: _ClassVar[int]
-    KEEP_FEATURES_FIELD_NUMBER: _ClassVar[int]
-    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    law: _types_pb2.Law
-    reserve_tokens: int
-    sink: _types_pb2.FeatureSink
-    keep_features: bool
-    cache_salt: str
-    prompt_logprobs: int
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., law: _Optional[_Union[_types_pb2.Law, _Mapping]] = ..., reserve_tokens: _Optional[int] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., keep_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
-
-class VerifyCohort(_message.Message):
-    __slots__ = ("cursors", "anchors", "lengths", "draft_ids", "q_entries", "q_ids", "q_probs", "sources", "source")
-    CURSORS_FIELD_NUMBER: _ClassVar[int]
-    ANCHORS_FIELD_NUMBER: _ClassVar[int]
-    LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
-    Q_ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    Q_IDS_FIELD_NUMBER: _ClassVar[int]
-    Q_PROBS_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
-    cursors: _types_pb2.Cursors
-    anchors: _containers.RepeatedScalarFieldContainer[int]
-    lengths: _containers.RepeatedScalarFieldContainer[int]
-    draft_ids: _containers.RepeatedScalarFieldContainer[int]
-    q_entries: _containers.RepeatedScalarFieldContainer[int]
-    q_ids: bytes
-    q_probs: bytes
-    sources: _containers.RepeatedCompositeFieldContainer[Source]
-    source: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., anchors: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., q_entries: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., source: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Source(_message.Message):
-    __slots__ = ("sink", "drafter_version")
-    SINK_FIELD_NUMBER: _ClassVar[int]
-    DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
-    sink: _types_pb2.FeatureSink
-    drafter_version: str
-    def __init__(self, sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., drafter_version: _Optional[str] = ...) -> None: ...
-
-class Resend(_message.Message):
-    __slots__ = ("cursor", "sink", "from_position")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    SINK_FIELD_NUMBER: _ClassVar[int]
-    FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
-    sink: _types_pb2.FeatureSink
-    from_position: int
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., sink: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., from_position: _Optional[int] = ...) -> None: ...
-
-class VerifyRelease(_message.Message):
-    __slots__ = ("sequences",)
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    sequences: _containers.RepeatedCompositeFieldContainer[_types_pb2.SequenceRef]
-    def __init__(self, sequences: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ...) -> None: ...
-
-class VerifyEvent(_message.Message):
-    __slots__ = ("tag", "incarnation", "prefilled", "verdicts", "resent", "released", "draining")
-    TAG_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    PREFILLED_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    RESENT_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    tag: int
-    incarnation: int
-    prefilled: Prefilled
-    verdicts: Verdicts
-    resent: Resent
-    released: VerifyReleased
-    draining: _types_pb2.Draining
-    def __init__(self, tag: _Optional[int] = ..., incarnation: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., verdicts: _Optional[_Union[Verdicts, _Mapping]] = ..., resent: _Optional[_Union[Resent, _Mapping]] = ..., released: _Optional[_Union[VerifyReleased, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
-
-class Prefilled(_message.Message):
-    __slots__ = ("cursor", "anchor", "features_through", "forward_ns", "refusal", "cached_tokens", "prompt_logprobs", "logprobs")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    ANCHOR_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
-    anchor: int
-    features_through: int
-    forward_ns: int
-    refusal: _types_pb2.Refusal
-    cached_tokens: int
-    prompt_logprobs: _types_pb2.PromptLogprobs
-    logprobs: _types_pb2.TokenLogprobs
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., anchor: _Optional[int] = ..., features_through: _Optional[int] = ..., forward_ns: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
-
-class Verdicts(_message.Message):
-    __slots__ = ("cursors", "accepted", "next_tokens", "features_through", "refusals", "logprobs", "forward_ns", "tokens", "prefill_tokens", "refusal", "judged", "labels", "draws")
-    CURSORS_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    NEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_THROUGH_FIELD_NUMBER: _ClassVar[int]
-    REFUSALS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    JUDGED_FIELD_NUMBER: _ClassVar[int]
-    LABELS_FIELD_NUMBER: _ClassVar[int]
-    DRAWS_FIELD_NUMBER: _ClassVar[int]
-    cursors: _types_pb2.Cursors
-    accepted: _containers.RepeatedScalarFieldContainer[int]
-    next_tokens: _containers.RepeatedScalarFieldContainer[int]
-    features_through: _containers.RepeatedScalarFieldContainer[int]
-    refusals: _containers.RepeatedCompositeFieldContainer[RowRefusal]
-    logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
-    forward_ns: int
-    tokens: int
-    prefill_tokens: int
-    refusal: _types_pb2.Refusal
-    judged: _containers.RepeatedScalarFieldContainer[int]
-    labels: bytes
-    draws: _containers.RepeatedCompositeFieldContainer[Draws]
-    def __init__(self, cursors: _Optional[_Union[_types_pb2.Cursors, _Mapping]] = ..., accepted: _Optional[_Iterable[int]] = ..., next_tokens: _Optional[_Iterable[int]] = ..., features_through: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[RowRefusal, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., forward_ns: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ..., judged: _Optional[_Iterable[int]] = ..., labels: _Optional[bytes] = ..., draws: _Optional[_Iterable[_Union[Draws, _Mapping]]] = ...) -> None: ...
-
 class Draws(_message.Message):
     __slots__ = ("drafter_version", "slots", "places", "drift", "variance", "blocks", "luck", "luck_variance")
     DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -220,14 +70,6 @@ class Draws(_message.Message):
     luck_variance: float
     def __init__(self, drafter_version: _Optional[str] = ..., slots: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., variance: _Optional[float] = ..., blocks: _Optional[int] = ..., luck: _Optional[float] = ..., luck_variance: _Optional[float] = ...) -> None: ...
 
-class RowRefusal(_message.Message):
-    __slots__ = ("row", "refusal")
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    row: int
-    refusal: _types_pb2.Refusal
-    def __init__(self, row: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
-
 class RowLogprobs(_message.Message):
     __slots__ = ("row", "tokens")
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -235,22 +77,6 @@ class RowLogprobs(_message.Message):
     row: int
     tokens: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
     def __init__(self, row: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
-
-class Resent(_message.Message):
-    __slots__ = ("cursor", "rows", "refusal")
-    CURSOR_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    cursor: _types_pb2.Cursor
-    rows: int
-    refusal: _types_pb2.Refusal
-    def __init__(self, cursor: _Optional[_Union[_types_pb2.Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
-
-class VerifyReleased(_message.Message):
-    __slots__ = ("sequences",)
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    sequences: int
-    def __init__(self, sequences: _Optional[int] = ...) -> None: ...
 
 class ControlDown(_message.Message):
     __slots__ = ("incarnation", "orders")

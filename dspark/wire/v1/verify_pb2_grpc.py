@@ -40,11 +40,6 @@ class VerifyStub:
                 request_serializer=dspark_dot_wire_dot_v1_dot_types__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifierDescription.FromString,
                 _registered_method=True)
-        self.Session = channel.stream_stream(
-                '/dspark.wire.v1.Verify/Session',
-                request_serializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyCommand.SerializeToString,
-                response_deserializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyEvent.FromString,
-                _registered_method=True)
         self.Control = channel.stream_stream(
                 '/dspark.wire.v1.Verify/Control',
                 request_serializer=dspark_dot_wire_dot_v1_dot_verify__pb2.ControlDown.SerializeToString,
@@ -57,13 +52,6 @@ class VerifyServicer:
 
     def Describe(self, request, context):
         """Says what the verifier is and what it holds. Cheap; safe to call at any time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Session(self, request_iterator, context):
-        """Carries every round. When the stream ends, all its sequences are freed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,11 +72,6 @@ def add_VerifyServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=dspark_dot_wire_dot_v1_dot_types__pb2.DescribeRequest.FromString,
                     response_serializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifierDescription.SerializeToString,
-            ),
-            'Session': grpc.stream_stream_rpc_method_handler(
-                    servicer.Session,
-                    request_deserializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyCommand.FromString,
-                    response_serializer=dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyEvent.SerializeToString,
             ),
             'Control': grpc.stream_stream_rpc_method_handler(
                     servicer.Control,
@@ -123,33 +106,6 @@ class Verify:
             '/dspark.wire.v1.Verify/Describe',
             dspark_dot_wire_dot_v1_dot_types__pb2.DescribeRequest.SerializeToString,
             dspark_dot_wire_dot_v1_dot_verify__pb2.VerifierDescription.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Session(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/dspark.wire.v1.Verify/Session',
-            dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyCommand.SerializeToString,
-            dspark_dot_wire_dot_v1_dot_verify__pb2.VerifyEvent.FromString,
             options,
             channel_credentials,
             insecure,

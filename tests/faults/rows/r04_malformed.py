@@ -1,7 +1,7 @@
 """Row 4: malformed commands, rows and events between services: refused where they arrive, and nobody else notices.
 
 First real processes: a verifier and a drafter are sent commands and feature rows spoiled by their schema, over
-sessions beside which an honest one decodes. Then a coordinator, in simulated time, whose workers' events are spoiled.
+streams beside which an honest one decodes. Then a coordinator, in simulated time, whose workers' events are spoiled.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from faults.rows.program import arguments
 from faults.simulated import Answer, SimulatedCell, simulate
 from faults.spoiler import Spoiler
 
+EVENTS = ("ControlUp", "RoundsEvent")
 REFUSAL_S = 0.002
 GROWTH_MB = 64.0  # resident, after a warm-up, whatever was sent since
 CROWD = 6  # attackers at a time, of a million messages
@@ -37,11 +38,11 @@ def spoiled_events(seed: int, share: float) -> tuple[Plan, Counter[str]]:
     draw = spoiler._draw
 
     def tamper(message: Message, data: bytes) -> bytes:
-        if message.source[:1] not in "vd" or "Event." not in message.kind or draw.random() >= share:
+        if message.source[:1] not in "vd" or message.kind.split(".")[0] not in EVENTS or draw.random() >= share:
             return data
         event: Any = GetMessageClass(methods()[message.method][1])()
         event.ParseFromString(data)
-        spoiler.spoil(getattr(event, event.WhichOneof("event")))
+        spoiler.spoil(event)
         done[message.kind] += 1
         return bytes(event.SerializeToString())
 

@@ -31,7 +31,7 @@ MANY = 1_000_000
 TRIES = 5
 MOST_MS, MOST_GROWTH = 10.0, 2.0
 SPARE = 4 * MIB  # of memory that an allocator keeps for itself
-SESSIONS = {"verify": "/dspark.wire.v1.Verify/Session", "draft": "/dspark.wire.v1.Draft/Session"}
+STREAMS = {"verify": "/dspark.wire.v1.Verify/Control", "draft": "/dspark.wire.v1.Draft/Rounds"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def main() -> int:
                 rows.append(_measured(cell, "coordinator/0", case, lambda b=body: _http(host, b), "http", len(body)))
         for role, case in _commands():
             with sync_channel(cell.children[f"{role}/0"].endpoint) as channel:
-                rows.append(_measured(cell, f"{role}/0", case, lambda c=case, ch=channel: _grpc(ch, c), "session"))
+                rows.append(_measured(cell, f"{role}/0", case, lambda c=case, ch=channel: _grpc(ch, c), "stream"))
         with cell.client() as client:
             served = len(client.complete([1, 2, 3], max_tokens=8, timeout=30).token_ids) == 8
         alive = all(cell.alive(name) and cell.children[name].pid == pid for name, pid in before.items())
@@ -127,28 +127,23 @@ def _requests() -> Iterator[Case]:
 
 def _commands() -> Iterator[tuple[str, Case]]:
     many = [1] * MANY
-    cursors = types_pb2.Cursors(sequence=many, epoch=many, round=many, committed_len=many)
     law = types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN)
-    prefill = verify_pb2.Prefill(cursor=types_pb2.Cursor(sequence=1, committed_len=MANY), token_ids=many, law=law)
-    cohort = verify_pb2.VerifyCohort(cursors=cursors, anchors=many, lengths=many, q_entries=many, source=many)
-    claimed = verify_pb2.VerifyCohort(
-        cursors=types_pb2.Cursors(sequence=[1], epoch=[0], round=[1], committed_len=[4]),
-        anchors=[1],
-        lengths=[2**32 - 1],
-        q_entries=[2**32 - 1],
-        source=[0],
-    )
-    for name, command, values in (
-        ("a prompt of a million ids", verify_pb2.VerifyCommand(prefill=prefill), MANY),
-        ("a cohort of a million", verify_pb2.VerifyCommand(verify=cohort), 8 * MANY),
-        ("lengths and entries of 4e9", verify_pb2.VerifyCommand(verify=claimed), 0),
+    named = verify_pb2.Kept(sequence=many, epoch=many)
+    claimed = verify_pb2.RoundPlan(number=1, cohorts=2**32 - 1, window=2**32 - 1, sequence=[1], own_terms=[2**32 - 1])
+    for name, order, values in (
+        ("a prompt of a million ids", {"admission": verify_pb2.Admission(sequence=1, token_ids=many, law=law)}, MANY),
+        ("a list of a million", {"kept": named}, 2 * MANY),
+        ("cohorts and windows of 4e9", {"plan": claimed}, 0),
     ):
-        yield "verify", Case(name, command.SerializeToString(), method=SESSIONS["verify"], values=values)
-    cursor = types_pb2.Cursor(sequence=1, epoch=0, round=0, committed_len=4)
+        told = verify_pb2.ControlDown(orders=[verify_pb2.ControlDown.Order(**order)])
+        yield "verify", Case(name, told.SerializeToString(), method=STREAMS["verify"], values=values)
     biased = types_pb2.Law(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN, stop_token_ids=many, min_tokens=1)
-    opening = draft_pb2.Open(cursor=cursor, reserve_tokens=8, law=biased)
-    command = draft_pb2.DraftCommand(open=opening).SerializeToString()
-    yield "draft", Case("a law of a million ids", command, method=SESSIONS["draft"])
+    opening = draft_pb2.OpenContext(sequence=1, reserve_tokens=8, law=biased)
+    command = draft_pb2.RoundsCommand(open=opening).SerializeToString()
+    yield "draft", Case("a law of a million ids", command, method=STREAMS["draft"])
+    order = draft_pb2.Order(order=1, sequence=many, epoch=many, round=many, committed_len=many, anchors=many)
+    command = draft_pb2.RoundsCommand(order=order).SerializeToString()
+    yield "draft", Case("an order of a million", command, method=STREAMS["draft"], values=5 * MANY)
     chunk = features_pb2.FeatureChunk(rows=types_pb2.TensorChunk(dtype="float32", shape=[2**32 - 1, 2**32 - 1]))
     chunk.runs.extend([features_pb2.FeatureRun(sequence=1)] * 200_000)
     yield "draft", Case("rows of 2^64", chunk.SerializeToString(), method="/dspark.wire.v1.Features/Push")
@@ -192,23 +187,13 @@ def _peak(status: Path) -> int:
 
 
 def _grpc(channel: grpc.Channel, case: Case) -> bool:
-    """Whether it was refused: by a status, or within a session by an event that says so."""
+    """Whether it was refused: by a status, or within a stream of rows by an event that says so."""
     try:
         for event in channel.stream_stream(case.method)(iter([case.message]), timeout=20, metadata=case.metadata):
-            return _refuses(case.method, event)
+            if case.method.endswith("/Push"):
+                return bool(features_pb2.FeatureAck.FromString(event).refused)
     except grpc.RpcError as error:
         return error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
-    return False
-
-
-def _refuses(method: str, event: bytes) -> bool:
-    if method == SESSIONS["verify"]:
-        said = verify_pb2.VerifyEvent.FromString(event)
-        return bool(said.prefilled.HasField("refusal") or said.verdicts.HasField("refusal") or said.verdicts.refusals)
-    if method == SESSIONS["draft"]:
-        return draft_pb2.DraftEvent.FromString(event).opened.HasField("refusal")
-    if method.endswith("/Push"):
-        return bool(features_pb2.FeatureAck.FromString(event).refused)
     return False
 
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from verifier import DRAFTER, OTHER, PROMPT, Pages, Verifier, of, only, priced, rounds
 
-from dspark.errors import PeerError
-from dspark.rounds.bounds import EpochLedger, ReportCursor
 from dspark.rounds.events import (
     Acknowledged,
     Admit,
@@ -165,23 +163,6 @@ def test_r6_the_youngest_reports_everything_before_it_makes_room() -> None:
     assert (gone.sequence, gone.rounds, gone.committed_len) == (2, 2, PROMPT + 2)
 
 
-def test_r7_reports_are_applied_exactly_in_order() -> None:
-    cursor = ReportCursor(4)
-    assert cursor.takes(4, 0)
-    assert not cursor.takes(4, 0), "once"
-    assert not cursor.takes(3, 7), "of an older epoch"
-    assert cursor.takes(4, 1)
-    with pytest.raises(PeerError, match="epoch 4, round 3 came where epoch 4, round 2 is next"):
-        cursor.takes(4, 3)
-    with pytest.raises(PeerError):
-        cursor.takes(5, 0)
-    cursor.handed_over(5)
-    assert not cursor.takes(4, 2)
-    assert cursor.takes(5, 0)
-    with pytest.raises(ValueError, match="does not follow"):
-        cursor.handed_over(5)
-
-
 @pytest.mark.parametrize("window", [0, 1, 2, 5])
 @pytest.mark.parametrize("drafter", [0, DRAFTER])
 def test_r8_no_round_begins_more_than_the_window_ahead(window: int, drafter: int) -> None:
@@ -209,21 +190,6 @@ def test_r8_a_narrower_window_holds_at_the_next_round() -> None:
     verifier.tell(priced(window=0, number=2))
     verifier.ended(run)
     assert verifier.state(1) == "HELD"
-
-
-def test_r9_an_epoch_is_written_before_it_is_used_and_never_given_twice() -> None:
-    written: list[int] = []
-    ledger = EpochLedger(written.append)
-    assert [ledger.next(), ledger.next()] == [0, 1] == written
-    assert EpochLedger(written.append, written=written[-1]).next() == 2, "after a restart, whatever was committed"
-
-    def fails(_: int) -> None:
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        EpochLedger(fails).next()
-    with pytest.raises(OverflowError):
-        EpochLedger(written.append, written=(1 << 32) - 1).next()
 
 
 def test_r9_an_epoch_that_was_seen_is_not_admitted_again() -> None:

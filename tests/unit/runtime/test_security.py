@@ -19,7 +19,7 @@ from tests.services.certificates import Authority
 
 GENERATE = "/dspark.wire.v1.Generation/Generate"
 ANNOUNCE = "/dspark.wire.v1.Control/Announce"
-SESSION = "/dspark.wire.v1.Verify/Session"
+SESSION = "/dspark.wire.v1.Verify/Control"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 WORKER, OPERATOR, MONITOR = "worker-" * 4, "operator-" * 4, "monitor-" * 4
 OURS, THEIRS = "client-of-ours-" * 2, "client-of-theirs-" * 2

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service import feature_sink
-from draft_service import session as draft_session
+from draft_service import feature_sink, rounds
 from dspark.errors import InvalidRequest
 from dspark.runtime.wire_limits import LOOKED_AT, MAX_REQUEST, MOST_PARTS, check_size, reading, request_bytes, trimmed
 from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, verify_pb2
-from verify_service.commands import bounds
+from verify_service.commands import control_bounds
 
 GENERATE, ABORT = "/dspark.wire.v1.Generation/Generate", "/dspark.wire.v1.Generation/Abort"
 
@@ -84,35 +83,35 @@ def test_bytes_that_are_no_message_are_the_parsers_business(data: bytes) -> None
 
 
 MANY = [1] * 1_000_000
-CURSOR = types_pb2.Cursor(sequence=7, epoch=1, round=2, committed_len=9)
+
+
+def told(**order: object) -> verify_pb2.ControlDown:
+    return verify_pb2.ControlDown(incarnation=4, orders=[verify_pb2.ControlDown.Order(**order)])  # type: ignore[arg-type]
 
 
 def test_a_prompt_beyond_the_context_is_left_out_of_its_command() -> None:
-    prefill = verify_pb2.Prefill(cursor=CURSOR, token_ids=MANY, cache_salt="s")
-    command = verify_pb2.VerifyCommand(tag=3, incarnation=4, prefill=prefill)
-    read = reading(verify_pb2.VerifyCommand.FromString, bounds(4096))(command.SerializeToString())
+    command = told(admission=verify_pb2.Admission(sequence=7, token_ids=MANY, cache_salt="s"))
+    read = reading(verify_pb2.ControlDown.FromString, control_bounds(4096))(command.SerializeToString())
     assert read.too_large is not None
     assert read.too_large.field == "token_ids"
-    kept = verify_pb2.Prefill(cursor=CURSOR, cache_salt="s")
-    assert read.message == verify_pb2.VerifyCommand(tag=3, incarnation=4, prefill=kept)
+    assert read.message == told(admission=verify_pb2.Admission(sequence=7, cache_salt="s"))
 
 
-def test_columns_of_a_million_are_left_out_of_a_cohort() -> None:
-    cursors = types_pb2.Cursors(sequence=MANY, epoch=MANY, round=MANY, committed_len=MANY)
-    cohort = verify_pb2.VerifyCohort(cursors=cursors, anchors=MANY, lengths=MANY, source=MANY, q_ids=bytes(10))
-    command = verify_pb2.VerifyCommand(tag=3, verify=cohort)
-    kept, why = trimmed(command.SerializeToString(), bounds(4096))
+def test_columns_of_a_million_are_left_out_of_an_order() -> None:
+    command = draft_pb2.RoundsCommand(order=draft_pb2.Order(order=3, sequence=MANY, epoch=MANY, anchors=MANY))
+    kept, why = trimmed(command.SerializeToString(), rounds.BOUNDS)
     assert why is not None
-    assert verify_pb2.VerifyCommand.FromString(kept).verify == verify_pb2.VerifyCohort(q_ids=bytes(10))
+    assert draft_pb2.RoundsCommand.FromString(kept).order == draft_pb2.Order(order=3)
 
 
 def test_values_that_are_not_packed_are_counted() -> None:
-    loose = b"\x10\x01" * 100_000  # field 2, a varint each
-    command = b"\x1a" + b"\xc0\x9a\x0c" + loose  # a Prefill of 200,000 bytes
-    kept, why = trimmed(command, bounds(1 << 20))
+    loose = b"\x18\x01" * 100_000  # field 3, a varint each
+    command = b"\x12" + b"\xc4\x9a\x0c" + b"\x0a" + b"\xc0\x9a\x0c" + loose  # an order of an admission
+    kept, why = trimmed(command, control_bounds(1 << 20))
     assert why is not None
     assert "parts" in str(why)
-    assert len(verify_pb2.VerifyCommand.FromString(kept).prefill.token_ids) <= MOST_PARTS
+    (order,) = verify_pb2.ControlDown.FromString(kept).orders
+    assert len(order.admission.token_ids) <= MOST_PARTS
 
 
 def test_runs_of_a_chunk_are_counted_before_they_are_parsed() -> None:
@@ -124,32 +123,40 @@ def test_runs_of_a_chunk_are_counted_before_they_are_parsed() -> None:
 
 
 def test_a_law_of_a_million_ids_is_left_out_of_an_open() -> None:
-    opening = draft_pb2.Open(cursor=CURSOR, reserve_tokens=8, law=types_pb2.Law(stop_token_ids=MANY))
-    command = draft_pb2.DraftCommand(tag=6, open=opening)
-    read = reading(draft_pb2.DraftCommand.FromString, draft_session.BOUNDS)(command.SerializeToString())
+    opening = draft_pb2.OpenContext(sequence=7, reserve_tokens=8, law=types_pb2.Law(stop_token_ids=MANY))
+    command = draft_pb2.RoundsCommand(open=opening)
+    read = reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS)(command.SerializeToString())
     assert read.too_large is not None
     assert read.too_large.field == "law"
-    assert read.message == draft_pb2.DraftCommand(tag=6, open=draft_pb2.Open(cursor=CURSOR, reserve_tokens=8))
+    kept = draft_pb2.OpenContext(sequence=7, reserve_tokens=8)
+    assert read.message == draft_pb2.RoundsCommand(open=kept)
 
 
 def test_the_largest_proper_commands_pass_whole() -> None:
-    rows = list(range(1 << 16))
-    ids = [2**32 - 1] * len(rows)
-    cursors = types_pb2.Cursors(sequence=[2**40 + row for row in rows], epoch=rows, round=ids, committed_len=rows)
-    sources = [verify_pb2.Source(sink=types_pb2.FeatureSink(endpoint="x" * 200), drafter_version="v" * 200)] * 64
-    cohort = verify_pb2.VerifyCohort(
-        cursors=cursors, anchors=ids, lengths=ids, draft_ids=8 * ids, q_entries=ids, source=ids, sources=sources
+    numbers = list(range(1 << 16))
+    ids = [2**32 - 1] * len(numbers)
+    sequences = [2**40 + number for number in numbers]
+    order = draft_pb2.Order(
+        order=1,
+        sequence=sequences,
+        epoch=numbers,
+        round=ids,
+        committed_len=numbers,
+        anchors=ids,
+        slots=ids,
+        rows=ids,
+        token_ids=[2**32 - 1] * 4096,
     )
-    cohort.q_ids = bytes(1 << 20)
-    drafts = draft_pb2.DraftCohort(cursors=cursors, anchors=ids, features_through=ids, max_slots=ids)
+    order.features.CopyFrom(types_pb2.TensorChunk(dtype="float32", shape=[4096, 64], data=bytes(1 << 20)))
     runs = [features_pb2.FeatureRun(sequence=2**40, epoch=1, start_position=9, token_ids=[5])] * feature_sink.MAX_ROWS
     chunk = features_pb2.FeatureChunk(sink_incarnation=2**60, runs=runs, projection="p" * 64)
     chunk.rows.CopyFrom(types_pb2.TensorChunk(dtype="float32", shape=[len(runs), 64], data=bytes(1 << 20)))
-    prefill = verify_pb2.Prefill(cursor=CURSOR, token_ids=[2**32 - 1] * 40_960, cache_salt="\U0001f600" * 512)
+    admission = verify_pb2.Admission(sequence=7, token_ids=[2**32 - 1] * 40_960, cache_salt="\U0001f600" * 512)
+    columns = {"sequence": sequences, "epoch": ids}
     for data, its in (
-        (verify_pb2.VerifyCommand(tag=1, verify=cohort).SerializeToString(), bounds(40_960)),
-        (verify_pb2.VerifyCommand(tag=1, prefill=prefill).SerializeToString(), bounds(40_960)),
-        (draft_pb2.DraftCommand(tag=1, draft=drafts).SerializeToString(), draft_session.BOUNDS),
+        (told(admission=admission).SerializeToString(), control_bounds(40_960)),
+        (told(kept=verify_pb2.Kept(**columns)).SerializeToString(), control_bounds(40_960)),
+        (draft_pb2.RoundsCommand(order=order).SerializeToString(), rounds.BOUNDS),
         (chunk.SerializeToString(), feature_sink.BOUNDS),
     ):
         assert len(data) > LOOKED_AT
@@ -161,6 +168,6 @@ def test_the_largest_proper_commands_pass_whole() -> None:
 @given(st.binary(min_size=1, max_size=400))
 def test_any_bytes_of_a_command_are_trimmed_without_an_error(data: bytes) -> None:
     long = data * (1 + LOOKED_AT // len(data))
-    kept, why = trimmed(long, bounds(64))
+    kept, why = trimmed(long, control_bounds(64))
     assert kept == long or why is not None
     assert len(kept) <= len(long)

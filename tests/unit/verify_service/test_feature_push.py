@@ -22,22 +22,20 @@ def pusher(metrics: Metrics, queue_rows: int) -> FeaturePush:
 async def test_what_does_not_fit_is_dropped_and_counted_at_once() -> None:
     metrics = Metrics()
     push = pusher(metrics, queue_rows=10)
-    assert push.push(NOWHERE, [rows(8)], bulk=False) == 8
-    assert push.push(NOWHERE, [rows(8)], bulk=False) == 0
-    assert push.push(NOWHERE, [rows(8)], bulk=True) == 8, "prompts have a queue of their own"
+    assert push.push(NOWHERE, [rows(8)]) == 8
+    assert push.push(NOWHERE, [rows(8)]) == 0
     assert metrics.value("dropped_total", kind="feature_rows", reason="queue_full") == 8
     await push.close()
     lost = [
         metrics.value("dropped_total", kind="feature_rows", reason=r) for r in ("closed", "broken", "unacknowledged")
     ]
-    assert sum(lost) == 16
+    assert sum(lost) == 8
 
 
 async def test_a_long_prompt_travels_in_several_messages() -> None:
     metrics = Metrics()
     push = pusher(metrics, queue_rows=5000)
-    assert push.push(NOWHERE, [rows(1200)], bulk=True) == 1200
+    assert push.push(NOWHERE, [rows(1200)]) == 1200
     link = push._links[NOWHERE]
-    assert link._queues["bulk"]._chunks.qsize() == 3
-    assert link._queues["rounds"]._chunks.qsize() == 0
+    assert link._queue._chunks.qsize() == 3
     await push.close()

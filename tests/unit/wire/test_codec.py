@@ -9,19 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import PeerError
-from dspark.types import Cursor, Law, Rule, TokenLogprobs
+from dspark.types import Law, Rule, TokenLogprobs
 from dspark.wire import codec
 from dspark.wire.tensors import FP8, read_tensor, write_rows, write_tensor
 from dspark.wire.v1 import types_pb2
 
 U32 = st.integers(0, 2**32 - 1)
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
-CURSORS = st.builds(Cursor, st.integers(0, 2**64 - 1), U32, U32, U32)
-
-
-@given(CURSORS)
-def test_cursor_there_and_back(cursor: Cursor) -> None:
-    assert codec.read_cursor(codec.write_cursor(cursor)) == cursor
 
 
 @given(st.floats(0, 100), st.floats(0.001, 1), U32, st.integers(0, 2**64 - 1), U32, st.sampled_from(list(Rule)))

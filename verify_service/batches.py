@@ -27,7 +27,7 @@ RIDE_ALONG = {"cpu": 64, "cuda": 512}  # prompt tokens in a round, where the con
 SCORED = 256  # tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
 
 
-class Rounds:
+class Batches:
     """The steps of one engine. forget_keys: of a sequence, to whoever keeps keys and values beside the pages."""
 
     def __init__(
