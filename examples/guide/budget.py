@@ -37,7 +37,7 @@ used. Cut a block before the first slot whose confidence is below a threshold, a
 tau of whole blocks is {tau[0]:.2f}. At a threshold of {THRESHOLDS[SHOWN]:g} it is {tau[SHOWN]:.2f}, and {saved:.0%} of
 the tokens verified per token that came out are saved: where text is hard to guess, most of a block can go unverified
 for next to nothing. A scheduler does better than a threshold: it gives every request what its survival is worth at the
-present load (`dspark/rounds/schedule.py`). Cutting is lossless as long as whether a slot is verified
+present load (`coordinator/planning/planner.py`). Cutting is lossless as long as whether a slot is verified
 does not depend on the token in it."""
 
 

@@ -11,10 +11,12 @@ from tests.mutation.loading import LOADING
 from tests.mutation.pages import PAGES
 from tests.mutation.round_mutants import MUTANTS as ROUNDS
 from tests.mutation.rules import RULES
+from tests.mutation.stream_mutants import STREAMS
 
 LISTS = {
     "rules": RULES,
     "rounds": ROUNDS,
+    "streams": STREAMS,
     "lanes": LANES,
     "pages": PAGES,
     "answers": ANSWERS,

@@ -245,21 +245,9 @@ PAGES = [
     *in_file(
         "verify_service/sequences.py",
         (
-            "a verdict is taken by committed length alone",
-            "cursor.round == last.cursor.round and cursor.committed_len == last.cursor.committed_len",
-            "cursor.committed_len == last.cursor.committed_len",
-            CHECKS,
-        ),
-        (
-            "a verdict is taken by its round alone",
-            "cursor.round == last.cursor.round and cursor.committed_len == last.cursor.committed_len",
-            "cursor.round == last.cursor.round",
-            CHECKS,
-        ),
-        (
             "a round that is over may run again",
-            "if last is not None and cursor.round <= last.cursor.round:",
-            "if last is not None and cursor.round < 0:",
+            "if cursor.round <= state.round:",
+            "if cursor.round < 0:",
             CHECKS,
         ),
         (

@@ -1,0 +1,264 @@
+"""Bugs to put into both streams of rounds, `Verify.Control` and `Draft.Rounds`, and into what drives them."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant, in_file
+
+F = "tests/services/test_rounds_failing.py::test_"
+D = "tests/services/test_rounds_at_drafter.py::test_"
+S = "tests/services/test_rounds_served.py::test_"
+P = "tests/unit/draft_service/test_drafting.py::test_"
+LIES = (f"{F}whatever_a_drafter_says_answers_are_the_targets",)
+MUTE = (f"{F}a_drafter_that_never_greets_and_one_that_never_answers",)
+NONSENSE = (f"{F}a_coordinator_that_talks_nonsense_loses_its_stream_and_nobody_elses",)
+SILENT = (f"{F}a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_say_does_not",)
+LEAVES = (f"{F}a_verifier_that_leaves_says_so_and_takes_nobody",)
+REFUSED = (f"{F}prompts_that_cannot_be_taken_are_refused_by_field",)
+LATE = (f"{F}what_comes_late_or_for_nobody_changes_nothing",)
+GONE = (f"{F}a_drafter_that_is_gone_is_let_go_and_one_that_leaves_opens_nobody",)
+HOSTILE = (f"{D}what_does_not_fit_ends_the_stream_by_field_and_harms_nobody_else",)
+TURNS = (f"{D}rows_that_never_come_and_orders_out_of_turn_end_the_stream",)
+MEANT = (f"{D}who_is_not_meant_or_understands_other_rows_ends_the_stream",)
+ONE_MESSAGE = (f"{D}rows_and_order_are_one_message_and_the_block_follows",)
+HELD = (f"{D}a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_does_not",)
+ANSWERS = (f"{S}answers_are_those_of_the_reference_loop",)
+
+STREAMS: list[Mutant] = [
+    *in_file(
+        "verify_service/round_driver.py",
+        (
+            "a verifier that leaves takes newcomers",
+            "                if self._worker.draining.is_set():",
+            "                if False:",
+            LEAVES,
+        ),
+        (
+            "a bug in a turn is kept quiet",
+            "            self._events.call_soon_threadsafe(self._failed, error)\n",
+            "",
+            (f"{F}a_bug_beside_a_pass_ends_the_stream_and_frees_everything",),
+        ),
+        (
+            "nobody hears why a prompt was not taken",
+            "        self._up.append(Refused(sequence, epoch, why.reason, why.message))\n        return PrefillRefused",
+            "        return PrefillRefused",
+            REFUSED,
+        ),
+        (
+            "a chunk that failed is not told of",
+            "        began = list(self._prompts.after_chunk(progress))\n",
+            "        began = list(self._prompts.after_chunk(progress)) if failed is None else []\n",
+            (f"{F}a_chunk_that_fails_is_run_again",),
+        ),
+        (
+            "rows are sent to who was let go",
+            '        if event.what != "late":\n            self._drafters.let_go(event.drafter)',
+            '        if event.what == "late":\n            self._drafters.let_go(event.drafter)',
+            MUTE,
+        ),
+    ),
+    *in_file(
+        "verify_service/drafters.py",
+        ("a block longer than asked is verified", "> asked.slots]", "> asked.slots + 64]", LIES),
+        (
+            "blocks are verified whatever they were drawn from",
+            "return {*too_long, *unsound(blocks, coupled, self._engine.target.vocab_size)}",
+            "return {*too_long}",
+            LIES,
+        ),
+        (
+            "blocks are taken for an order that was not given",
+            "        if order is None or order.drafter != drafter:\n            raise PeerError(",
+            "        order = order or next(iter(self.orders.values()))\n        if 0:\n            raise PeerError(",
+            LIES,
+        ),
+        (
+            "a drafter that never greets is waited for",
+            "            if not known.version and now >= known.begun + GREETING_S:",
+            "            if not known.version and now >= known.begun + 1e6:",
+            MUTE,
+        ),
+        (
+            "a drafter that is gone keeps its contexts",
+            'return self._lose(at.drafter, known, "gone") if known.stream is not None else []',
+            "return []",
+            GONE,
+        ),
+        (
+            "an address that cannot be one is asked",
+            "        if known is None or known.sink is None or self._engine.projection is None:",
+            "        if known is None or self._engine.projection is None:",
+            (f"{F}another_process_at_a_drafters_address_is_not_that_drafter",),
+        ),
+        (
+            "a drafter without room is no news",
+            '            self._say(DrafterEvent(drafter, "full"))',
+            "            pass",
+            (f"{F}a_drafter_without_room_says_so_and_others_are_drafted_for",),
+        ),
+        (
+            "rows of an order are a position late",
+            "RowSpan(each.sequence, each.epoch, each.first_row, each.committed_len - 1)",
+            "RowSpan(each.sequence, each.epoch, each.first_row, each.committed_len - 2)",
+            ANSWERS,
+        ),
+    ),
+    *in_file(
+        "verify_service/row_feeds.py",
+        (
+            "a context that has all its rows is not drafted for",
+            "            if feed.held >= feed.stop:",
+            "            if feed.held > feed.stop:",
+            ANSWERS,
+        ),
+        (
+            "rows of a piece are skipped",
+            "                feed.next = last\n",
+            "                feed.next = last + 1\n",
+            ANSWERS,
+        ),
+    ),
+    *in_file(
+        "verify_service/control_stream.py",
+        (
+            "orders for another process are carried out",
+            "            if message.incarnation != self._worker.incarnation:",
+            "            if False:",
+            (f"{F}orders_for_another_process_end_the_stream",),
+        ),
+        (
+            "silence is no end",
+            "        while (left := self._heard_at + lease_s - time.monotonic()) > 0:",
+            "        while (left := self._heard_at + 1e6 + lease_s - time.monotonic()) > 0:",
+            SILENT,
+        ),
+        (
+            "an empty message keeps no lease",
+            "            self._heard_at = time.monotonic()\n            if too_large",
+            "            if too_large",
+            SILENT,
+        ),
+        (
+            "what is too large is carried out without it",
+            "            if too_large is not None:\n                raise too_large\n",
+            "",
+            NONSENSE,
+        ),
+    ),
+    *in_file(
+        "verify_service/prompts.py",
+        (
+            "a prompt that is called back keeps its pages",
+            "        self._engine.release(sequence, epoch)\n        return True",
+            "        return True",
+            (f"{F}a_coordinator_remembers_no_prompt_that_its_client_left", *LATE),
+        ),
+        (
+            "a bug at one prompt is everybody's",
+            "            anchor = failed(sequence, error)\n",
+            "            raise\n",
+            (f"{F}a_bug_at_one_prompt_refuses_that_one",),
+        ),
+    ),
+    *in_file(
+        "verify_service/round_passes.py",
+        (
+            "a pass that failed is told as one without draws",
+            "return PassFailed(ready.number), error",
+            "raise",
+            (f"{F}a_pass_that_fails_takes_only_those_with_it_that_fail_alone",),
+        ),
+    ),
+    *in_file(
+        "draft_service/rounds.py",
+        (
+            "hello comes whenever it likes",
+            '        if (kind == "hello") is (self._verifier is not None):',
+            "        if False:",
+            HOSTILE,
+        ),
+        (
+            "what is said to another process is taken",
+            "        if hello.drafter_incarnation != self._worker.incarnation:",
+            "        if False:",
+            MEANT,
+        ),
+        (
+            "rows of another projection are taken",
+            "        if hello.projection != self._engine.projection:",
+            "        if False:",
+            MEANT,
+        ),
+        ("orders come again", "        if order.number <= self._last:", "        if False:", TURNS),
+        (
+            "an order is forgotten for the next one",
+            '        if self._arriving is not None and kind != "rows":',
+            "        if False:",
+            TURNS,
+        ),
+        (
+            "more rows than were announced are taken",
+            "        if len(rows) > self.missing:",
+            "        if False:",
+            HOSTILE,
+        ),
+        (
+            "rows of an order stand a position late",
+            "start = cursor.committed_len - 1 - order.rows[row] + self._within",
+            "start = cursor.committed_len - order.rows[row] + self._within",
+            ONE_MESSAGE,
+        ),
+        (
+            "what nobody wants any more is kept",
+            "self._close_contexts([at for at in self._laws if at not in wanted])",
+            "self._close_contexts([])",
+            (f"{D}contexts_that_nobody_names_any_more_are_freed",),
+        ),
+        ("silence is no end at the drafter", "        if left > 0:\n", "        if True:\n", HELD),
+        (
+            "a stream that is over keeps its contexts",
+            "        freed = self._engine.release_owner(self._owner)\n",
+            "        freed = 0\n",
+            HELD,
+        ),
+        (
+            "a drafter that leaves opens newcomers",
+            "        if self._worker.draining.is_set():",
+            "        if False:",
+            (f"{D}a_drafter_that_leaves_says_so_and_opens_nobody",),
+        ),
+        (
+            "verifiers that name sequences alike meet",
+            "            number = self._keys.open(self._verifier, told.sequence, self._owner)\n",
+            "            number = self._keys.open(1, told.sequence, self._owner)\n",
+            (f"{D}verifiers_that_name_sequences_alike_do_not_meet",),
+        ),
+    ),
+    *in_file(
+        "draft_service/drafting.py",
+        (
+            "a pass has no bound",
+            "            room -= len(taken[-1].items)\n",
+            "",
+            (f"{P}verifiers_take_turns_within_the_largest_pass",),
+        ),
+        (
+            "whoever has many orders goes first again",
+            "                self._waiting[owner] = queue  # behind all others",
+            "                self._waiting = {owner: queue, **self._waiting}",
+            (f"{P}one_with_many_orders_never_goes_twice_before_another",),
+        ),
+        (
+            "a stream that is over is drafted for",
+            "        self._waiting.pop(owner, None)",
+            "        pass",
+            (f"{P}a_stream_that_is_over_is_not_drafted_for",),
+        ),
+        (
+            "blocks of an order go to the next one",
+            "                at += count\n            self._wake()",
+            "            self._wake()",
+            (f"{P}what_waits_is_one_pass_and_everybody_gets_its_own_blocks",),
+        ),
+    ),
+]
