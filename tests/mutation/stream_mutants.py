@@ -45,12 +45,6 @@ STREAMS: list[Mutant] = [
             REFUSED,
         ),
         (
-            "a chunk that failed is not told of",
-            "        began = list(self._prompts.after_chunk(progress))\n",
-            "        began = list(self._prompts.after_chunk(progress)) if failed is None else []\n",
-            (f"{F}a_chunk_that_fails_is_run_again",),
-        ),
-        (
             "rows are sent to who was let go",
             '        if event.what != "late":\n            self._drafters.let_go(event.drafter)',
             '        if event.what == "late":\n            self._drafters.let_go(event.drafter)',
@@ -158,15 +152,6 @@ STREAMS: list[Mutant] = [
             "            anchor = failed(sequence, error)\n",
             "            raise\n",
             (f"{F}a_bug_at_one_prompt_refuses_that_one",),
-        ),
-    ),
-    *in_file(
-        "verify_service/round_passes.py",
-        (
-            "a pass that failed is told as one without draws",
-            "return PassFailed(ready.number), error",
-            "raise",
-            (f"{F}a_pass_that_fails_takes_only_those_with_it_that_fail_alone",),
         ),
     ),
     *in_file(
