@@ -1,0 +1,56 @@
+"""A DeepSeek-V4 target and the drafter inside its checkpoint, whose processes are lost while they answer.
+
+The answers go on elsewhere, and are those of the library alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from worker_stream import drafter, until
+
+from coordinator.workers.worker import Address, Role
+from dspark.client import AsyncClient
+from dspark.model.checkpoint import load_target
+from tests.architectures import deepseek_v4
+from tests.architectures.serving import prompt
+from tests.services.test_verifier_lost import Pool
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+PROMPTS, ANSWER = 40, 24
+
+
+@pytest_asyncio.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    deepseek_v4.write(tmp_path / "model")
+    pool = Pool(tmp_path / "model", tmp_path / "model")
+    yield pool
+    await pool.close()
+
+
+async def test_forty_answers_survive_a_lost_verifier_and_a_lost_drafter(pool: Pool, tmp_path: Path) -> None:
+    prompts = [prompt(3 + 2 * number, number) for number in range(PROMPTS)]
+    model = load_target(tmp_path / "model").model
+    wanted = []
+    for ids in prompts:
+        out = model.generate(torch.tensor([ids]), max_new_tokens=ANSWER, do_sample=False)
+        wanted.append(out[0, len(ids) :].tolist())
+    await pool.start(2)
+    metrics = pool.coordinator.metrics
+    options = {"max_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:5", "timeout": 300.0}
+    async with drafter(tmp_path / "model") as second, AsyncClient(pool.coordinator.endpoint) as client:
+        asked = [asyncio.ensure_future(client.complete(ids, **options)) for ids in prompts]
+        await until(lambda: metrics.value("spec_decode_num_accepted_tokens_total") >= 1, 120.0)
+        await pool.lose()
+        await until(lambda: metrics.value("generation_tokens_total") >= PROMPTS * ANSWER // 3, 240.0)
+        await pool._others[0].stop(0.0)
+        there = [Address(Role.VERIFY, each.endpoint, 0, f"verify/{n}") for n, each in enumerate(pool.verifiers)]
+        await pool.coordinator.membership.announce([*there, Address(Role.DRAFT, second.endpoint, 0, "draft/9")])
+        answers = [list(completion.token_ids) for completion in await asyncio.gather(*asked)]
+    assert answers == wanted
