@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
+from dspark.model.target import beyond_keys, cache_layers
 from verify_service import paged_attention
 from verify_service.kv_pool import KeyValuePool
 from verify_service.paged_attention import AttentionCall
 from verify_service.plan import Segment, build_plan
-
-# The last reads another layer's keys, or is of a layer without attention.
-_KEYS_AND_VALUES = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 
 
 @torch.inference_mode()
@@ -31,26 +29,11 @@ def unlike(model: Any) -> str | None:
         return f"its attention layers are not told what the model is told ({error})"
     except Exception as error:  # whatever a foreign model raises here means that it does not go by its plan
         return f"{type(error).__name__}: {error}"[:300]
-    for index, layer in enumerate(_layers(model)):
+    for index, layer in enumerate(cache_layers(model)):
         sees = getattr(layer, "sliding_window", None)
         if index in told and type(layer).__name__ != "DummyLayer" and told[index] != sees:
             return f"layer {index} sees {_tokens(sees)}, and its attention is told of {_tokens(told[index])}"
     return None
-
-
-def beyond_keys(model: Any) -> str | None:
-    """The first layer whose state is more than keys and values, which can be cut, or None."""
-    for index, layer in enumerate(_layers(model)):
-        if (kind := type(layer).__name__) not in _KEYS_AND_VALUES:
-            return f"layer {index} keeps more than keys and values ({kind})"
-    return None
-
-
-def _layers(model: Any) -> list[Any]:
-    """The library's cache for this configuration, layer by layer."""
-    from transformers import DynamicCache
-
-    return list(DynamicCache(config=model.config).layers)
 
 
 def _tokens(window: int | None) -> str:

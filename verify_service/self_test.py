@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.releases import cache_argument
-from verify_service import reach, rotation
+from dspark.model.target import beyond_keys
+from verify_service import rotation
 from verify_service.passes import Runner
 from verify_service.plan import Segment
 from verify_service.rotation import LengthRotation
@@ -85,7 +86,7 @@ def _around(turned: LengthRotation | None) -> contextlib.AbstractContextManager[
 def _lengths(target: LoadedTarget) -> tuple[int, ...]:
     window = getattr(target.model.config.get_text_config(), "sliding_window", None)
     first = window + 15 if isinstance(window, int) and 8 <= window <= _LONGEST_WINDOW else _LENGTHS[0]
-    if reach.beyond_keys(target.model) is not None:
+    if beyond_keys(target.model) is not None:
         first = max(first, _LONG)
     return tuple(min(length, target.context_length) for length in (first, *_LENGTHS[1:]))
 

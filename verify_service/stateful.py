@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dspark.errors import CheckpointError
-from dspark.model.releases import CACHES, cache_argument, takes_positions
-from dspark.model.target import TargetTaps
-from verify_service import reach, rotation
+from dspark.model.releases import cache_argument, returned_cache, takes_positions
+from dspark.model.target import TargetTaps, beyond_keys
+from verify_service import rotation
 from verify_service.kept_state import REPLAYED_AT_MOST, KeptState
 from verify_service.page_pool import Slots
 from verify_service.passes import Pass
@@ -45,7 +45,7 @@ class StatefulRunner:
         self._model, self._cache = model, cache_argument(model)
         self._positions = takes_positions(model)
         self._taps, self._single = taps, single
-        self._cut = reach.beyond_keys(model) is None
+        self._cut = beyond_keys(model) is None
         self._states: dict[int, dict[int, KeptState]] = {}
         self._token_ids: dict[int, list[int]] = {}  # of sequences that may have to be computed again
 
@@ -118,7 +118,7 @@ class StatefulRunner:
                 logits_to_keep=torch.tensor(keep or [len(ids) - 1], device=self.device),
                 **self._told(state, len(ids)),
             )
-        cache = next((output[name] for name in CACHES if output.get(name) is not None), None)
+        cache = returned_cache(output)
         if cache is None:
             raise CheckpointError(f"{type(self._model).__name__} keeps its state where nothing can take tokens back")
         state.ran(ids, cache)

@@ -42,7 +42,7 @@ from dspark.model.weights_file import (
 )
 from dspark.tie import Tie
 
-ENDLESS = 1 << 20  # tokens of a target whose settings know no limit, as a pure state-space model's
+ENDLESS = 1 << 20  # tokens of a target whose settings know no limit
 MAY_LACK = {"confidence_head.proj.bias"}  # zero where a file does not have it
 _HEX = 16  # characters of a digest that are kept
 
@@ -235,11 +235,16 @@ def load_target(
         model=model,
         folder=folder,
         stop_ids=_stop_ids(model),
-        context_length=int(getattr(text, "max_position_embeddings", None) or ENDLESS),
+        context_length=context_length(text),
         vocab_size=int(text.vocab_size),
         hidden_size=int(text.hidden_size),
         num_layers=int(text.num_hidden_layers),
     )
+
+
+def context_length(text: Any) -> int:
+    """Tokens that a target's settings allow; a pure state-space model's know no limit."""
+    return int(getattr(text, "max_position_embeddings", None) or ENDLESS)
 
 
 def _stop_ids(model: Any) -> tuple[int, ...]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-CACHES = ("cache", "past_key_values", "cache_params")  # under one of these a model returns it
+_CACHES = ("cache", "past_key_values", "cache_params")  # under one of these a model returns it
+
+
+def returned_cache(output: Any) -> Any:
+    """The cache that a call of a model gives back, or None."""
+    return next((output[name] for name in _CACHES if output.get(name) is not None), None)
 
 
 def takes_positions(model: Any) -> bool:

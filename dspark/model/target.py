@@ -16,6 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dspark.errors import CheckpointError
 
+# The last reads another layer's keys, or is of a layer without attention.
+_KEYS_AND_VALUES = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 _STACKS = ("layers", "h", "blocks")  # what families call their list of layers
 
 
@@ -102,3 +104,18 @@ def decoder_layers(model: Any) -> nn.ModuleList:
             if isinstance(layers := getattr(candidate, name, None), nn.ModuleList):
                 return layers
     raise CheckpointError(f"{type(model).__name__}: no list of decoder layers to tap")
+
+
+def beyond_keys(model: Any) -> str | None:
+    """The first layer whose state is more than keys and values, which can be cut, or None."""
+    for index, layer in enumerate(cache_layers(model)):
+        if (kind := type(layer).__name__) not in _KEYS_AND_VALUES:
+            return f"layer {index} keeps more than keys and values ({kind})"
+    return None
+
+
+def cache_layers(model: Any) -> list[Any]:
+    """The library's cache for this configuration, layer by layer."""
+    from transformers import DynamicCache
+
+    return list(DynamicCache(config=model.config).layers)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from dspark.model.releases import cache_argument
+from dspark.model.releases import cache_argument, returned_cache, takes_positions
+from dspark.model.target import beyond_keys
 
 # From the row's number to the tokens a new document of that row starts with.
 Beginning = Callable[[int], list[int]]
@@ -44,6 +45,13 @@ def roomy_cache(layers: int, room: int) -> Cache:
     return cache
 
 
+def _held(model: Any, total: int) -> Cache | None:
+    """Room for keys and values; None where layers keep more than those, for which a model makes its own."""
+    if beyond_keys(model) is not None:
+        return None
+    return roomy_cache(model.config.get_text_config().num_hidden_layers, total)
+
+
 def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """One token per row of logits [B, V]: the largest where the temperature is 0, else a draw at it. [B]"""
     laws = torch.softmax(logits.float() / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(-1), dim=-1)
@@ -74,11 +82,14 @@ def generate(
     ids[:, :given], forced[:, :given] = torch.tensor([list(p[:given]) for p in prompts]), True
     # What is left of the longer prompts is forced step by step while the shorter ones already sample.
     queues = [list(p[given:]) for p in prompts]
-    cache = roomy_cache(model.config.get_text_config().num_hidden_layers, total)
-    held = {cache_argument(model): cache}
+    name, held = cache_argument(model), _held(model, total)
     fresh = ids[:, :given]
     for place in range(given, total):
-        logits = model(input_ids=fresh, use_cache=True, logits_to_keep=1, **held).logits[:, -1]
+        told = {} if held is None else {name: held}
+        if takes_positions(model):
+            told["position_ids"] = torch.arange(place - fresh.shape[1], place).expand(batch, -1)
+        out = model(input_ids=fresh, use_cache=True, logits_to_keep=1, **told)
+        held, logits = held or returned_cache(out), out.logits[:, -1]
         token = draw(logits, temperatures, generator) if pick is None else pick(logits, place)
         ended = (ids[:, place - 1] == end_id) & ~forced[:, place - 1]
         for row in torch.nonzero(ended).flatten().tolist():

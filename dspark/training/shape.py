@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dspark.errors import CheckpointError, ConfigError
-from dspark.model.checkpoint import LoadedTarget, load_drafter
+from dspark.model.checkpoint import LoadedTarget, context_length, load_drafter
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.family import Drafter
 from dspark.model.formats.vocabulary import DraftVocabulary
@@ -37,6 +37,13 @@ class DescribedTarget:
     num_layers: int
 
 
+HEAD_DIM, ROPE_THETA = 64, 10000.0  # where a target has no heads, or no rotation
+_ALSO_CALLED = {
+    "rms_norm_eps": ("norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+    "intermediate_size": ("ffn_dim", "n_inner"),
+}
+
+
 def describe_target(path: str | Path) -> DescribedTarget:
     """Reads the config of a target; CheckpointError where it is none."""
     from transformers import AutoConfig
@@ -50,7 +57,7 @@ def describe_target(path: str | Path) -> DescribedTarget:
     return DescribedTarget(
         folder=folder,
         config=text,
-        context_length=int(text.max_position_embeddings),
+        context_length=context_length(text),
         vocab_size=int(text.vocab_size),
         hidden_size=int(text.hidden_size),
         num_layers=int(text.num_hidden_layers),
@@ -157,15 +164,16 @@ def _start_from(drafter: Drafter, folder: str, target: Path) -> None:
 def _target_shape(target: LoadedTarget | DescribedTarget) -> dict[str, Any]:
     """What a drafter shares with its target; of Gemma4 the shape of the layers that see everything."""
     text = target.config if isinstance(target, DescribedTarget) else target.model.config.get_text_config()
-    rope = text.rope_parameters
+    rope = getattr(text, "rope_parameters", None) or {}
+    heads = _said(text, "num_attention_heads") or max(1, target.hidden_size // HEAD_DIM)
     shape = {
         "hidden_size": target.hidden_size,
-        "intermediate_size": text.intermediate_size,
-        "num_attention_heads": text.num_attention_heads,
+        "intermediate_size": _said(text, "intermediate_size") or 4 * target.hidden_size,
+        "num_attention_heads": heads,
         "vocab_size": target.vocab_size,
-        "rms_norm_eps": text.rms_norm_eps,
+        "rms_norm_eps": _said(text, "rms_norm_eps") or 1e-6,
         "max_position_embeddings": target.context_length,
-        "initializer_range": text.initializer_range,
+        "initializer_range": _said(text, "initializer_range") or 0.02,
     }
     if str(text.model_type).startswith("gemma4"):
         full = rope["full_attention"]
@@ -179,12 +187,22 @@ def _target_shape(target: LoadedTarget | DescribedTarget) -> dict[str, Any]:
             "rotary_fraction": full.get("partial_rotary_factor", 1.0),
             "logit_softcap": text.final_logit_softcapping,
         }
-    head_dim = getattr(text, "head_dim", None) or target.hidden_size // text.num_attention_heads
+    bases = [part["rope_theta"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_theta" in part]
+    head_dim = _said(text, "head_dim") or target.hidden_size // heads
     return shape | {
-        "num_key_value_heads": text.num_key_value_heads,
-        "head_dim": head_dim,
-        "rope_theta": rope["rope_theta"],
+        "num_key_value_heads": _said(text, "num_key_value_heads") or heads,
+        "head_dim": head_dim + head_dim % 2,
+        "rope_theta": max(bases, default=ROPE_THETA),
     }
+
+
+def _said(text: Any, name: str) -> Any:
+    """A setting under whichever of its names the target has it; None where it is not said or no plain number."""
+    for each in (name, *_ALSO_CALLED.get(name, ())):
+        value = getattr(text, each, None)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+    return None
 
 
 def _language_shape(common: dict[str, Any], settings: Settings) -> dict[str, Any]:
