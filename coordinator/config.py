@@ -31,6 +31,12 @@ class ClientsConfig(PublicConfig):
     default_max_tokens: int = field(
         default=256, metadata={"doc": "Longest answer to a chat over HTTP that sets no limit; over gRPC it is 256."}
     )
+    tool_format: str = field(
+        default="",
+        metadata={
+            "doc": "How the target writes calls of tools: hermes or llama_json; empty reads it off its template."
+        },
+    )
 
 
 @dataclass(frozen=True)

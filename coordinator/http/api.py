@@ -17,6 +17,7 @@ from coordinator.config import ClientsConfig
 from coordinator.http.connection import names_of
 from coordinator.http.errors import UnknownModel
 from coordinator.http.template import ChatTemplate, find_template
+from coordinator.http.tools import FORMATS
 from coordinator.reception.input_processor import InputProcessor
 from coordinator.reception.pacing import PacketPace, read_pace
 from coordinator.requests.validation import DEFAULT_MAX_TOKENS
@@ -33,7 +34,8 @@ class Api:
     """One HTTP front.
 
     guard: a dependency that raises Denied; `operator_guard` for what clients need not see. unread_s: how long a client
-    may leave an event untaken. default_max_tokens: of a chat that sets no limit. template: of the target. name: what
+    may leave an event untaken. default_max_tokens: of a chat that sets no limit. template: of the target. tool_format:
+    how it writes calls; empty reads it off the template. name: what
     clients call the target; empty takes its own. local: only this machine can come in, and nobody asks it for a key, so
     web pages must not either. pace: hides what packets tell of answers. security: of the listener. origins: web pages
     that may ask from a browser. version: of this software.
@@ -46,6 +48,7 @@ class Api:
     default_max_tokens: int = DEFAULT_MAX_TOKENS
     template: ChatTemplate | None = None
     name: str = ""
+    tool_format: str = ""
     local: bool = True
     pace: PacketPace | None = None
     security: Security = field(default_factory=Security)
@@ -98,6 +101,7 @@ def make_api(config: ClientsConfig, processor: InputProcessor) -> Api:
         operator_guard=guard_of(security, METRICS),
         unread_s=config.max_unread_s,
         default_max_tokens=config.default_max_tokens,
+        tool_format=_tool_format(config.tool_format),
         template=find_template(config.target, config.target_revision),
         name=config.served_model or "",
         local=is_loopback(split_endpoint(config.http)[0]) and Role.CLIENT in security.access.open_to,
@@ -132,3 +136,9 @@ def guard_of(security: Security, roles: Roles) -> Guard:
         set_caller(caller)
 
     return guard
+
+
+def _tool_format(name: str) -> str:
+    if name and name not in FORMATS:
+        raise ConfigError(f"tool_format: {name!r} is none of {', '.join(FORMATS)}")
+    return name

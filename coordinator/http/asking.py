@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from coordinator.answers.answer import CommittedTokens
 from coordinator.http.api import Api
-from coordinator.http.forms import form_of
+from coordinator.http.forms import Form, form_of
 from coordinator.http.schema import Body
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
@@ -42,9 +42,14 @@ Prompt = str | Sequence[int]
 
 
 def sampling(
-    body: Body, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+    body: Body,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    form: Form | None = None,
 ) -> Sampling:
-    """The fields of a body as the options of the gRPC interface."""
+    """The fields of a body as the options of the gRPC interface. form: of the answer, where the body's own is none."""
     speculation = body.speculation
     return Sampling(
         max_tokens=max_tokens,
@@ -54,7 +59,7 @@ def sampling(
         stop=body.stop or (),
         stop_token_ids=body.stop_token_ids or (),
         logit_bias=_biases(body.logit_bias or {}),
-        constraint=form_of(body.response_format, body.structured_outputs)[1],
+        constraint=form or form_of(body.response_format, body.structured_outputs)[1],
         cache_salt=body.cache_salt or "",
         policy=speculation.policy if speculation else "",
         rule=speculation.rule if speculation else "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -11,10 +11,13 @@ from starlette.responses import Response
 from coordinator.beside import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Scored, sampling
+from coordinator.http.calls import CallReader, Part
+from coordinator.http.forms import form_of
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, answered
 from coordinator.http.schema import ChatBody, described_by, read_body
 from coordinator.http.template import ChatTemplate, read_messages
+from coordinator.http.tools import Calling, read_tools
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk
 from dspark.errors import InvalidRequest, Unsupported
@@ -38,43 +41,80 @@ def routes(api: Api) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
         body = await read_body(request, ChatBody, prompt_bytes(api.processor.cell))
-        prompt = await read_prompt(api, body)
+        calling = read_calling(api, body)
+        prompt = await read_prompt(api, body, calling)
         names = dict(_NAMES)
+        if calling is not None and calling.form is not None:
+            names["constraint"] = "tools"
         if body.max_completion_tokens is not None:
             names["sampling_params.max_tokens"] = "max_completion_tokens"
-        options = sampling(body, max_tokens=_max_tokens(api, body, prompt), logprobs=_logprobs(body))
-        return await answered(api, request, body, [prompt], options, ChatShape(texts), kind="chatcmpl", names=names)
+        options = sampling(
+            body,
+            max_tokens=_max_tokens(api, body, prompt),
+            logprobs=_logprobs(body),
+            form=calling.form if calling is not None else None,
+        )
+        shape = ChatShape(texts, calling)
+        return await answered(api, request, body, [prompt], options, shape, kind="chatcmpl", names=names)
 
     return router
 
 
 class ChatShape:
-    """`chat.completion` or its chunks."""
+    """`chat.completion` or its chunks, with the calls of tools that answers hold where there are tools."""
 
     whole_object, part_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, texts: TokenTexts) -> None:
-        self._texts = texts
+    def __init__(self, texts: TokenTexts, calling: Calling | None = None) -> None:
+        self._texts, self._calling = texts, calling
+        self._readers: dict[int, CallReader] = {}  # by answer
 
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def part(self, prompt: int, shown: OutputChunk) -> Object:
-        delta = {"content": shown.text} if shown.text or shown.tokens else {}
+    def part(self, prompt: int, shown: OutputChunk, ended: bool) -> Object:
+        if self._calling is None:
+            delta: Object = {"content": shown.text} if shown.text or shown.tokens else {}
+        else:
+            delta = _delta(self._read(shown.index, shown.text, ended))
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
+
+    def reason(self, index: int, reason: str) -> str:
+        reader = self._readers.get(index)
+        return "tool_calls" if reason == "stop" and reader is not None and reader.calls else reason
 
     def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
         told = [chat_logprobs(self._texts, shown) for shown in parts if shown.logprobs]
         content = [one for each in told if each is not None for one in each["content"]]
         text = "".join(shown.text for shown in parts)
+        message: Object = {"role": "assistant", "content": text, "refusal": None}
+        if self._calling is not None and parts:
+            message |= _message(self._read(parts[0].index, text, ended=True))
         return {
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": {"content": content, "refusal": None} if told else None,
             **prompt_logprobs(self._texts, scored),
         }
 
+    def _read(self, index: int, text: str, ended: bool) -> list[Part]:
+        assert self._calling is not None
+        reader = self._readers.setdefault(index, CallReader(self._calling.format))
+        return [*reader.push(text), *(reader.close() if ended else ())]
 
-async def read_prompt(api: Api, body: ChatBody) -> tuple[int, ...]:
+
+def read_calling(api: Api, body: ChatBody) -> Calling | None:
+    """What may be called, in the way of the target's template."""
+    if not body.tools and body.tool_choice is None:
+        return None
+    if api.template is None:
+        raise Unsupported("tools", "the target has no chat template")
+    calling = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, api.template, api.tool_format)
+    if calling is not None and form_of(body.response_format, body.structured_outputs)[1] is not None:
+        raise Unsupported("response_format", "is not supported beside tools that may be called")
+    return calling
+
+
+async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) -> tuple[int, ...]:
     """The conversation as token ids."""
     template, tokenizer = api.template, api.processor.tokenizer
     if template is None or tokenizer is None:
@@ -87,23 +127,28 @@ async def read_prompt(api: Api, body: ChatBody) -> tuple[int, ...]:
             if name not in template.arguments:
                 raise Unsupported(name, "the target's chat template has no such argument")
             arguments[name] = value
-    asked = (template, messages, arguments, body)
-    text = await beside(len(str((messages, arguments))) > LONG_TEXT, _rendered, *asked)
+    tools = calling.tools if calling is not None else ()
+    asked = (template, messages, arguments, body, tools)
+    text = await beside(len(str((messages, arguments, tools))) > LONG_TEXT, _rendered, *asked)
     return await encoded(tokenizer, text, "messages", add_special=False)  # the template writes them itself
 
 
 def _rendered(
-    template: ChatTemplate, messages: list[Mapping[str, Any]], arguments: dict[str, Any], body: ChatBody
+    template: ChatTemplate,
+    messages: list[Mapping[str, Any]],
+    arguments: dict[str, Any],
+    body: ChatBody,
+    tools: Sequence[Mapping[str, Any]],
 ) -> str:
     last = bool(body.continue_final_message)
     begin = not last if body.add_generation_prompt is None else body.add_generation_prompt
     if last and begin:
         raise InvalidRequest("continue_final_message", "goes without add_generation_prompt")
     if not last:
-        return template.render(messages, arguments, add_generation_prompt=begin)
+        return template.render(messages, arguments, add_generation_prompt=begin, tools=tools)
     said = str(messages[-1].get("content") or "")
     marked = {**messages[-1], "content": said + _HERE}
-    text = template.render([*messages[:-1], marked], arguments, add_generation_prompt=begin)
+    text = template.render([*messages[:-1], marked], arguments, add_generation_prompt=begin, tools=tools)
     return _cut_behind(text, said)
 
 
@@ -128,3 +173,28 @@ def _logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs", "only beside logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _delta(parts: Sequence[Part]) -> Object:
+    """Parts that come together, as one."""
+    made: Object = {}
+    calls: dict[int, Object] = {}
+    for part in parts:
+        if part.call is None:
+            made["content"] = made.get("content", "") + part.text
+            continue
+        call = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})
+        if part.name:
+            call |= {"id": part.id, "type": "function"}
+            call["function"]["name"] = part.name
+        call["function"]["arguments"] += part.arguments
+    if calls:
+        made["tool_calls"] = list(calls.values())
+    return made
+
+
+def _message(parts: Sequence[Part]) -> Object:
+    made = _delta(parts)
+    calls = [{key: value for key, value in call.items() if key != "index"} for call in made.get("tool_calls", ())]
+    content = made.get("content", "")
+    return {"content": content or None, "tool_calls": calls} if calls else {"content": content}

@@ -63,9 +63,12 @@ class CompletionShape:
             self._before[prompt] = told.characters
         return {"text": self._echoes[prompt], "logprobs": told.written() if told is not None else None}
 
-    def part(self, prompt: int, shown: OutputChunk) -> Object:
+    def part(self, prompt: int, shown: OutputChunk, ended: bool) -> Object:
         before = self._told((prompt, shown.index), shown)
         return {"text": shown.text, "logprobs": completion_logprobs(self._texts, [shown], before)}
+
+    def reason(self, index: int, reason: str) -> str:
+        return reason
 
     def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
         text = "".join(shown.text for shown in parts)

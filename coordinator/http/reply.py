@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 from fastapi import Request
 from starlette.responses import Response
 
-from coordinator.answers.answer import CommittedTokens, End
+from coordinator.answers.answer import CommittedTokens
 from coordinator.answers.request_stats import RequestStats
 from coordinator.beside import beside
 from coordinator.http.api import Api
@@ -109,8 +109,11 @@ class ReplyShape(Protocol):
     def opening(self, prompt: int, scored: Scored | None) -> Object | None:
         """The first part of a prompt's choices, before any token; None where there is nothing to say."""
 
-    def part(self, prompt: int, shown: OutputChunk) -> Object:
-        """A choice's next part."""
+    def part(self, prompt: int, shown: OutputChunk, ended: bool) -> Object:
+        """A choice's next part; the last one has ended."""
+
+    def reason(self, index: int, reason: str) -> str:
+        """Why an answer that has been told to its end ended, as this kind calls it."""
 
     def whole(self, prompt: int, parts: list[OutputChunk], scored: Scored | None) -> Object:
         """A whole choice."""
@@ -160,7 +163,7 @@ def _written(
     for prompt, answer in _answers(asking):
         said = gathered.get((prompt, answer.index), [])
         made = shape.whole(prompt, said, asking.scored(prompt))
-        choice = {"index": len(choices), **made, **_finish(answer.end)}
+        choice = {"index": len(choices), **made, **_finish(answer, shape)}
         if frame.token_ids:
             choice["token_ids"] = [token for shown in said for token in shown.tokens]
             choice["prompt_token_ids"] = list(asking.streams[prompt].request.prompt)
@@ -197,12 +200,12 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
                 ended = answer.end is not None and key not in told
                 if not ended and (shown is None or not (shown.text or shown.logprobs or frame.token_ids)):
                     continue
-                choice = shape.part(prompt, shown or OutputChunk(answer.index, answer.answered))
+                choice = shape.part(prompt, shown or OutputChunk(answer.index, answer.answered), ended)
                 if frame.token_ids:
                     choice["token_ids"] = shown.tokens if shown else []
                 if ended:
                     told.add(key)
-                    choice |= _finish(answer.end)
+                    choice |= _finish(answer, shape)
                 out.append(chunk(prompt * choices + answer.index, choice))
             if out:
                 yield b"".join(out)
@@ -220,7 +223,7 @@ def _openings(
     choice = shape.opening(asked, asking.scored(asked))
     if frame.token_ids:
         ids = {"prompt_token_ids": list(asking.streams[asked].request.prompt), "token_ids": []}
-        choice = (choice or shape.part(asked, OutputChunk(0, 0))) | ids
+        choice = (choice or shape.part(asked, OutputChunk(0, 0), False)) | ids
     if choice is None:
         return []
     return [chunk(number, choice) for number, (prompt, _) in enumerate(_answers(asking)) if prompt == asked]
@@ -255,10 +258,11 @@ def _head(frame: Frame, kind: str) -> Object:
     }
 
 
-def _finish(end: End | None) -> Object:
+def _finish(answer: AnswerOutput, shape: Shape) -> Object:
+    end = answer.end
     assert end is not None, "a complete answer has an end"
     return {
-        "finish_reason": end.reason.value,
+        "finish_reason": shape.reason(answer.index, end.reason.value),
         "stop_reason": end.text if end.text is not None else end.token_id,
     }
 

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from coordinator.http.forms import ResponseFormat, StructuredOutputs
+from coordinator.http.tools import Choice, Tool
 from dspark.errors import Cancelled, InvalidRequest, Unsupported
 
 T = TypeVar("T", bound="Body")
@@ -35,15 +36,12 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "priority": (0,),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
@@ -185,6 +183,9 @@ class ChatBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
     # Shorthands for the keyword arguments of these names.
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None

@@ -184,6 +184,18 @@ class ChatTemplate:
     def _shows_calls(self) -> bool:
         return self._shows(_CALLED, [_USER, _CALLS, {**_RESULT, "name": "f"}]) or self._shows(_CALLED, [_USER, _CALLS])
 
+    @functools.cached_property
+    def shows_tools(self) -> bool:
+        """Whether it writes the tools that may be called."""
+        tool = {
+            "type": "function",
+            "function": {"name": _CALLED, "description": _SAID, "parameters": {"type": "object"}},
+        }
+        try:
+            return _CALLED in self.render([_USER], {}, add_generation_prompt=True, tools=[tool])
+        except InvalidRequest:
+            return False
+
     def _shows(self, mark: str, messages: Sequence[Mapping[str, Any]]) -> bool:
         try:
             return mark in self.render(messages, {}, add_generation_prompt=True)
@@ -191,7 +203,12 @@ class ChatTemplate:
             return False
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any], *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        arguments: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The text of the prompt, special tokens included. What there is none of is None, as the library has it."""
         for name in arguments:
@@ -203,7 +220,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=[_with_reasoning(message) for message in messages],
-                tools=None,
+                tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._tokens,

@@ -92,7 +92,8 @@ class HttpCell:
             engine |= self._shared
             verify, draft = VerifyConfig(**engine, **self._verify), DraftConfig(**engine)
         else:
-            verify = VerifyConfig(target=str(TARGET), drafter=str(DRAFTER), **quiet, **self._verify)
+            pair: dict[str, Any] = {"target": str(TARGET), "drafter": str(DRAFTER), **quiet, **self._verify}
+            verify = VerifyConfig(**pair)
             draft = DraftConfig(drafter=str(DRAFTER), **quiet)
         known: dict[str, Any] = {}
         if self._workers:

@@ -126,7 +126,7 @@ def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str
         ("completions", completion(length_penalty=0.5), "length_penalty"),
         ("completions", completion(priority=3), "priority"),
         ("completions", completion(frobnicate=1), "frobnicate"),
-        ("chat/completions", chat(tools=[{"type": "function"}]), "tools"),
+        ("chat/completions", chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
         ("chat/completions", chat(audio={"voice": "x"}), "audio"),
         ("chat/completions", chat(enable_thinking=True), "enable_thinking"),
         (

@@ -24,7 +24,7 @@ from typing import Any
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
-from verify_service.grammars.schema import unkept
+from verify_service.grammars.schema import schemas_of, unkept
 
 CPU_S = 0.8  # of one grammar
 WALL_S = 8.0  # where others need the processor
@@ -125,6 +125,9 @@ def compiled(compiler: Any, constraint: Constraint) -> Any:
             # JSON's escapes are those of a grammar's strings.
             return compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, json.loads(text))))
         case ConstraintKind.STRUCTURAL_TAG:
+            for schema in schemas_of(json.loads(text)):
+                if (problem := unkept(schema)) is not None:
+                    raise ValueError(problem)
             return compiler.compile_structural_tag(text)
 
 

@@ -22,6 +22,19 @@ def unkept(schema: Any) -> str | None:
     return next((f"{where or '#'}: {what}" for where, what in _find(schema)), None)
 
 
+def schemas_of(tag: Any) -> Iterator[Any]:
+    """The schemas inside a structural tag."""
+    waiting = [tag]
+    while waiting:
+        match waiting.pop():
+            case dict() as part:
+                if "json_schema" in part:
+                    yield part["json_schema"]
+                waiting += [value for name, value in part.items() if name != "json_schema"]
+            case list() as parts:
+                waiting += parts
+
+
 def _find(root: Any) -> Iterator[tuple[str, str]]:
     waiting: list[tuple[str, Any]] = [("", root)]
     while waiting:

@@ -1,0 +1,134 @@
+"""Tools through the official client: calls that are forced, strict or free, whole and streamed, on the tiny pair.
+
+The tiny target goes on with texts and was never taught to call: a call comes where a form asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.services.http_cell import TARGET, HttpCell
+
+TEMPLATE = Path(__file__).parent.parent / "data" / "chat_templates" / "qwen.jinja"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 5}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, **more: Any) -> Any:
+    return {"type": "function", "function": {"name": name, **{"parameters": PARAMETERS, **more}}}
+
+
+TOOLS = [tool("weather", description="What it will be like."), tool("alarm")]
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
+    folder = tmp_path_factory.mktemp("target")
+    for file in (*TARGET.glob("*.json"), *TARGET.glob("*.safetensors")):
+        shutil.copy(file, folder)
+    shutil.copy(TEMPLATE, folder / "chat_template.jinja")
+    with HttpCell(target=str(folder), verify={"target": str(folder)}, served_model="tiny", policy="fixed:3") as running:
+        yield running
+
+
+def asked(cell: HttpCell, **fields: Any) -> Any:
+    given = {"model": "tiny", "messages": [{"role": "user", "content": "def f"}], "max_tokens": 300, "tools": TOOLS}
+    return cell.openai().chat.completions.create(**{**given, **fields})
+
+
+def check(call: Any) -> None:
+    import jsonschema
+
+    assert call.type == "function"
+    assert call.id.startswith("call_")
+    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
+
+
+def test_a_named_tool_is_called_once_with_arguments_that_fit(cell: HttpCell) -> None:
+    choice = {"type": "function", "function": {"name": "alarm"}}
+    (made,) = asked(cell, tool_choice=choice, temperature=1.0).choices
+    assert made.finish_reason == "tool_calls"
+    assert made.message.content is None
+    (call,) = made.message.tool_calls
+    assert call.function.name == "alarm"
+    check(call)
+    cell.freed()
+
+
+def test_a_call_that_is_required_comes_and_several_may(cell: HttpCell) -> None:
+    for parallel in (True, False):
+        made = asked(cell, tool_choice="required", parallel_tool_calls=parallel, temperature=1.0, n=2)
+        for choice in made.choices:
+            calls = choice.message.tool_calls
+            assert calls
+            assert parallel or len(calls) == 1
+            for call in calls[:-1] if choice.finish_reason == "length" else calls:  # the last may be cut
+                assert call.function.name in ("weather", "alarm")
+                check(call)
+
+
+def test_streamed_calls_are_those_of_the_whole_answer(cell: HttpCell) -> None:
+    fields = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0.0}
+    (call,) = asked(cell, **fields).choices[0].message.tool_calls
+    name, arguments, pieces, finish = "", "", 0, None
+    for chunk in asked(cell, stream=True, **fields):
+        (choice,) = chunk.choices
+        finish = choice.finish_reason or finish
+        assert not choice.delta.content
+        for delta in choice.delta.tool_calls or ():
+            assert delta.index == 0
+            name += delta.function.name or ""
+            arguments += delta.function.arguments
+            pieces += 1
+    assert (name, arguments, finish) == (call.function.name, call.function.arguments, "tool_calls")
+    assert pieces > 2, "letter by letter"
+
+
+def test_a_free_answer_is_text_and_its_tools_are_in_the_prompt(cell: HttpCell) -> None:
+    free = asked(cell, temperature=0.0, max_tokens=8)
+    assert free.choices[0].message.tool_calls is None
+    assert free.choices[0].finish_reason == "length"
+    none = asked(cell, temperature=0.0, max_tokens=8, tool_choice="none")
+    bare = asked(cell, temperature=0.0, max_tokens=8, tools=openai.omit)
+    assert none.choices[0].message.content == bare.choices[0].message.content
+    assert free.usage.prompt_tokens > none.usage.prompt_tokens == bare.usage.prompt_tokens
+
+
+def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "alarm", "arguments": '{"city": "x", "days": 1}'}}
+    messages = [
+        {"role": "user", "content": "wake me"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "done"},
+    ]
+    made = asked(cell, messages=messages, tools=[tool("alarm", strict=True)], temperature=1.0, max_tokens=8)
+    assert made.usage.completion_tokens <= 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
+        ({"tools": [tool("a b")]}, "tools[0].function.name"),
+        ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
+        ({"tools": openai.omit, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "retrieval"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "tools": [tool("f", parameters={"type": "array", "uniqueItems": True})]}, "tools"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str, cell: HttpCell) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        asked(cell, **fields)
+    assert str(refused.value.param).startswith(param)

@@ -1,0 +1,88 @@
+"""Calls in an answer are told whole, however its text is cut; what is no call is text, as it was written."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.http.calls import CallReader, Part
+from coordinator.http.template import ChatTemplate
+from coordinator.http.tools import FORMATS, format_of
+
+TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
+HERMES, LLAMA = FORMATS["hermes"], FORMATS["llama_json"]
+
+
+def read(form: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    reader = CallReader(form)
+    text, calls = "", list[list[str]]()
+    for part in [*(part for piece in pieces for part in reader.push(piece)), *reader.close()]:
+        assert part != Part()
+        text += part.text
+        if part.name:
+            assert part.call == len(calls)
+            calls.append([part.name, ""])
+        if part.call is not None:
+            calls[part.call][1] += part.arguments
+    return text, [(name, arguments) for name, arguments in calls]
+
+
+def cuts(text: str) -> list[list[str]]:
+    made = [[text], list(text)]
+    for seed in range(20):
+        places = sorted(random.Random(seed).sample(range(len(text)), min(4, len(text))))
+        made.append([text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)])
+    return made
+
+
+ARGUMENTS = '{"city": "Köln \\"}{", "days": [1, {"x": 2}]}'
+CALL = '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
+TURNED = '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("form", "written", "text", "calls"),
+    [
+        (HERMES, "plain <text> {}", "plain <text> {}", []),
+        (HERMES, CALL, "", [("weather", ARGUMENTS)]),
+        (HERMES, f"Let me see.\n{CALL}\n{CALL}", "Let me see.", [("weather", ARGUMENTS)] * 2),
+        (HERMES, f"{CALL}\nDone.", "\nDone.", [("weather", ARGUMENTS)]),
+        (HERMES, TURNED, "", [("f", '{"a": 1}')]),
+        (HERMES, "<tool_call>\nnot JSON\n</tool_call>!", "<tool_call>\nnot JSON\n</tool_call>!", []),
+        (HERMES, "<tool_call>\n{broken", "<tool_call>\n{broken", []),
+        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
+        (HERMES, '<tool_call>\n{"name": "f", "arguments": {}}', "", [("f", "{}")]),
+        (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+        (LLAMA, '{"x": 1}', '{"x": 1}', []),
+        (LLAMA, 'say {"name": "f", "parameters": {}}', 'say {"name": "f", "parameters": {}}', []),
+        (LLAMA, '{"name": 3}', '{"name": 3}', []),
+    ],
+)
+def test_calls_are_read_however_the_text_is_cut(
+    form: Any, written: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in cuts(written):
+        assert read(form, pieces) == (text, calls), pieces
+    for _, arguments in calls:
+        if written.endswith(("call>", "}}")):
+            json.loads(arguments)
+
+
+def test_arguments_are_told_as_they_are_written() -> None:
+    reader = CallReader(HERMES)
+    reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
+    assert reader.push('"Kö') == [Part(call=0, arguments='"Kö')]
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [("qwen", "hermes"), ("hermes", "hermes"), ("llama_3", "llama_json"), ("chatml", None), ("zephyr", None),
+     ("glm", None), ("mistral", None)],
+)  # fmt: skip
+def test_the_template_says_how_calls_are_written(template: str, name: str | None) -> None:
+    found = format_of(ChatTemplate((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")))
+    assert (found.name if found else None) == name
