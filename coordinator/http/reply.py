@@ -258,7 +258,7 @@ def _head(frame: Frame, kind: str) -> Object:
     }
 
 
-def _finish(answer: AnswerOutput, shape: Shape) -> Object:
+def _finish(answer: AnswerOutput, shape: ReplyShape) -> Object:
     end = answer.end
     assert end is not None, "a complete answer has an end"
     return {
