@@ -3,7 +3,8 @@
 Two pairs of engines live in this process, one with a kernel and one without. Both decode the same prompts greedily with
 blocks of a fixed length, one round each by turns, and a round's cost is the processor time of this thread, so that
 other work on the machine shifts both alike. What counts is tokens per second; the ratio is the median over pairs of
-rounds. `--compile` puts `torch.compile` in place of the layers' own kernels.
+rounds. `torch.compile` in place of lean layers
+is measured in the same way.
 """
 
 from __future__ import annotations
@@ -44,39 +45,28 @@ Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Without:
-    """How a pair is made to do without one kernel. loading, running: what is patched meanwhile."""
+    """How a pair is made to do without one kernel. loading: what is patched meanwhile."""
 
     verify: dict[str, Any] = field(default_factory=dict)
     loading: tuple[str, ...] = ()
-    running: tuple[str, ...] = ()
-    temperature: float = 0.0
     compiled: bool = False
 
 
-_NO_LAYER = "dspark.native.layer.NativeLayer.found"
 _NO_BLOCKS = "dspark.native.attention.PagedAttention.for_blocks"
-_NO_RANKING = "dspark.native.ranking.available"
 _NO_HALF, _NO_PACKING = "dspark.model.products.half_works", "dspark.model.products.packing_works"
 KERNELS = {
     "attention": Without({"attention_kernel": False}, loading=(_NO_BLOCKS,)),
-    "layers": Without(loading=(_NO_LAYER,)),
-    "ranking": Without(running=(_NO_RANKING,), temperature=1.0),
     "half products": Without(loading=(_NO_HALF,)),
     "lean layers": Without({"lean_layers": False}),
-    "all in C": Without({"attention_kernel": False}, (_NO_BLOCKS, _NO_LAYER), (_NO_RANKING,)),
     "everything": Without(
-        {"attention_kernel": False, "lean_layers": False},
-        (_NO_BLOCKS, _NO_LAYER, _NO_HALF, _NO_PACKING),
-        (_NO_RANKING,),
+        {"attention_kernel": False, "lean_layers": False}, loading=(_NO_BLOCKS, _NO_HALF, _NO_PACKING)
     ),
-    "torch.compile": Without(
-        {"attention_kernel": False, "lean_layers": False}, (_NO_BLOCKS, _NO_LAYER), (_NO_RANKING,), compiled=True
-    ),
+    "torch.compile": Without({"attention_kernel": False, "lean_layers": False}, (_NO_BLOCKS,), compiled=True),
 }
 
 
 @dataclass
-class Sequence_:
+class RunningAnswer:
     """One answer under way."""
 
     cursor: Cursor
@@ -87,9 +77,9 @@ class Sequence_:
 class Side:
     """Both engines, with everything or without one kernel."""
 
-    def __init__(self, pair: Pair, count: int, without: Without | None) -> None:
+    def __init__(self, pair: Pair, count: int, context: int, without: Without | None) -> None:
         self._without = without or Without()
-        room = count * 512
+        room = count * 2 * (context + TOKENS)
         with _patched(self._without.loading):
             self._verifier = VerifyEngine.load(
                 VerifyConfig(
@@ -116,12 +106,12 @@ class Side:
         if self._without.compiled:
             for layer in decoder_layers(self._verifier.target.model):
                 layer.forward = torch.compile(layer.forward, dynamic=True)
-        self._running: list[Sequence_] = []
+        self._running: list[RunningAnswer] = []
 
-    def begin(self, prompts: Sequence[list[int]], temperature: float) -> None:
+    def begin(self, prompts: Sequence[list[int]]) -> None:
         """Prompts take their pass; the first round is next."""
         for number, prompt in enumerate(prompts):
-            law = Law(temperature, seed=number, prompt_len=len(prompt))
+            law = Law(0.0, seed=number, prompt_len=len(prompt))
             cursor = Cursor(number, 1, 0, len(prompt))
             longest = len(prompt) + TOKENS + 16
             for refusal in (
@@ -135,28 +125,27 @@ class Side:
             anchor = self._verifier.first_token(number)
             assert isinstance(anchor, int), anchor
             cursor = cursor._replace(round=1, committed_len=len(prompt) + 1)
-            self._running.append(Sequence_(cursor, law, [*prompt, anchor]))
+            self._running.append(RunningAnswer(cursor, law, [*prompt, anchor]))
 
     def round(self) -> tuple[float, int]:
         """(processor seconds, tokens committed) of one round of all."""
-        with _patched(self._without.running):
-            began = time.thread_time()
-            blocks = self._draft()
-            items = [
-                VerifyItem(one.cursor, one.tokens[-1], block.token_ids, block.q)
-                for one, block in zip(self._running, blocks, strict=True)
-            ]
-            judged = self._verifier.judge_cohort(items)
-            pushed, committed = [], 0
-            for one, block, verdict, rows in zip(self._running, blocks, judged.outcomes, judged.features, strict=True):
-                assert isinstance(verdict, Verdict), verdict
-                assert isinstance(rows, FeatureRows)
-                pushed.append((rows, one.cursor))
-                one.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
-                one.cursor = one.cursor._replace(round=one.cursor.round + 1, committed_len=len(one.tokens))
-                committed += verdict.accepted + 1
-            self._push(pushed)
-            return time.thread_time() - began, committed
+        began = time.thread_time()
+        blocks = self._draft()
+        items = [
+            VerifyItem(one.cursor, one.tokens[-1], block.token_ids, block.q)
+            for one, block in zip(self._running, blocks, strict=True)
+        ]
+        judged = self._verifier.judge_cohort(items)
+        pushed, committed = [], 0
+        for one, block, verdict, rows in zip(self._running, blocks, judged.outcomes, judged.features, strict=True):
+            assert isinstance(verdict, Verdict), verdict
+            assert isinstance(rows, FeatureRows)
+            pushed.append((rows, one.cursor))
+            one.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
+            one.cursor = one.cursor._replace(round=one.cursor.round + 1, committed_len=len(one.tokens))
+            committed += verdict.accepted + 1
+        self._push(pushed)
+        return time.thread_time() - began, committed
 
     def end(self) -> None:
         for one in self._running:
@@ -189,17 +178,17 @@ def _patched(names: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def compare(name: str, without: Without, pair: Pair, sequences: int, repetitions: int) -> dict[str, float]:
+def compare(name: str, pair: Pair, sequences: int, context: int, repetitions: int) -> dict[str, float]:
     """Tokens a second of both sides at so many sequences, and the ratio of what they take for the same rounds."""
-    sides = (Side(pair, sequences, None), Side(pair, sequences, without))
-    texts = [pair.token_ids(prompt)[:LONGEST_PROMPT] for domain in DOMAINS for prompt in pair.prompts(domain, 6)]
+    sides = (Side(pair, sequences, context, None), Side(pair, sequences, context, KERNELS[name]))
+    texts = [_long(pair.token_ids(prompt), context) for domain in DOMAINS for prompt in pair.prompts(domain, 6)]
     took: tuple[list[float], list[float]] = ([], [])
     tokens = [0, 0]
     for repetition in range(repetitions + 1):  # the first warms up
         at = repetition * sequences
         prompts = [texts[(at + n) % len(texts)] for n in range(sequences)]
         for side in sides:
-            side.begin(prompts, without.temperature)
+            side.begin(prompts)
         for turn in range(TOKENS // (SLOTS + 1)):
             for which in (0, 1) if turn % 2 else (1, 0):
                 seconds, committed = sides[which].round()
@@ -218,10 +207,18 @@ def compare(name: str, without: Without, pair: Pair, sequences: int, repetitions
     }
 
 
+def _long(ids: list[int], context: int) -> list[int]:
+    """A prompt of at most so many tokens; a short one is said again where that is many."""
+    return ids[:context] if context <= LONGEST_PROMPT else (ids * (context // len(ids) + 1))[:context]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_kernels", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--kernel", choices=KERNELS, action="append", help="only this; may be said again")
+    parser.add_argument(
+        "--context", type=int, default=LONGEST_PROMPT, help=f"tokens of a prompt, at most ({LONGEST_PROMPT})"
+    )
     parser.add_argument("--repetitions", type=int, default=4, help="answers of every sequence (4)")
     parser.add_argument("--table", type=Path, metavar="FILE", help="adds what was measured to this JSON file")
     args = parser.parse_args(argv)
@@ -233,7 +230,7 @@ def main(argv: list[str] | None = None) -> int:
         table = json.loads(args.table.read_text(encoding="utf-8"))
     for name in args.kernel or KERNELS:
         for sequences in SEQUENCES:
-            found = compare(name, KERNELS[name], pair, sequences, args.repetitions)
+            found = compare(name, pair, sequences, args.context, args.repetitions)
             table.setdefault(name, {})[str(sequences)] = found
             gc.collect()
             if args.table:

@@ -11,7 +11,6 @@ import time
 import torch
 
 from draft_service.engine import DraftEngine, DraftItem
-from dspark.native.layer import NativeLayer
 from dspark.runtime.cost_grid import grid_of
 from dspark.runtime.cost_store import Curve, processor, stored_or_measured
 from dspark.types import Cursor, Law
@@ -80,7 +79,7 @@ def _key(engine: DraftEngine) -> dict[str, object]:
         "dtype": engine.dtype,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "native": NativeLayer.found(next(engine.drafter.parameters())) is not None,
+        "layout": 1,
         "limit": engine.config.cost_max_sequences,
         "contexts": [c for c in CONTEXTS if c < engine.context_length],
     }

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from dspark.model.products import Product
-from dspark.native.layer import NativeLayer
 from verify_service.kv_pool import KeyValuePool
-from verify_service.paged_attention import AttentionCall, attend_rows, attend_written
+from verify_service.paged_attention import AttentionCall, attend_rows
 from verify_service.plan import Plan
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -35,11 +34,8 @@ class Norm:
         self.eps = _epsilon(module)
         self._tensor_eps = torch.tensor(self.eps)
         self._short = self.weight.device.type == "cpu" and self.weight.dtype == torch.float32
-        self._native = NativeLayer.found(self.weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._native is not None and x.dtype == self.weight.dtype:
-            return self._native.norm(x, self.weight, self.eps)
         if not self._short:
             return rms_norm(x, self.weight.shape[-1:], self.weight, self.eps)
         return scale_to_one(x, self._tensor_eps).mul_(self.weight)
@@ -62,7 +58,6 @@ class LeanLayer:
         self._heads = attention.q_proj.out_features // self._head_dim
         self._kv_heads = attention.k_proj.out_features // self._head_dim
         self._wide = mlp.gate_proj.out_features
-        self._native = NativeLayer.found(mlp.gate_proj.weight)
         self._norm: tuple[Tensor, Tensor, float] | None = None  # ([Hq + Hkv, D], epsilon twice)
         if hasattr(attention, "q_norm"):
             q, k = attention.q_norm, attention.k_norm
@@ -80,22 +75,13 @@ class LeanLayer:
         x = hidden_states[0]
         x = self._attend(x, plan, kwargs["dspark_pool"], rotation)
         wide = self._gate_up(self._second(x))
-        if self._native is not None and self._activation is silu:
-            gated = self._native.gate(wide)
-        else:
-            gated = self._activation(wide[:, : self._wide]).mul_(wide[:, self._wide :])
+        gated = self._activation(wide[:, : self._wide]).mul_(wide[:, self._wide :])
         return self._down.plus(gated, x).unsqueeze(0)
 
     def _attend(self, x: Tensor, plan: Plan, pool: KeyValuePool, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """x [T, H] with attention's contribution added."""
         heads, both = self._heads, self._heads + self._kv_heads
         qkv = self._qkv(self._first(x)).view(x.shape[0], both + self._kv_heads, self._head_dim)
-        if self._native is not None:
-            keys, values = pool.layer(self._call.layer, qkv[:, heads:both], qkv[:, both:])
-            weights, _, epsilon = self._norm or (None, None, 0.0)
-            query = self._native.spread(qkv, weights, epsilon, rotation, keys, values, plan.slots, heads)
-            out = attend_written(plan, pool, self._call, query, keys, values)
-            return self._out.plus(out.reshape(x.shape[0], -1), x)
         qk = qkv[:, :both]
         if self._norm is not None:
             weight, eps, as_float = self._norm

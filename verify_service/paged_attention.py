@@ -66,13 +66,6 @@ def attend_rows(
     else:
         keys.index_copy_(0, plan.slots, key)
         values.index_copy_(0, plan.slots, value)
-    return attend_written(plan, pool, call, query, keys, values)
-
-
-def attend_written(
-    plan: Plan, pool: KeyValuePool, call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor
-) -> Tensor:
-    """The same once new keys and values are in the layer's pools, keys and values [num_slots, Hkv, D]."""
     if plan.kernel is not None and plan.tables is not None:
         if call.softcap is not None or call.sinks is not None:
             raise NotImplementedError("no kernel here caps scores or has sinks")

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dspark.model.target import TargetTaps
 from dspark.native.attention import queries_up_to
-from dspark.native.layer import NativeLayer
 from verify_service import paged_attention, rotation
 from verify_service.graphs import Graphs
 from verify_service.kv_pool import KeyValuePool
@@ -76,10 +75,9 @@ class PackedRunner:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
         self.lean = make_lean(model) if lean else Lean()
-        native = lean and NativeLayer.found(next(model.parameters())) is not None
         self.make = (
             f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, "
-            f"kernel {kernel is not None}, native {native}, graphs {graphs}, layout 6"
+            f"kernel {kernel is not None}, graphs {graphs}, layout 7"
         )
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.philox import Purpose, uniforms
-from dspark.native.ranking import top
 from dspark.types import Cursor, Law
 
 
@@ -122,7 +121,7 @@ def draft_distribution(logits: Tensor, laws: LawColumns, entries: int) -> tuple[
     if laws.all_greedy:
         ids = best(logits).unsqueeze(-1)
         return ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
-    likeliest, ids = top(logits, min(entries, logits.shape[-1]))
+    likeliest, ids = logits.topk(min(entries, logits.shape[-1]), dim=-1)
     scaled = likeliest.double() / laws.temperature
     probs = torch.softmax(scaled, dim=-1)
     rank = torch.arange(ids.shape[-1], device=ids.device)

@@ -20,7 +20,6 @@ from dspark.model.block_mask import QueryGroup
 from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm, rms_norm, rotate
-from dspark.native.layer import NativeLayer
 
 
 class _Served(NamedTuple):
@@ -82,14 +81,9 @@ class Attention(nn.Module):
 
     def store_keys_values(self, rows: Tensor, angles: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """`keys_values` of rows [T, in] into slots [T] of keys and values [slots, Hkv, hd]."""
-        native = NativeLayer.found(rows) if self.v_proj is not None and self._value_eps is None else None
-        if native is None or self._served is None:
-            key, value = self.keys_values(rows, angles)
-            keys.index_copy_(0, slots, key)
-            values.index_copy_(0, slots, value)
-            return
-        both = self._served.kv(rows).view(len(rows), -1, self.head_dim)
-        native.store(both, self._served.norm[self.heads :], self.k_norm.eps, angles, keys, values, slots)
+        key, value = self.keys_values(rows, angles)
+        keys.index_copy_(0, slots, key)
+        values.index_copy_(0, slots, value)
 
     def project(self, rows: Tensor, angles: Tensor) -> Projected:
         """rows [..., in], angles [..., hd]: everything attention needs of them."""
@@ -99,11 +93,7 @@ class Attention(nn.Module):
         both = self.heads + self.kv_heads
         qkv = self._served.qkv(rows).view(*rows.shape[:-1], -1, self.head_dim)
         norm, eps = self._served.norm, self.q_norm.eps
-        native = NativeLayer.found(qkv)
-        if native is not None and norm.dtype == qkv.dtype and angles.shape[:-1] == rows.shape[:-1]:
-            qk = native.turn(qkv, norm, eps, angles)
-        else:
-            qk = rotate(rms_norm(qkv[..., :both, :], norm, eps, late_cast=self.q_norm.late_cast), angles)
+        qk = rotate(rms_norm(qkv[..., :both, :], norm, eps, late_cast=self.q_norm.late_cast), angles)
         value = self._value(qkv[..., -self.kv_heads :, :])
         return Projected(qk[..., : self.heads, :], qk[..., self.heads :, :], value)
 

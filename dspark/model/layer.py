@@ -13,7 +13,6 @@ from dspark.model.attention import Attention
 from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm
-from dspark.native.layer import NativeLayer
 
 
 class GatedMLP(nn.Module):
@@ -34,10 +33,7 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self._served is not None:
             wide, down = self._served
-            both = wide(x)
-            if not self._gelu and (native := NativeLayer.found(both)) is not None:
-                return down(native.gate(both))
-            gate, up = both.chunk(2, dim=-1)
+            gate, up = wide(x).chunk(2, dim=-1)
             return down(self._act(gate).mul_(up))
         out: Tensor = self.down_proj(self._act(self.gate_proj(x)) * self.up_proj(x))
         return out

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dspark.native.layer import NativeLayer
-
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last axis; the mean square is taken in fp32."""
@@ -27,9 +25,6 @@ class RMSNorm(nn.Module):
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, late_cast: bool = False) -> Tensor:
     """[..., d] -> [..., d] in x's dtype. Qwen3 rounds (scale, cast, weight), Gemma4 (scale, weight, cast)."""
     if x.dtype == torch.float32 and not torch.is_grad_enabled():  # the same in fewer operations
-        native = NativeLayer.found(x)
-        if native is not None and weight is not None and weight.shape == x.shape[-1:] and weight.dtype == x.dtype:
-            return native.norm(x, weight, eps)
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         normed: Tensor = x * size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         return normed if weight is None else normed.mul_(weight)

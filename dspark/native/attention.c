@@ -124,6 +124,9 @@ WIDEST static void attend_some(void *arg) {
     free(space);
 }
 
+/* To be raised whenever the arguments of a function of this library change. */
+int dspark_interface(void) { return 9; }
+
 /* Up to how many queries of a sequence this is faster than gathering pages for a matrix product. */
 int dspark_attend_most(void) { return has_wide() ? 16 : 8; }
 

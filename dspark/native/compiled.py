@@ -1,4 +1,4 @@
-"""The compiled kernels for CPUs, where the installation could build them.
+"""The compiled kernel for CPUs, where the installation could build them.
 
 They take fp32. A library counts only if it was built from sources with the same interface.
 """
@@ -13,18 +13,13 @@ from pathlib import Path
 
 import torch
 
-P, I32, F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+P, F32 = ctypes.c_void_p, ctypes.c_float
 
 _INTERFACE = 9  # what `dspark_interface` says
 
 _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
     "dspark_attend": ([*[P] * 11, F32, P, ctypes.c_int], ctypes.c_int),
     "dspark_attend_most": ([], ctypes.c_int),
-    "dspark_largest": ([P, P, P, I32, I32, I32, I32, P, P], ctypes.c_int),
-    "dspark_norm": ([P, P, P, I32, I32, F32], None),
-    "dspark_gate": ([P, P, I32, I32], None),
-    "dspark_turn": ([P, P, P, P, I32, I32, I32, ctypes.c_int64, F32], None),
-    "dspark_spread": ([*[P] * 10, F32], ctypes.c_int),
 }
 
 

@@ -13,7 +13,6 @@ import torch
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
 from dspark.decoding.acceptance import validate_q
-from dspark.native import layer as native_layer
 from dspark.types import Cursor, EmptyReason, Law
 
 GREEDY = Law(temperature=0.0)
@@ -48,17 +47,6 @@ def test_a_cohort_gets_the_blocks_its_members_get_alone(engine: DraftEngine) -> 
         np.testing.assert_allclose(alone.confidence, block.confidence, atol=1e-4)
         ids, probs = block.q.arrays()
         assert validate_q(ids.astype(np.int64), probs, block.token_ids, 128) is None
-
-
-def test_blocks_are_the_same_with_and_without_compiled_kernels(
-    engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    items = [item(fill(engine, sequence, count), anchor=9) for sequence, count in enumerate((5, 60, 17))]
-    usual = engine.draft(items)
-    monkeypatch.setattr(native_layer, "kernels", lambda: None)
-    for block, plain in zip(usual, engine.draft(items), strict=True):
-        assert block.token_ids == plain.token_ids
-        np.testing.assert_allclose(block.confidence, plain.confidence, atol=1e-4)
 
 
 def test_draws_are_keyed_by_the_request_and_the_anchor(engine: DraftEngine) -> None:

@@ -10,7 +10,6 @@ import transformers
 
 from dspark.model.products import PACK_FROM, Product
 from dspark.model.target import TargetTaps
-from dspark.native import layer as native_layer
 from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
 from verify_service import self_test
 from verify_service.passes import PackedRunner
@@ -24,12 +23,7 @@ def qwen3(**more: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "qwen3"])
-@pytest.mark.parametrize("native", [True, False])
-def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(
-    family: str, native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not native:  # as where no compiler was found
-        monkeypatch.setattr(native_layer, "kernels", lambda: None)
+def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(family: str) -> None:
     target = loud(qwen3() if family == "qwen3" else FAMILIES[family]())
     cases = self_test.expected(target)
     runner = PackedRunner(target.model, None, 512, lean=True)
