@@ -17,7 +17,6 @@ from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
 from dspark.model.config_layers import layer_keys, layer_shape
 from dspark.model.formats import deepseek_v4, nested, released
-from dspark.model.weights_file import read_directory
 
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
@@ -81,8 +80,10 @@ def _completed(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     if raw.get("enable_confidence_head") is not True or raw.get("confidence_head_with_markov") is not None:
         return raw
     try:
+        from dspark.model.weights_file import read_directory
+
         head = read_directory(folder).get("confidence_head.proj.weight")
-    except CheckpointError:  # settings without weights
+    except (CheckpointError, ModuleNotFoundError):  # settings without weights, or without what reads them
         return raw
     rank = raw.get("markov_rank") or (raw.get(nested.KEY) or {}).get("markov_rank") or 0
     layer = raw.get("transformer_layer_config") or raw

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ def check_target_headers(folder: Path, entries: Mapping[str, TensorEntry]) -> di
     }
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     shared = sorted(expected.keys() & entries.keys())
+    scales = {name for name in entries if "scale" in name.rpartition(".")[2]}
     parameters = {name for name, _ in model.named_parameters()}
     complaints = {
         "mismatched keys": [
@@ -71,14 +72,28 @@ def check_target_headers(folder: Path, entries: Mapping[str, TensorEntry]) -> di
             for name in shared
             if name in parameters and entries[name].dtype.startswith(INTEGERS)
         ],
+        # The library takes the bits for numbers then.
+        "without a scale": [
+            name
+            for name, entry in entries.items()
+            if (entry.dtype.startswith("F8_E4M3") or name.endswith("_blocks")) and not _scaled(name, scales)
+        ],
     }
     tied = (getattr(model, "_tied_weights_keys", None) or ()) if _ties(model) else ()
-    if expected.keys() - set(tied) <= entries.keys():  # so none is stored under another name
+    # Beside quantised weights lie scales, under names that the model itself does not have.
+    quantised = getattr(model.config, "quantization_config", None) is not None
+    if not quantised and expected.keys() - set(tied) <= entries.keys():  # so none is stored under another name
         complaints["unexpected keys"] = sorted(entries.keys() - expected.keys())
     found = [f"{what}: {listed(wrong)}" for what, wrong in complaints.items() if wrong]
     if found:
         raise CheckpointError(f"{folder}: {'; '.join(found)}")
     return entries
+
+
+def _scaled(name: str, scales: Collection[str]) -> bool:
+    """Whether one of these belongs to a quantised weight: X.weight_scale_inv, X.scale, X_scales beside X_blocks."""
+    stem = name.removesuffix("_blocks").removesuffix("weight")
+    return any(scale.startswith(stem) for scale in scales)
 
 
 def check_target_values(entries: Mapping[str, TensorEntry]) -> bool:

@@ -46,15 +46,19 @@ class Row:
 
 def run(family: Family, folder: Path) -> Row:
     """Raises nothing but a bug: a refusal is a row, any other error is one of the service."""
-    model = model_of(family)
-    model.save_pretrained(folder)
+    model_of(family).save_pretrained(folder)
+    return compare(folder, family.config)
+
+
+def compare(folder: Path, config: str) -> Row:
+    """Of a target that is there."""
     prompts, answers = _references(folder)
     try:
         engine = VerifyEngine.load(
             VerifyConfig(target=str(folder), dtype="float32", kv_tokens=4096, prefill_chunk=64, step_prefill_tokens=16)
         )
     except CheckpointError as error:
-        return Row(family.config, "refused", str(error).removeprefix(f"{folder}: "), 0, [])
+        return Row(config, "refused", str(error).removeprefix(f"{folder}: "), 0, [])
     wrong = []
     ways = 0
     for way, starts in _ways():
@@ -69,7 +73,7 @@ def run(family: Family, folder: Path) -> Row:
             first = next((n for n, (a, b) in enumerate(zip(got, answers[at], strict=True)) if a != b), None)
             wrong += [] if first is None else [f"{way}, prompt of {len(prompts[at])}, token {first}"]
             ways += 1
-    return Row(family.config, engine.attention_path, engine.attention_reason, ways, wrong)
+    return Row(config, engine.attention_path, engine.attention_reason, ways, wrong)
 
 
 def _ways() -> list[tuple[str, list[tuple[int, int]]]]:

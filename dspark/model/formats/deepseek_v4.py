@@ -1,27 +1,19 @@
-"""The DSpark module inside a DeepSeek-V4 checkpoint: its settings, and its tensors `mtp.*` under the released names.
-
-Other releases of the family have other modules under the same prefix: a classic multi-token-prediction module, or that
-of DeepSeek-V4.1. Tensors tell them apart, and both are refused by name.
-"""
+"""The DSpark module inside a DeepSeek-V4 checkpoint: its settings, and the names of its tensors. Pure."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, StageShape
-from dspark.model.config_keys import Keys, show
-from dspark.model.formats.quantised import with_scales
-from dspark.model.weights_file import TensorEntry
+from dspark.model.config_keys import Keys
 
 MODEL_TYPE: Literal["deepseek_v4"] = "deepseek_v4"
-_PREFIX = "mtp."
-_ENDS = {"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
+PREFIX = "mtp."
+ENDS = {"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
 _FIRST = {"fc": "main_proj", "hidden_norm": "main_norm"}  # of stage 0
 _HEADS = ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm", "markov_head", "confidence_head")  # of the last stage
-_MARKOV, _CLASSIC, _NEXT = "markov_head.markov_w1.weight", "enorm.weight", "markov_head.embed.weight"
 _MOST_STAGES = 16
 # Called alike in both.
 _SAME = (
@@ -141,35 +133,13 @@ def to_json(config: DrafterConfig) -> dict[str, Any]:
 def stored_name(name: str, stages: int) -> str:
     """A tensor of `StagedDrafter` -> its name in the checkpoint."""
     head, _, rest = name.partition(".")
-    if name in _ENDS:
-        return _ENDS[name]
+    if name in ENDS:
+        return ENDS[name]
     if head == "stages":
-        return _PREFIX + rest
+        return PREFIX + rest
     if head in _FIRST:
-        return f"{_PREFIX}0.{_FIRST[head]}.{rest}"
-    return f"{_PREFIX}{stages - 1}.{name}"
-
-
-def module_entries(entries: Mapping[str, TensorEntry], stages: int) -> dict[str, TensorEntry]:
-    """The module's tensors and both tables, quantised ones as their values. Raises for modules of another kind."""
-    mine = {name: entry for name, entry in entries.items() if name.startswith(_PREFIX)}
-    if any(name.endswith(_NEXT) for name in mine):
-        raise UnsupportedFamily(f"{_PREFIX}*.{_NEXT}: this is the drafter of DeepSeek-V4.1: not supported")
-    if f"{_PREFIX}{stages - 1}.{_MARKOV}" not in mine:
-        if any(name.endswith(_CLASSIC) for name in mine):
-            raise UnsupportedFamily(
-                f"{_PREFIX}*.{_CLASSIC}: this checkpoint holds a classic multi-token-prediction module, not DSpark's"
-            )
-        held = sorted({int(at[1]) for name in mine if (at := re.match(r"mtp\.(\d+)\.", name))})
-        raise CheckpointError(
-            f"no {_PREFIX}{stages - 1}.{_MARKOV}; stages that are there: {show(held) if held else 'none'}"
-        )
-    tables = {name: entries[name] for name in _stored_tables(entries)}
-    return with_scales(mine | tables)
-
-
-def _stored_tables(entries: Mapping[str, TensorEntry]) -> Iterable[str]:
-    return (name for name in _ENDS.values() if name in entries)
+        return f"{PREFIX}0.{_FIRST[head]}.{rest}"
+    return f"{PREFIX}{stages - 1}.{name}"
 
 
 def _stages_of(keys: Keys, layers: int) -> int:

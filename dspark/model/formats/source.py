@@ -16,6 +16,7 @@ from dspark.errors import CheckpointError
 from dspark.model.config import CONFIG_NAME, DrafterConfig
 from dspark.model.config_keys import read_json
 from dspark.model.formats import deepseek_v4
+from dspark.model.formats.deepseek_v4_tensors import module_entries
 from dspark.model.formats.rotation import reordered
 from dspark.model.formats.saved import check_equal, language_entries, without_computed
 from dspark.model.formats.speculators import is_speculators
@@ -81,7 +82,7 @@ def stored_name(config: DrafterConfig, name: str) -> str:
 
 def _module(folder: Path, entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
     try:
-        return deepseek_v4.module_entries(entries, config.num_hidden_layers)
+        return module_entries(entries, config.num_hidden_layers)
     except CheckpointError as error:
         raise type(error)(f"{folder}: {error}") from error
 
