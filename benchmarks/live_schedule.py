@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from benchmarks.pair import DOMAINS, Pair
-from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.cost import CostCorrector, RunningRatio
 from coordinator.planning.cost_curve import CostCurve
 from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
 from coordinator.simulation.world import curve_of
@@ -140,7 +140,7 @@ def _push(drafter: DraftEngine, made: object, number: int) -> None:
     drafter.ingest(number, made.epoch, made.start, made.token_ids, rows)
 
 
-class Scheduler(Protocol):
+class LiveScheduler(Protocol):
     """Chooses for n sequences at a time."""
 
     def slots(self) -> int:
@@ -187,7 +187,7 @@ class Priced:
 
     def __init__(self, recording: Recording, sequences: int) -> None:
         self._recording, self._sequences = recording, sequences
-        cost = CostCorrector(recording.verify, recording.draft_s, Running(HOP_S))
+        cost = CostCorrector(recording.verify, recording.draft_s, RunningRatio(HOP_S))
         self._planner = Planner(cost, recording.block)
         self._lane = PlannedLane(
             range(sequences), [""] * sequences, np.ones(sequences), CONTEXT, window=LAG, cohorts=(1,)
@@ -218,7 +218,7 @@ class Priced:
         self._plan = self._planner.next(self._lane)
 
 
-def rate(recording: Recording, sequences: int, scheduler: Scheduler, rounds: int = ROUNDS) -> float:
+def rate(recording: Recording, sequences: int, scheduler: LiveScheduler, rounds: int = ROUNDS) -> float:
     """Committed tokens a simulated second, the first rounds left out."""
     walks = [_walk(recording.answers, number) for number in range(sequences)]
     tokens, seconds = 0, 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from draft_service.interface import Engine, Rows
+from draft_service.interface import DraftEnginePort, Rows
 from dspark.errors import Overloaded
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.types import Refusal
@@ -24,7 +24,7 @@ Chunk = tuple[list[Rows], asyncio.Future[list[Outcome]]]
 class Arrivals:
     """Between the streams that bring rows and the device."""
 
-    def __init__(self, engine: Engine, device: DeviceWorker) -> None:
+    def __init__(self, engine: DraftEnginePort, device: DeviceWorker) -> None:
         self._engine = engine
         self._device = device
         self._waiting: dict[bool, list[Chunk]] = {True: [], False: []}

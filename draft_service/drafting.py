@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from draft_service.interface import DraftItem, Engine
+from draft_service.interface import DraftEnginePort, DraftItem
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Block
 
@@ -38,7 +38,7 @@ class _Asked(NamedTuple):
 class Drafting:
     """post: makes the device thread run a pass, after what it was asked before."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, engine: DraftEnginePort, metrics: Metrics, post: Callable[[Callable[[], None]], None]) -> None:
         self._engine, self._metrics, self._post = engine, metrics, post
         self._waiting: dict[int, deque[_Asked]] = {}  # by verifier's stream; whose turn it is comes first
         self._posted = False

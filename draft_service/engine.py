@@ -15,8 +15,8 @@ import torch
 
 from draft_service.config import DraftConfig
 from draft_service.contexts import ContextStore
+from draft_service.interface import DrafterShape, Rows
 from draft_service.interface import DraftItem as DraftItem
-from draft_service.interface import Rows, Shape
 from draft_service.loading import load_parts
 from draft_service.walk import walk
 from dspark.decoding.shaping import Shaper, law_problem
@@ -85,9 +85,9 @@ class DraftEngine:
         return Held(len(self._contexts), self._contexts.pages.held, self._contexts.pages.total)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> DrafterShape:
         own = self.drafter.config
-        return Shape(own.vocab_size, self.drafter.width, own.block_size, own.enable_confidence_head)
+        return DrafterShape(own.vocab_size, self.drafter.width, own.block_size, own.enable_confidence_head)
 
     # -- contexts ---------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import grpc
 import structlog
 
 from draft_service.arrivals import Arrivals, Outcome
-from draft_service.interface import Engine, Rows
+from draft_service.interface import DraftEnginePort, Rows
 from draft_service.keys import ContextKeys
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import MAX_MESSAGE
@@ -74,7 +74,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
     """Accepts pushed rows."""
 
     def __init__(
-        self, *, engine: Engine, arrivals: Arrivals, metrics: Metrics, incarnation: int, keys: ContextKeys
+        self, *, engine: DraftEnginePort, arrivals: Arrivals, metrics: Metrics, incarnation: int, keys: ContextKeys
     ) -> None:
         self._engine, self._keys = engine, keys
         self._arrivals = arrivals

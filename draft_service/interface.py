@@ -39,7 +39,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DrafterShape:
     """What is announced of a drafter."""
 
     vocab_size: int
@@ -48,7 +48,7 @@ class Shape:
     has_confidence: bool
 
 
-class Engine(Protocol):
+class DraftEnginePort(Protocol):
     """One drafter, one pool of context, the sequences that live in it."""
 
     @property
@@ -61,7 +61,7 @@ class Engine(Protocol):
     def projection(self) -> str: ...
 
     @property
-    def shape(self) -> Shape: ...
+    def shape(self) -> DrafterShape: ...
 
     @property
     def q_entries(self) -> int: ...

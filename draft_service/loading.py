@@ -17,7 +17,7 @@ from dspark.model.placement import pick_device, pick_dtype
 log = structlog.get_logger("dspark.draft")
 
 
-class Parts(NamedTuple):
+class DrafterParts(NamedTuple):
     """What an engine is made of."""
 
     drafter: Drafter
@@ -26,7 +26,7 @@ class Parts(NamedTuple):
     fingerprint: str
 
 
-def load_parts(config: DraftConfig) -> Parts:
+def load_parts(config: DraftConfig) -> DrafterParts:
     """Everything on the device; call it on the thread that will own it."""
     torch.set_num_threads(config.threads)
     device = pick_device(config.device, key="draft.device")
@@ -45,4 +45,4 @@ def load_parts(config: DraftConfig) -> Parts:
         # Confidence was fitted for another cut of q; it still orders slots, but its product is off.
         log.warning("draft.calibrated_for_other_cut", fitted=calibration.top_k_cut, serving=config.q_entries)
     version = fingerprint(folder, target=target, target_revision=revision)
-    return Parts(drafter, calibration, calibrated, version)
+    return DrafterParts(drafter, calibration, calibrated, version)

@@ -13,7 +13,7 @@ from draft_service.arrivals import Arrivals
 from draft_service.config import DraftConfig
 from draft_service.drafting import Drafting
 from draft_service.feature_sink import FeatureSink
-from draft_service.interface import Engine
+from draft_service.interface import DraftEnginePort
 from draft_service.keys import ContextKeys
 from draft_service.rounds import Rounds
 from draft_service.service import DraftService
@@ -28,7 +28,7 @@ from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2
 log = structlog.get_logger("dspark.draft")
 
 
-async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[Engine]:
+async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[DraftEnginePort]:
     """Loads and measures the drafter on the device thread, then serves."""
     check(config)
     model = config.target or config.drafter
@@ -50,7 +50,7 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[
     return process
 
 
-def _services(worker: Worker[Engine]) -> Services:
+def _services(worker: Worker[DraftEnginePort]) -> Services:
     arrivals = Arrivals(worker.engine, worker.device)
     keys = ContextKeys()
     loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ def _services(worker: Worker[Engine]) -> Services:
     )
 
 
-def _load(config: DraftConfig) -> tuple[Engine, Curve | None]:
+def _load(config: DraftConfig) -> tuple[DraftEnginePort, Curve | None]:
     """The engine and what its passes cost; a synthetic one is loaded without torch."""
     if config.engine == "synthetic":
         from draft_service.synthetic import SyntheticDraftEngine

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from draft_service.drafting import Drafted, Drafting
-from draft_service.interface import DraftItem, Engine
+from draft_service.interface import DraftEnginePort, DraftItem
 from draft_service.interface import Rows as RowRun
 from draft_service.keys import ContextKeys
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
@@ -94,7 +94,7 @@ class Rounds:
 
     def __init__(
         self,
-        worker: Worker[Engine],
+        worker: Worker[DraftEnginePort],
         drafting: Drafting,
         keys: ContextKeys,
         post: Callable[[Callable[[], None]], None],

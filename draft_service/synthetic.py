@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from draft_service.config import DraftConfig
-from draft_service.interface import DraftItem, Rows, Shape
+from draft_service.interface import DrafterShape, DraftItem, Rows
 from draft_service.ledger import Context, Ledger
 from dspark.errors import PeerError
 from dspark.pages import Held
@@ -51,7 +51,7 @@ class SyntheticDraftEngine:
         self.config = dataclasses.replace(config, drafter=config.drafter or "synthetic")
         self.fingerprint = f"synthetic-{spec.fingerprint}"
         self.projection = self.fingerprint
-        self.shape = Shape(spec.vocabulary, spec.feature_width, spec.block, has_confidence=True)
+        self.shape = DrafterShape(spec.vocabulary, spec.feature_width, spec.block, has_confidence=True)
         self.q_entries = min(config.q_entries, spec.vocabulary)
         self.context_length = min(spec.context_length, config.context_length or spec.context_length)
         self.missed_ns = 0  # by which passes ended later than the file says, in all

@@ -54,7 +54,7 @@ class Expired(DsparkError):
     """The request's time ran out."""
 
 
-class Cancelled(DsparkError):
+class RequestCancelled(DsparkError):
     """The client went away."""
 
 

@@ -160,7 +160,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class ScoredToken:
     """Natural log-probabilities at one position, of the target's own distribution: softmax of the raw logits, before
     penalties, bias, temperature and truncation."""
 
@@ -170,7 +170,7 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PromptLogprobs:
+class ScoredPrompt:
     """The same of the n - 1 tokens of a prompt of n that have tokens before them."""
 
     logprobs: npt.NDArray[np.float32]  # [n - 1] of the token that stands there
@@ -179,9 +179,9 @@ class PromptLogprobs:
     top_logprobs: npt.NDArray[np.float32]  # [n - 1, top]
 
     @staticmethod
-    def joined(parts: Sequence[PromptLogprobs], top: int) -> PromptLogprobs:
+    def joined(parts: Sequence[ScoredPrompt], top: int) -> ScoredPrompt:
         """Of consecutive parts."""
-        return PromptLogprobs(
+        return ScoredPrompt(
             np.concatenate([np.zeros(0, np.float32), *(part.logprobs for part in parts)]),
             np.concatenate([np.zeros(0, np.uint32), *(part.ranks for part in parts)]),
             np.concatenate([np.zeros((0, top), np.uint32), *(part.top_ids for part in parts)]),
@@ -206,7 +206,7 @@ class Verdict(NamedTuple):
     next_token: int
     features_through: int
     judged: int  # drafted tokens verified: fewer than were asked for where the verifier had no pages for them
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens kept and added, where the law asks for them
+    logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, where the law asks for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.runtime.channel import open_channel
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, PromptLogprobs, TokenLogprobs
+from dspark.types import Law, ScoredPrompt, ScoredToken
 
 DEADLINE_S = 60.0
 
@@ -38,8 +38,8 @@ class Answer:
     epoch: int = -1  # given out last
     cursor: ReportCursor | None = None
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    scored: PromptLogprobs | None = None
+    logprobs: list[ScoredToken] = field(default_factory=list)
+    scored: ScoredPrompt | None = None
     cached: int = 0
     rounds: list[Any] = field(default_factory=list)  # its RoundReports
     moves: int = 0  # times it began anew

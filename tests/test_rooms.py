@@ -176,3 +176,32 @@ def test_packages_of_the_coordinator_import_only_from_those_below() -> None:
                 if module.startswith("coordinator.") and inside.split(".")[0] in above and "config" not in inside:
                     wrong.append(f"{path.relative_to(ROOT)}: {module}")
     assert not wrong, "\n".join(wrong)
+
+
+def _classes(files: dict[str, Path]) -> dict[str, set[str]]:
+    """Name of a class -> modules that have one of this name, inside others too."""
+    found: dict[str, set[str]] = {}
+    for module, path in files.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).add(module)
+    return found
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """The wire's generated twins apart."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for room in sorted(ROOMS | {"dspark"})
+        for path in _sources(room)
+        if "dspark/wire/v1/" not in path.as_posix()
+    }
+    shared = {name: sorted(modules) for name, modules in _classes(files).items() if len(modules) > 1}
+    assert not shared
+
+
+def test_a_shared_name_would_be_seen(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.py" for name in ("a", "b")}
+    files["a"].write_text("class Plan: ...\nclass Pace: ...\n", encoding="utf-8")
+    files["b"].write_text("def f():\n    class Plan: ...\n", encoding="utf-8")
+    assert _classes(files)["Plan"] == {"a", "b"}

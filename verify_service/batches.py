@@ -17,10 +17,10 @@ import torch
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.holdings import Holdings
-from verify_service.interface import Judged, Prefill, Progress
+from verify_service.interface import Judged, Progress, PromptPrefill
 from verify_service.judging import unready
-from verify_service.packed_step import Chunk, PackedStep
-from verify_service.sequences import SequenceState, VerifyItem, check_item, invalid, unknown
+from verify_service.packed_step import PackedStep, PromptChunk
+from verify_service.sequences import CachedSequence, VerifyItem, check_item, invalid, unknown
 from verify_service.under_way import Batch, UnderWay
 
 RIDE_ALONG = {"cpu": 64, "cuda": 512}  # prompt tokens in a round, where the configuration leaves it to the device
@@ -39,15 +39,15 @@ class Batches:
         device: torch.device,
         forget_keys: Callable[[int], None],
     ) -> None:
-        self.line: deque[Prefill] = deque()  # prompts on their way in
+        self.line: deque[PromptPrefill] = deque()  # prompts on their way in
         self._news: dict[int, deque[Progress]] = {0: deque()}  # of prompts that rode in rounds or failed, by owner
         self._step, self._holdings, self._config = step, holdings, config
         self._vocab_size, self._forget_keys = vocab_size, forget_keys
-        self._busy: dict[int, SequenceState] = {}  # those in steps under way
-        self._leaving: dict[int, SequenceState] = {}  # of them, those that nobody wants any more
+        self._busy: dict[int, CachedSequence] = {}  # those in steps under way
+        self._leaving: dict[int, CachedSequence] = {}  # of them, those that nobody wants any more
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(device.type, 512)
 
-    def line_up(self, prefill: Prefill) -> None:
+    def line_up(self, prefill: PromptPrefill) -> None:
         """At the end of the line."""
         self._news.setdefault(prefill.owner, deque())
         self.line.append(prefill)
@@ -120,7 +120,7 @@ class Batches:
             else:
                 outcomes[index] = answer
         given = self._ask(items, runnable, outcomes)
-        riders: list[tuple[Prefill, Chunk]] = []
+        riders: list[tuple[PromptPrefill, PromptChunk]] = []
         batches: list[Batch] = []
         for indices in self._batches(given):
             if not batches:
@@ -151,7 +151,7 @@ class Batches:
                 self._free(state)
         return judged, progress
 
-    def drop(self, state: SequenceState) -> None:
+    def drop(self, state: CachedSequence) -> None:
         """Lets go of a sequence: of what it holds once no pass under way does."""
         if self._busy.get(state.sequence) is state:
             del self._holdings.states[state.sequence]
@@ -163,7 +163,7 @@ class Batches:
         """Whether a step under way holds one of this number."""
         return sequence in self._busy
 
-    def _free(self, state: SequenceState) -> None:
+    def _free(self, state: CachedSequence) -> None:
         self._holdings.drop(state)
         self._forget_keys(state.sequence)
 
@@ -200,9 +200,9 @@ class Batches:
             size += count
         return batches
 
-    def _riders(self, prefills: Sequence[Prefill], budget: int) -> list[tuple[Prefill, Chunk]]:
+    def _riders(self, prefills: Sequence[PromptPrefill], budget: int) -> list[tuple[PromptPrefill, PromptChunk]]:
         """The next chunks of these prompts, `budget` tokens in all. A prompt that cannot go on leaves the line."""
-        riders: list[tuple[Prefill, Chunk]] = []
+        riders: list[tuple[PromptPrefill, PromptChunk]] = []
         for prefill in prefills:
             if budget <= 0:
                 break
@@ -215,11 +215,11 @@ class Batches:
             start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
             ids = prefill.token_ids[start : start + most]
             behind = () if state.scores is None else prefill.token_ids[start + 1 : start + 1 + len(ids)]
-            riders.append((prefill, Chunk(state, ids, prefill.wants_rows, behind)))
+            riders.append((prefill, PromptChunk(state, ids, prefill.wants_rows, behind)))
             budget -= len(ids)
         return riders
 
-    def _leave(self, prefill: Prefill) -> None:
+    def _leave(self, prefill: PromptPrefill) -> None:
         """It is done, or cannot go on."""
         if prefill in self.line:
             self.line.remove(prefill)

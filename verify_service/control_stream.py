@@ -23,7 +23,7 @@ from dspark.wire.control_down import read_down
 from dspark.wire.control_up import write_up
 from dspark.wire.v1 import verify_pb2
 from verify_service.feature_push import FeaturePush
-from verify_service.interface import Engine
+from verify_service.interface import VerifyEnginePort
 from verify_service.round_driver import RoundDriver
 
 log = structlog.get_logger("dspark.rounds")
@@ -34,7 +34,7 @@ MAX_WAITING = 4096  # messages that the device thread has not looked at
 class ControlStream:
     """One stream. Lives on the event loop."""
 
-    def __init__(self, worker: Worker[Engine], push: FeaturePush) -> None:
+    def __init__(self, worker: Worker[VerifyEnginePort], push: FeaturePush) -> None:
         self._worker = worker
         self._outbox: Outbox[verify_pb2.ControlUp] = Outbox(worker.metrics)
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -25,7 +25,7 @@ from verify_service.commands import read_sink
 from verify_service.drafter_stream import DrafterStream
 from verify_service.drafts import unsound
 from verify_service.feature_push import Sink
-from verify_service.interface import Engine, RowSpan
+from verify_service.interface import RowSpan, VerifyEnginePort
 from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
@@ -38,7 +38,7 @@ MALFORMED_ORDERS = 3  # in a row, after which a drafter is let go; its coordinat
 MAX_VERSION = 256  # characters
 
 
-class Order(NamedTuple):
+class OutstandingOrder(NamedTuple):
     """One that is out, or whose blocks came."""
 
     drafter: int
@@ -50,7 +50,7 @@ class Order(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownPeer:
     at: DrafterAt
     sink: Sink | None  # None where its address cannot be one
     stream: DrafterStream | None = None
@@ -67,7 +67,7 @@ class Drafters:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: VerifyEnginePort,
         feeds: RowFeeds,
         security: Security,
         incarnation: int,
@@ -78,8 +78,8 @@ class Drafters:
     ) -> None:
         self._engine, self._feeds, self._security, self._incarnation = engine, feeds, security, incarnation
         self._metrics, self._admitted, self._tell, self._say = metrics, admitted, tell, say
-        self._known: dict[int, _Known] = {}
-        self.orders: dict[int, Order] = {}  # the latest ones
+        self._known: dict[int, _KnownPeer] = {}
+        self.orders: dict[int, OutstandingOrder] = {}  # the latest ones
         self.blocks: dict[int, tuple[int, Block]] = {}  # by sequence: of which order, and what came
 
     # From the coordinator.
@@ -88,7 +88,7 @@ class Drafters:
         known = self._known.get(at.drafter)
         if known is None:
             sink = read_sink(types_pb2.FeatureSink(endpoint=at.endpoint, incarnation=at.incarnation))
-            known = self._known[at.drafter] = _Known(at, sink)
+            known = self._known[at.drafter] = _KnownPeer(at, sink)
         known.at = at._replace(endpoint=known.at.endpoint, incarnation=known.at.incarnation)  # numbers never move on
         if at.use is not Use.GONE:
             return []
@@ -135,7 +135,7 @@ class Drafters:
         )
         for message in orders.write_order(asked.order, asked.rows, kept.counts, kept.token_ids, kept.features):
             known.stream.send(message)
-        self.orders[asked.order] = Order(asked.drafter, asked.rows, time.monotonic())
+        self.orders[asked.order] = OutstandingOrder(asked.drafter, asked.rows, time.monotonic())
         if kept.features is not None:
             self._metrics.feature_rows.labels(direction="sent").inc(len(kept.token_ids))
             self._metrics.bytes.labels(direction="sent", kind="features").inc(len(kept.features.data))
@@ -222,7 +222,7 @@ class Drafters:
             return []  # it was let go before
         return self._lose(drafter, known, why)
 
-    def _lose(self, drafter: int, known: _Known, why: str) -> list[Told]:
+    def _lose(self, drafter: int, known: _KnownPeer, why: str) -> list[Told]:
         log.warning("drafter.lost", drafter=drafter, endpoint=known.at.endpoint, reason=why)
         if known.stream is not None:
             known.stream.close()
@@ -263,7 +263,7 @@ class Drafters:
         if codec.read_refusal(opened.refusal).reason is RefusalReason.NO_PAGES:
             self._say(DrafterEvent(drafter, "full"))
 
-    def _blocks(self, drafter: int, known: _Known, message: draft_pb2.Blocks) -> Told:
+    def _blocks(self, drafter: int, known: _KnownPeer, message: draft_pb2.Blocks) -> Told:
         order = self.orders.get(message.order)
         if order is None or order.drafter != drafter:
             raise PeerError(f"blocks.order: {message.order} was not asked")
@@ -291,7 +291,7 @@ class Drafters:
             [_WHY[block.empty_reason] for block in blocks],
         )
 
-    def _answered(self, number: int, order: Order, draft_s: float, version: str) -> None:
+    def _answered(self, number: int, order: OutstandingOrder, draft_s: float, version: str) -> None:
         """Its times are told with the pass that its blocks are in, which comes soon or never."""
         self.orders[number] = order._replace(rows=(), came=time.monotonic(), draft_s=draft_s, version=version)
         if len(self.orders) > MOST_ORDERS:
@@ -311,7 +311,7 @@ class Drafters:
 _WHY = {reason: "" if reason is EmptyReason.NONE else reason.name.lower().replace("_", " ") for reason in EmptyReason}
 
 
-def _greet(known: _Known, welcome: draft_pb2.RoundsWelcome) -> None:
+def _greet(known: _KnownPeer, welcome: draft_pb2.RoundsWelcome) -> None:
     if welcome.incarnation != known.at.incarnation:
         raise PeerError(f"welcome.incarnation: {welcome.incarnation} is another process")
     if not 0 < len(welcome.drafter_version) <= MAX_VERSION:

@@ -17,17 +17,17 @@ from dspark.decoding.masking import mask
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.context import Projection
 from dspark.pages import Held
-from dspark.types import Constraint, Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
+from dspark.types import Constraint, Cursor, Law, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
 from verify_service.batches import Batches
 from verify_service.config import VerifyConfig
 from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.grammars.grammars import Grammars
 from verify_service.holdings import Holdings
-from verify_service.interface import Grammar, KeptRows, Prefill, Progress, RowSpan
+from verify_service.interface import Grammar, KeptRows, Progress, PromptPrefill, RowSpan
 from verify_service.interface import Judged as Judged
 from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
 from verify_service.loading import load_parts
-from verify_service.packed_step import Chunk, PackedStep
+from verify_service.packed_step import PackedStep, PromptChunk
 from verify_service.page_pool import Slots
 from verify_service.passes import PackedRunner, Runner
 from verify_service.sequences import VerifyItem, check_prompt, invalid, stale, unknown
@@ -180,7 +180,7 @@ class VerifyEngine:
         start, stop = state.cached, state.cached + len(token_ids)
         if stop > state.prompt_len or not len(token_ids):
             return invalid(f"token_ids: {len(token_ids)} tokens after {start} of {state.prompt_len}")
-        return self._step.run([], [Chunk(state, token_ids, wants_rows)]).chunk_rows[0]
+        return self._step.run([], [PromptChunk(state, token_ids, wants_rows)]).chunk_rows[0]
 
     def compile(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
         """The form of an answer, compiled on another thread; see `Engine`."""
@@ -213,17 +213,17 @@ class VerifyEngine:
         state.matcher, state.anchored = matcher, True
         return anchor
 
-    def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:
+    def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
         """Of the token that `first_token` drew; empty when its law asks for none."""
         state = self._holdings.states.get(sequence)
         return state.anchor_logprobs if state is not None else ()
 
-    def prompt_logprobs(self, sequence: int) -> PromptLogprobs | None:
+    def prompt_logprobs(self, sequence: int) -> ScoredPrompt | None:
         """Of a prompt that has run, once; None when nobody asked for them."""
         state = self._holdings.states.get(sequence)
         if state is None or state.scores is None:
             return None
-        told, state.scored = PromptLogprobs.joined(state.scored, state.scores), []
+        told, state.scored = ScoredPrompt.joined(state.scored, state.scores), []
         return told
 
     def release(self, sequence: int, epoch: int) -> bool:
@@ -292,7 +292,7 @@ class VerifyEngine:
         """What came of a step that has run."""
         return self._batches.end(step)
 
-    def line_up(self, prefill: Prefill) -> None:
+    def line_up(self, prefill: PromptPrefill) -> None:
         """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between them."""
         self._batches.line_up(prefill)
 

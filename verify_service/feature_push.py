@@ -42,7 +42,7 @@ class Sink:
 Piece = tuple[FeatureRun, int, int]  # rows first .. last - 1 of a run
 
 
-class Listener(Protocol):
+class PushListener(Protocol):
     """Whoever wants to know what became of rows, its own among others'; called on the event loop."""
 
     def rows_came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None: ...
@@ -71,7 +71,7 @@ class FeaturePush:
         self._metrics = metrics
         self._links: dict[Sink, _Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self.listeners: list[Listener] = []
+        self.listeners: list[PushListener] = []
 
     def push(self, sink: Sink, features: Sequence[FeatureRun]) -> int:
         """Hands rows to the sender at once; returns how many it took."""

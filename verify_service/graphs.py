@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dspark.native.attention import Tables
-from verify_service.paged_plan import Arrays, Shape, arrays_of
-from verify_service.plan import Plan, Segment
+from verify_service.paged_plan import Arrays, PlanShape, arrays_of
+from verify_service.plan import PassPlan, Segment
 from verify_service.varlen import Kernel
 
 log = structlog.get_logger("dspark.verify")
@@ -33,7 +33,7 @@ def tier(count: int, tiers: Sequence[int]) -> int | None:
     return next((each for each in tiers if each >= count), None)
 
 
-def shape_of(segments: Sequence[Segment], page_size: int) -> Shape | None:
+def shape_of(segments: Sequence[Segment], page_size: int) -> PlanShape | None:
     """The recording that serves these, or None."""
     tokens = sum(len(segment.token_ids) for segment in segments)
     pages = max(-(-segment.length // page_size) for segment in segments)
@@ -42,23 +42,23 @@ def shape_of(segments: Sequence[Segment], page_size: int) -> Shape | None:
     # Tokens left over need a sequence of their own.
     spare = 1 if token_tier is not None and token_tier > tokens else 0
     tiers = (token_tier, tier(len(segments) + spare, SEQUENCES), tier(pages, PAGES), tier(most, QUERIES))
-    return None if None in tiers else Shape(*(each for each in tiers if each is not None))
+    return None if None in tiers else PlanShape(*(each for each in tiers if each is not None))
 
 
 class _Recording:
     """One graph and the memory it reads and writes."""
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    def __init__(self, shape: PlanShape, device: torch.device) -> None:
         self.rows = torch.zeros(3, shape.tokens, dtype=torch.int64, device=device)
         self.small = torch.zeros(2 * shape.sequences + 1, dtype=torch.int32, device=device)
         self.blocks = torch.zeros(shape.sequences, shape.pages, dtype=torch.int32, device=device)
         self.graph = torch.cuda.CUDAGraph()
         self.outputs: tuple[Tensor, Tensor | None] | None = None
 
-    def plan(self, shape: Shape, kernel: Kernel, page_size: int) -> Plan:
+    def plan(self, shape: PlanShape, kernel: Kernel, page_size: int) -> PassPlan:
         cu_q, used_k = self.small[: shape.sequences + 1], self.small[shape.sequences + 1 :]
         tables = Tables(cu_q, used_k, self.blocks, shape.queries, shape.pages * page_size)
-        return Plan(self.rows[0:1], self.rows[1:2], self.rows[2], None, [], tables=tables, kernel=kernel)
+        return PassPlan(self.rows[0:1], self.rows[1:2], self.rows[2], None, [], tables=tables, kernel=kernel)
 
     def fill(self, made: Arrays) -> None:
         """New numbers; the copies wait for nobody."""
@@ -76,7 +76,7 @@ class Graphs:
 
     def __init__(
         self,
-        forward: Callable[[Plan], tuple[Tensor, Tensor | None]],
+        forward: Callable[[PassPlan], tuple[Tensor, Tensor | None]],
         kernel: Kernel,
         page_size: int,
         spare_page: int,
@@ -84,7 +84,7 @@ class Graphs:
     ) -> None:
         self._forward, self._kernel, self._page_size = forward, kernel, page_size
         self._spare_page, self._device = spare_page, device
-        self._made: dict[Shape, _Recording] = {}
+        self._made: dict[PlanShape, _Recording] = {}
         self._refused = False
 
     def run(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor | None] | None:
@@ -105,7 +105,7 @@ class Graphs:
         """Their memory is about to go."""
         self._made.clear()
 
-    def _record(self, shape: Shape, segments: Sequence[Segment]) -> _Recording | None:
+    def _record(self, shape: PlanShape, segments: Sequence[Segment]) -> _Recording | None:
         if len(self._made) >= MOST_GRAPHS:
             del self._made[next(iter(self._made))]
         recording = _Recording(shape, self._device)

@@ -17,7 +17,7 @@ from verify_service.feature_store import FeatureRows, FeatureStore
 from verify_service.interface import KeptRows, RowSpan
 from verify_service.page_pool import PagePool, Slots
 from verify_service.prefix_cache import PrefixCache
-from verify_service.sequences import SequenceState
+from verify_service.sequences import CachedSequence
 
 
 class Holdings:
@@ -33,7 +33,7 @@ class Holdings:
         keep_prefixes: bool,
         copy: Callable[[Slots, Slots], None] | None = None,  # of keys and values, where rows that lie together pay
     ) -> None:
-        self.states: dict[int, SequenceState] = {}
+        self.states: dict[int, CachedSequence] = {}
         self.last_logits: dict[int, Tensor] = {}  # of prefilled sequences whose anchor is not drawn yet
         self.store = store
         self._most = most
@@ -63,7 +63,7 @@ class Holdings:
         token_ids: Sequence[int] | None,
         salt: str,
         scores: int | None = None,
-    ) -> SequenceState | Refusal:
+    ) -> CachedSequence | Refusal:
         """Pages for the prompt, as far as they are not kept from before; one more page stays free per sequence. Whose
         prompt is to be scored runs all of it.
 
@@ -96,7 +96,7 @@ class Holdings:
             return Refusal(
                 RefusalReason.NO_PAGES, f"{wanted} pages are needed beside {len(self.states)} to grow; {free} are free"
             )
-        state = SequenceState(
+        state = CachedSequence(
             sequence=cursor.sequence,
             epoch=cursor.epoch,
             owner=owner,
@@ -112,12 +112,12 @@ class Holdings:
         self.states[cursor.sequence] = state
         return state
 
-    def grow(self, state: SequenceState, tokens: int) -> bool:
+    def grow(self, state: CachedSequence, tokens: int) -> bool:
         """Room for so many tokens in all, or nothing changes."""
         missing = self.pool.missing(state.sequence, tokens)
         return not missing or (self._make_free(missing) and self.pool.grow(state.sequence, tokens))
 
-    def grow_within(self, state: SequenceState, least: int, more: int) -> int | None:
+    def grow_within(self, state: CachedSequence, least: int, more: int) -> int | None:
         """Room for `least` tokens and as many of `more` as there are pages for; how many of those, None without any."""
         if self.grow(state, least + more):
             return more
@@ -129,16 +129,16 @@ class Holdings:
             return None
         return min(room - least, more)
 
-    def slots(self, state: SequenceState, start: int, stop: int) -> Slots:
+    def slots(self, state: CachedSequence, start: int, stop: int) -> Slots:
         return self.pool.slots(state.sequence, start, stop)
 
-    def keep_prefix(self, state: SequenceState) -> None:
+    def keep_prefix(self, state: CachedSequence) -> None:
         """Its full pages can be found by others from now on."""
         if state.salt is not None:
             rows = state.keep_features
             self.prefixes.enter(state.token_ids[: state.cached], state.salt, self.pool.pages(state.sequence), rows=rows)
 
-    def drop(self, state: SequenceState) -> None:
+    def drop(self, state: CachedSequence) -> None:
         """Lets go of all of it; what is worth keeping stays with the prefixes."""
         self.states.pop(state.sequence, None)
         self.last_logits.pop(state.sequence, None)
@@ -146,12 +146,12 @@ class Holdings:
             self.keep_prefix(state)
             self.pool.release(state.sequence)
 
-    def where(self, runs: Sequence[tuple[SequenceState, int, int]]) -> Slots | list[int]:
+    def where(self, runs: Sequence[tuple[CachedSequence, int, int]]) -> Slots | list[int]:
         """The slots of runs of (sequence, first position, tokens), one after the other."""
         found = [self.slots(state, start, start + count) for state, start, count in runs]
         return found[0] if len(found) == 1 else [slot for slots in found for slot in slots]
 
-    def rows(self, state: SequenceState, start: int, stop: int) -> FeatureRows:
+    def rows(self, state: CachedSequence, start: int, stop: int) -> FeatureRows:
         """Kept rows of positions start .. stop - 1."""
         assert self.store is not None
         kept = self.store.get(self.slots(state, start, stop))

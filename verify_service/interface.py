@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.pages import Held
-from dspark.types import Constraint, Cursor, Draws, Law, PromptLogprobs, Refusal, TokenLogprobs, Verdict
+from dspark.types import Constraint, Cursor, Draws, Law, Refusal, ScoredPrompt, ScoredToken, Verdict
 from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import types_pb2
 from verify_service.config import VerifyConfig
@@ -45,7 +45,7 @@ class FeatureRun(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prefill:
+class PromptPrefill:
     """One prompt on its way in."""
 
     sequence: int
@@ -59,7 +59,7 @@ class Prefill:
 class Progress:
     """What one chunk of a prompt brought."""
 
-    prefill: Prefill
+    prefill: PromptPrefill
     rows: FeatureRun | None
     tokens: int
     done: bool  # all of the prompt has run
@@ -74,7 +74,7 @@ class Judged:
     features: Sequence[FeatureRun | None]
     tokens: int  # of the items, in the packed passes
     forward_ns: int
-    prefill_tokens: int = 0  # of prompts that rode along; what came of them is `Engine.take_news`
+    prefill_tokens: int = 0  # of prompts that rode along; what came of them is `VerifyEnginePort.take_news`
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
     # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too; and what the rule
     # saw of the drafted tokens. See `dspark/decoding/draws.py`.
@@ -137,7 +137,7 @@ class ProjectionFacts(Protocol):
     def fingerprint(self) -> str: ...
 
 
-class Engine(Protocol):
+class VerifyEnginePort(Protocol):
     """One target, one pool of pages, the sequences that live in it."""
 
     @property
@@ -184,7 +184,7 @@ class Engine(Protocol):
     def spared(self, sequence: int, epoch: int, *, rows: bool) -> tuple[int, FeatureRun | None]:
         """Leading tokens of the prompt that need no pass, and their feature rows if they are wanted."""
 
-    def line_up(self, prefill: Prefill) -> None:
+    def line_up(self, prefill: PromptPrefill) -> None:
         """The rest of an opened sequence's prompt will run, in rounds or between them."""
 
     def prefill_next(self, *, short: bool = False, owner: int = 0) -> Progress | None:
@@ -204,10 +204,10 @@ class Engine(Protocol):
     def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
         """grammar: of the form that its law asks for."""
 
-    def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:
+    def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
         """Of the token that `first_token` drew; empty when its law asks for none."""
 
-    def prompt_logprobs(self, sequence: int) -> PromptLogprobs | None:
+    def prompt_logprobs(self, sequence: int) -> ScoredPrompt | None:
         """Of a prompt that has run, once; None when nobody asked for them."""
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged: ...

@@ -12,9 +12,9 @@ from dspark.decoding.logprobs import token_logprobs
 from dspark.decoding.masking import Masks, Matcher
 from dspark.decoding.shaping import Shaper, law_problem
 from dspark.errors import DsparkError
-from dspark.types import Law, Refusal, RefusalReason, TokenLogprobs
+from dspark.types import Law, Refusal, RefusalReason, ScoredToken
 from verify_service.interface import Grammar
-from verify_service.sequences import SequenceState, VerifyItem, failed, invalid
+from verify_service.sequences import CachedSequence, VerifyItem, failed, invalid
 
 
 def rule_problem(law: Law, vocab_size: int) -> Refusal | None:
@@ -23,7 +23,7 @@ def rule_problem(law: Law, vocab_size: int) -> Refusal | None:
     return None if problem is None else invalid(f"law.{problem}")
 
 
-def shaper_of(state: SequenceState) -> Shaper | None:
+def shaper_of(state: CachedSequence) -> Shaper | None:
     """What the law makes of logits after the committed tokens; None when it leaves them alone."""
     if not state.law.shapes:
         return None
@@ -32,7 +32,7 @@ def shaper_of(state: SequenceState) -> Shaper | None:
     return state.shaper.follow(state.token_ids)
 
 
-def matcher_of(state: SequenceState, grammar: Grammar | None) -> Matcher | Refusal | None:
+def matcher_of(state: CachedSequence, grammar: Grammar | None) -> Matcher | Refusal | None:
     """Behind what was committed of the answer; None for a law that asks for no form."""
     if state.law.constraint is None:
         return None
@@ -46,7 +46,7 @@ def matcher_of(state: SequenceState, grammar: Grammar | None) -> Matcher | Refus
     return matcher
 
 
-def unready(state: SequenceState) -> Refusal | None:
+def unready(state: CachedSequence) -> Refusal | None:
     """Why a sequence cannot be judged, found out before anybody else is in a pass with it; None when it can."""
     if state.matcher is not None and state.matcher.too_slow:
         return invalid("constraint: finding out what may come next takes too long")
@@ -57,12 +57,12 @@ def unready(state: SequenceState) -> Refusal | None:
     return None
 
 
-def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+def told(law: Law, logits: Tensor, token_ids: Sequence[int]) -> tuple[ScoredToken, ...]:
     """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V], if the law asks."""
     return () if law.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, law.logprobs)
 
 
-def masks_of(state: SequenceState, item: VerifyItem) -> Masks | Refusal | None:
+def masks_of(state: CachedSequence, item: VerifyItem) -> Masks | Refusal | None:
     """What may follow the first 0, 1, ... drafted tokens; None where anything may."""
     if state.matcher is None:
         return None

@@ -18,7 +18,7 @@ from torch.nn.functional import rms_norm, silu
 from dspark.model.products import Product
 from verify_service.kv_pool import KeyValuePool
 from verify_service.paged_attention import AttentionCall, attend_rows
-from verify_service.plan import Plan
+from verify_service.plan import PassPlan
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -68,7 +68,7 @@ class LeanLayer:
         self.forms = {part.form for part in products}
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        plan: Plan | None = kwargs.get("dspark_plan")
+        plan: PassPlan | None = kwargs.get("dspark_plan")
         rotation = kwargs.get("position_embeddings")
         if plan is None or rotation is None:
             return self._stock(hidden_states, *args, **kwargs)
@@ -78,7 +78,7 @@ class LeanLayer:
         gated = self._activation(wide[:, : self._wide]).mul_(wide[:, self._wide :])
         return self._down.plus(gated, x).unsqueeze(0)
 
-    def _attend(self, x: Tensor, plan: Plan, pool: KeyValuePool, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def _attend(self, x: Tensor, plan: PassPlan, pool: KeyValuePool, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """x [T, H] with attention's contribution added."""
         heads, both = self._heads, self._heads + self._kv_heads
         qkv = self._qkv(self._first(x)).view(x.shape[0], both + self._kv_heads, self._head_dim)
@@ -99,7 +99,7 @@ def scale_to_one(x: Tensor, eps: Tensor) -> Tensor:
     return x * torch.addcmul(eps, size, size, value=1.0 / x.shape[-1]).rsqrt_()
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], plan: PassPlan) -> Tensor:
     """x [T, heads, D] with pairs (i, i + D/2) turned by angles whose cos and sin are [1, T, D].
 
     In fp32 as complex numbers: pairs then lie side by side in the result. Queries and keys change places alike, so

@@ -28,7 +28,7 @@ from verify_service.stateful import StatefulRunner
 log = structlog.get_logger("dspark.verify")
 
 
-class Parts(NamedTuple):
+class VerifierParts(NamedTuple):
     """What an engine is made of."""
 
     target: LoadedTarget
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
     fingerprint: str
 
 
-def load_parts(config: VerifyConfig) -> Parts:
+def load_parts(config: VerifyConfig) -> VerifierParts:
     """Everything on the device; call it on the thread that will own it."""
     torch.set_num_threads(config.threads)
     device = pick_device(config.device, key="verify.device")
@@ -62,7 +62,7 @@ def load_parts(config: VerifyConfig) -> Parts:
     if projection is not None and projection.target_layer_ids:
         taps = TargetTaps(target.model, projection.target_layer_ids).attach()
     runner = choose_runner(config, target, taps)
-    return Parts(target, runner, projection, fingerprint(config.target, revision=config.target_revision))
+    return VerifierParts(target, runner, projection, fingerprint(config.target, revision=config.target_revision))
 
 
 def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype) -> None:

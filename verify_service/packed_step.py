@@ -21,35 +21,35 @@ from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.draws import Labels
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, mask
-from dspark.types import Draws, PromptLogprobs, Refusal, TokenLogprobs, Verdict
+from dspark.types import Draws, Refusal, ScoredPrompt, ScoredToken, Verdict
 from verify_service.feature_store import FeatureRows
 from verify_service.holdings import Holdings
 from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.passes import Pass, Runner
 from verify_service.plan import Segment
-from verify_service.sequences import SequenceState, VerifyItem, failed, unknown
+from verify_service.sequences import CachedSequence, VerifyItem, failed, unknown
 
 # Cohorts of so many sequences are watched in one round of so many: they bring draws enough, and the device waits for
 # it. Which rounds those are depends on nothing that was drafted.
 MANY, EVERY = 32, 4
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """The next tokens of a prompt."""
 
-    state: SequenceState
+    state: CachedSequence
     token_ids: Sequence[int]
     wants_rows: bool
     next_ids: Sequence[int] = ()  # where the prompt is scored: the token behind each of them, but the prompt's last
 
 
-_Complete = tuple[int, int, tuple[TokenLogprobs, ...]] | Refusal  # drafted tokens kept, the next one, what is told
+_Complete = tuple[int, int, tuple[ScoredToken, ...]] | Refusal  # drafted tokens kept, the next one, what is told
 
 
 class _Committed(NamedTuple):
     """Rows of the pass that belong to committed tokens of one sequence."""
 
-    state: SequenceState
+    state: CachedSequence
     start: int  # first position
     token_ids: list[int]
     row: int  # first row of the pass
@@ -60,8 +60,8 @@ class Prepared(NamedTuple):
     """What a pass is run on; all of it stays as it is until the pass has ended."""
 
     items: Sequence[VerifyItem]
-    chunks: Sequence[Chunk]
-    states: list[SequenceState]  # of the items
+    chunks: Sequence[PromptChunk]
+    states: list[CachedSequence]  # of the items
     segments: list[Segment]
     cases: list[PackedCase]
     masks: list[Masks | Refusal | None]  # of what may come, of each item
@@ -74,7 +74,7 @@ class Executed(NamedTuple):
 
     prepared: Prepared
     decided: Sequence[_Complete]
-    scored: Sequence[PromptLogprobs | Refusal | None]  # of each chunk
+    scored: Sequence[ScoredPrompt | Refusal | None]  # of each chunk
     last_logits: Sequence[Tensor | None]  # of the chunks that end their prompt
     committed: Sequence[_Committed | None]  # of items, then of chunks
     rows: Sequence[Tensor | None]  # feature rows of those that are awaited
@@ -82,7 +82,7 @@ class Executed(NamedTuple):
     owed_taps: Tensor | None
 
 
-class PassFailed(Exception):
+class BatchFailed(Exception):
     """The target did not run, for the reason that caused this. Nothing was committed: the same may be run again."""
 
 
@@ -116,7 +116,7 @@ class PackedStep:
         labels = self._watch.labels()
         return labels, self._watch.sums({item.cursor.sequence: item.drafter for item in items}) if labels else []
 
-    def run(self, items: Sequence[VerifyItem], chunks: Sequence[Chunk] = ()) -> Stepped:
+    def run(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk] = ()) -> Stepped:
         """Runs, judges, commits. Chunks are of different prompts."""
         prepared = self.prepare(items, chunks)
         try:
@@ -125,7 +125,7 @@ class PackedStep:
             spoil(prepared)
             raise
 
-    def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[Chunk]) -> Prepared:
+    def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> Prepared:
         """Reads sequences and their pages."""
         holdings = self._holdings
         states = [holdings.states[item.cursor.sequence] for item in items]
@@ -161,13 +161,13 @@ class PackedStep:
             result = self._runner.run(prepared.segments, prepared.logit_rows)
         except Exception as error:
             what = f"{len(items)} sequences, {len(chunks)} prompts, {prepared.tokens} tokens"
-            raise PassFailed(f"{what}: {error}") from error
+            raise BatchFailed(f"{what}: {error}") from error
         decided = self._decide(prepared, result) if items else []
         committed = [
             None if isinstance(each, Refusal) else _of_item(state, item, case.first_row, each[0])
             for state, item, case, each in zip(prepared.states, items, prepared.cases, decided, strict=True)
         ]
-        scored: list[PromptLogprobs | Refusal | None] = []
+        scored: list[ScoredPrompt | Refusal | None] = []
         last_logits: list[Tensor | None] = []
         row = last = prepared.tokens  # of all tokens, of logits
         for chunk in chunks:
@@ -236,16 +236,16 @@ class PackedStep:
         count = len(prepared.items)
         return Stepped(outcomes, rows[:count], rows[count:], prepared.tokens)
 
-    def _there(self, state: SequenceState) -> bool:
+    def _there(self, state: CachedSequence) -> bool:
         return self._holdings.states.get(state.sequence) is state
 
     def _commit_item(
         self,
-        state: SequenceState,
+        state: CachedSequence,
         item: VerifyItem,
         accepted: int,
         next_token: int,
-        logprobs: tuple[TokenLogprobs, ...],
+        logprobs: tuple[ScoredToken, ...],
     ) -> Verdict | Refusal:
         """Its matcher goes on to the tokens, and so does the sequence."""
         tokens = [*item.draft_ids[:accepted], next_token]
@@ -294,11 +294,11 @@ def spoil(prepared: Prepared) -> None:
         state.salt = None
 
 
-def _of_item(state: SequenceState, item: VerifyItem, row: int, accepted: int) -> _Committed | None:
+def _of_item(state: CachedSequence, item: VerifyItem, row: int, accepted: int) -> _Committed | None:
     return _committed(state, state.cached, [item.anchor, *item.draft_ids[:accepted]], row, item.wants_rows)
 
 
-def _commit_chunk(chunk: Chunk, scored: PromptLogprobs | Refusal | None) -> None:
+def _commit_chunk(chunk: PromptChunk, scored: ScoredPrompt | Refusal | None) -> None:
     state = chunk.state
     state.cached += len(chunk.token_ids)
     state.token_ids.extend(chunk.token_ids)
@@ -308,7 +308,7 @@ def _commit_chunk(chunk: Chunk, scored: PromptLogprobs | Refusal | None) -> None
         state.scored.append(scored)
 
 
-def _scored(state: SequenceState, logits: Tensor, next_ids: Sequence[int]) -> PromptLogprobs | Refusal | None:
+def _scored(state: CachedSequence, logits: Tensor, next_ids: Sequence[int]) -> ScoredPrompt | Refusal | None:
     """Log-probabilities of a part of a prompt. What goes wrong here is told when the prompt is in."""
     if not next_ids:
         return None
@@ -319,7 +319,7 @@ def _scored(state: SequenceState, logits: Tensor, next_ids: Sequence[int]) -> Pr
 
 
 def _with_logprobs(
-    state: SequenceState, logits: Tensor, draft_ids: Sequence[int], decided: tuple[int, int] | Refusal
+    state: CachedSequence, logits: Tensor, draft_ids: Sequence[int], decided: tuple[int, int] | Refusal
 ) -> _Complete:
     """A decision and what is told of its tokens, before anything of it is committed."""
     if isinstance(decided, Refusal):
@@ -335,12 +335,12 @@ def _is_mask(made: Masks | Refusal | None) -> TypeGuard[Masks]:
     return isinstance(made, np.ndarray)
 
 
-def _committed(state: SequenceState, start: int, ids: list[int], row: int, awaited: bool) -> _Committed | None:
+def _committed(state: CachedSequence, start: int, ids: list[int], row: int, awaited: bool) -> _Committed | None:
     """None where nobody wants rows, now or later: plain decoding pays for no projection."""
     return _Committed(state, start, ids, row, awaited) if awaited or state.keep_features else None
 
 
-def _run(each: _Committed) -> tuple[SequenceState, int, int]:
+def _run(each: _Committed) -> tuple[CachedSequence, int, int]:
     return each.state, each.start, len(each.token_ids)
 
 

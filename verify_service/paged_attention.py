@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from verify_service.kv_pool import KeyValuePool
-from verify_service.plan import Group, Plan
+from verify_service.plan import Group, PassPlan
 
 NAME = "dspark_paged"
 
@@ -56,7 +56,7 @@ def paged_attention(
 
 
 def attend_rows(
-    plan: Plan, pool: KeyValuePool, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
+    plan: PassPlan, pool: KeyValuePool, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     """Writes the new keys and values [T, Hkv, D], then attends with query [T, Hq, D]; [T, Hq, D]."""
     keys, values = pool.layer(call.layer, key, value)

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 
 from dspark.native.attention import Tables
-from verify_service.plan import Plan, Segment
+from verify_service.plan import PassPlan, Segment
 from verify_service.varlen import Kernel
 
 Ints = npt.NDArray[np.int64]
 
 
-class Shape(NamedTuple):
+class PlanShape(NamedTuple):
     """How large a pass is."""
 
     tokens: int
@@ -28,11 +28,11 @@ class Shape(NamedTuple):
     queries: int
 
 
-def exact_shape(segments: Sequence[Segment], page_size: int) -> Shape:
+def exact_shape(segments: Sequence[Segment], page_size: int) -> PlanShape:
     """No larger than its pass."""
     counts = [len(segment.token_ids) for segment in segments]
     pages = max(-(-segment.length // page_size) for segment in segments)
-    return Shape(sum(counts), len(segments), pages, max(counts))
+    return PlanShape(sum(counts), len(segments), pages, max(counts))
 
 
 class Arrays(NamedTuple):
@@ -44,7 +44,7 @@ class Arrays(NamedTuple):
     blocks: Ints  # [N, P]
 
 
-def arrays_of(segments: Sequence[Segment], shape: Shape, page_size: int, spare_page: int) -> Arrays:
+def arrays_of(segments: Sequence[Segment], shape: PlanShape, page_size: int, spare_page: int) -> Arrays:
     """Fills a shape; slots of a segment start at the beginning of a page."""
     made = Arrays(
         np.zeros((3, shape.tokens), np.int64),
@@ -71,12 +71,12 @@ def arrays_of(segments: Sequence[Segment], shape: Shape, page_size: int, spare_p
 
 
 def paged_plan(
-    made: Arrays, shape: Shape, kernel: Kernel, page_size: int, device: torch.device, run: slice | None = None
-) -> Plan:
+    made: Arrays, shape: PlanShape, kernel: Kernel, page_size: int, device: torch.device, run: slice | None = None
+) -> PassPlan:
     """On the device. `run`: the slots written, where they lie in a row."""
     rows = torch.from_numpy(made.rows).to(device)
     cu_q, used_k, blocks = (
         torch.from_numpy(each.astype(np.int32)).to(device) for each in (made.cu_q, made.used_k, made.blocks)
     )
     tables = Tables(cu_q, used_k, blocks, shape.queries, shape.pages * page_size)
-    return Plan(rows[0:1], rows[1:2], rows[2], run, [], tables=tables, kernel=kernel)
+    return PassPlan(rows[0:1], rows[1:2], rows[2], run, [], tables=tables, kernel=kernel)

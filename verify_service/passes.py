@@ -21,7 +21,7 @@ from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import Lean, make_lean
 from verify_service.page_pool import Slots
 from verify_service.paged_plan import arrays_of, exact_shape, paged_plan
-from verify_service.plan import Plan, Segment, build_plan, run_of
+from verify_service.plan import PassPlan, Segment, build_plan, run_of
 from verify_service.rotation import LengthRotation
 from verify_service.varlen import Kernel
 
@@ -107,7 +107,7 @@ class PackedRunner:
         with self.rotation.told(self.rotation.of_tokens(segments)):
             return Pass(*self._forward(plan, keep))
 
-    def _plan(self, segments: Sequence[Segment]) -> Plan:
+    def _plan(self, segments: Sequence[Segment]) -> PassPlan:
         if self._kernel is None:
             return build_plan(segments, self.device)
         on_cpu, shape = self.device.type == "cpu", exact_shape(segments, self.slot_page)
@@ -117,7 +117,7 @@ class PackedRunner:
         run = run_of(segments) if on_cpu else None
         return paged_plan(made, shape, self._kernel, self.slot_page, self.device, run)
 
-    def _forward(self, plan: Plan, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, plan: PassPlan, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits of the rows kept (all without any) and taps of all tokens."""
         if keep is None:
             keep = torch.arange(plan.slots.shape[0], device=self.device)

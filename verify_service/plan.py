@@ -107,7 +107,7 @@ _triangles: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
 
 @dataclass(slots=True)
-class Plan:
+class PassPlan:
     """One packed pass."""
 
     token_ids: Tensor  # [1, T]
@@ -120,7 +120,7 @@ class Plan:
     rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of lean layers, by the model's table
 
 
-def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:
+def build_plan(segments: Sequence[Segment], device: torch.device) -> PassPlan:
     """Who attends to what in one pass over `segments`, in their order."""
     counts = np.array([len(segment.token_ids) for segment in segments], np.int64)
     starts = np.array([segment.start for segment in segments], np.int64)
@@ -135,7 +135,7 @@ def build_plan(segments: Sequence[Segment], device: torch.device) -> Plan:
         for chosen in _choose_groups(segments, device)
     ]
     moved = torch.from_numpy(packed).to(device)
-    return Plan(moved[0:1], moved[1:2], moved[2], run_of(segments), groups)
+    return PassPlan(moved[0:1], moved[1:2], moved[2], run_of(segments), groups)
 
 
 def run_of(segments: Sequence[Segment]) -> slice | None:

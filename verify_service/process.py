@@ -14,13 +14,13 @@ from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.commands import control_bounds
 from verify_service.config import FEATURE_DTYPES, VerifyConfig
 from verify_service.feature_push import FeaturePush
-from verify_service.interface import Engine
+from verify_service.interface import VerifyEnginePort
 from verify_service.service import NAME, VerifyService
 
 log = structlog.get_logger("dspark.verify")
 
 
-async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProcess[Engine]:
+async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProcess[VerifyEnginePort]:
     """Loads, tests and measures the target on the device thread, then serves."""
     check(config)
     load = partial(_load, config)
@@ -43,7 +43,7 @@ async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProces
     return process
 
 
-def _services(worker: Worker[Engine]) -> Services:
+def _services(worker: Worker[VerifyEnginePort]) -> Services:
     engine = worker.engine
     push = FeaturePush(
         incarnation=worker.incarnation,
@@ -60,7 +60,7 @@ def _services(worker: Worker[Engine]) -> Services:
     return Services((servicer,), push.close)
 
 
-def _load(config: VerifyConfig) -> tuple[Engine, Curve | None]:
+def _load(config: VerifyConfig) -> tuple[VerifyEnginePort, Curve | None]:
     """The engine and what its passes cost; a synthetic one is loaded without torch."""
     if config.engine == "synthetic":
         from verify_service.synthetic import SyntheticVerifyEngine

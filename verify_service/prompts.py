@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dspark.rounds.control import Admission, Started
-from dspark.types import Cursor, Refusal, TokenLogprobs, scores_problem
+from dspark.types import Cursor, Refusal, ScoredToken, scores_problem
 from verify_service.grammars.grammars import GrammarRefused
-from verify_service.interface import Engine, Grammar, Prefill, Step
+from verify_service.interface import Grammar, PromptPrefill, Step, VerifyEnginePort
 from verify_service.sequences import failed, invalid
 
 IDLE_S = 0.02  # without a round for so long nobody decodes
@@ -29,7 +29,7 @@ class Began(NamedTuple):
     anchor: int | Refusal
     tokens: int = 0  # of the prompt
     started: Started = Started()
-    logprobs: Sequence[TokenLogprobs] = ()
+    logprobs: Sequence[ScoredToken] = ()
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Prompt:
 class Prompts:
     """Those of one owner."""
 
-    def __init__(self, engine: Engine, owner: int, wake: Callable[[], None]) -> None:
+    def __init__(self, engine: VerifyEnginePort, owner: int, wake: Callable[[], None]) -> None:
         """wake: has `collect` called soon; any thread may call it."""
         self._engine, self._owner, self._wake = engine, owner, wake
         self._waiting: dict[tuple[int, int], _Prompt] = {}
@@ -80,7 +80,7 @@ class Prompts:
             grammar = self._engine.compile(admission.law.constraint, admission.cache_salt)
             grammar.add_done_callback(lambda _: self._wake())
         self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, time.monotonic(), spared, grammar)
-        self._engine.line_up(Prefill(cursor.sequence, cursor.epoch, ids, False, self._owner))
+        self._engine.line_up(PromptPrefill(cursor.sequence, cursor.epoch, ids, False, self._owner))
         return None
 
     def call_back(self, sequence: int, epoch: int) -> bool:
@@ -113,7 +113,7 @@ class Prompts:
             if prompt.grammar is not None and prompt.grammar.done():
                 yield self._begin_answer(*key, self._compiling.pop(key), None)
 
-    def _ended(self, prefill: Prefill, problem: Refusal | None) -> Iterator[Began]:
+    def _ended(self, prefill: PromptPrefill, problem: Refusal | None) -> Iterator[Began]:
         sequence, epoch = prefill.sequence, prefill.epoch
         prompt = self._waiting.pop((sequence, epoch), None)
         if prompt is None:

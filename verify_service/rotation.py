@@ -32,7 +32,7 @@ SHORT = 1  # the length that stands for all that are not past the border
 class LengthRotation:
     """What a model's rotary modules do of their own accord, done for lengths that are told."""
 
-    def __init__(self, model: Any, parts: list[_Part]) -> None:
+    def __init__(self, model: Any, parts: list[_RotationPart]) -> None:
         self._parts = parts
         self._told: Lengths | None = None
         for part in parts:
@@ -80,7 +80,7 @@ class LengthRotation:
             for part, own in zip(self._parts, before, strict=True):
                 part.move_border(own)
 
-    def rotate(self, part: _Part, x: Tensor, positions: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+    def rotate(self, part: _RotationPart, x: Tensor, positions: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
         """cos and sin, [B, T, D] each."""
         told = self._told
         if told is None:
@@ -103,7 +103,7 @@ class LengthRotation:
         return whole
 
 
-class _Part:
+class _RotationPart:
     """One rotary module, or one kind of layers of it."""
 
     def __init__(self, module: Any, kind: str, layer_type: str | None) -> None:
@@ -157,7 +157,7 @@ class _Part:
 class _Forward:
     """Stands in for the module's `forward`."""
 
-    def __init__(self, rotation: LengthRotation, parts: Sequence[_Part]) -> None:
+    def __init__(self, rotation: LengthRotation, parts: Sequence[_RotationPart]) -> None:
         self.rotation = rotation
         self._module = parts[0].module
         self._parts = {part.layer_type: part for part in parts}
@@ -173,7 +173,7 @@ class _Forward:
 
 def find(model: nn.Module) -> LengthRotation | None:
     """The model's rotation by length, put in place if it is not there yet; None for all but a few models."""
-    parts: list[_Part] = []
+    parts: list[_RotationPart] = []
     for module in model.modules():
         stands = module.__dict__.get("forward")
         if isinstance(stands, _Forward):
@@ -181,7 +181,7 @@ def find(model: nn.Module) -> LengthRotation | None:
         kinds = getattr(module, "rope_type", None)
         for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
             if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):  # as the library tells them apart
-                parts.append(_Part(module, kind, layer_type))
+                parts.append(_RotationPart(module, kind, layer_type))
     return LengthRotation(model, parts) if parts else None
 
 

@@ -44,7 +44,7 @@ from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
 from verify_service.drafters import Drafters
 from verify_service.feature_push import FeaturePush
-from verify_service.interface import Engine, Step
+from verify_service.interface import Step, VerifyEnginePort
 from verify_service.prompts import IDLE_S, Began, Prompts
 from verify_service.round_passes import RoundPasses
 from verify_service.row_feeds import RowFeeds
@@ -58,7 +58,7 @@ Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loo
 class _Cache:
     """Keeps `KVCache`: the engine's."""
 
-    def __init__(self, engine: Engine, freed: Callable[[int, int], None]) -> None:
+    def __init__(self, engine: VerifyEnginePort, freed: Callable[[int, int], None]) -> None:
         self._engine, self._freed = engine, freed
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
@@ -100,7 +100,7 @@ class RoundDriver:
 
     def __init__(
         self,
-        worker: Worker[Engine],
+        worker: Worker[VerifyEnginePort],
         push: FeaturePush,
         owner: int,
         say: Callable[[Sequence[Up]], None],

@@ -17,9 +17,9 @@ from dspark.rounds.control import Admission, PassReport, Refused, Timing
 from dspark.rounds.events import Drawn, PassEnded, PassFailed, Report, RoundReport, RunPass, Told
 from dspark.rounds.loop import RoundLoop
 from dspark.runtime.telemetry import Metrics
-from dspark.types import NO_Q, Cursor, Refusal, TokenLogprobs, Verdict
-from verify_service.drafters import Drafters, Order
-from verify_service.interface import Engine, Judged, Step
+from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
+from verify_service.drafters import Drafters, OutstandingOrder
+from verify_service.interface import Judged, Step, VerifyEnginePort
 from verify_service.sequences import VerifyItem
 
 REMEMBERED = 4  # passes that ended: of one whose sequences were all dropped nothing is reported
@@ -31,7 +31,7 @@ class Running(NamedTuple):
     number: int
     cohort: int
     items: Sequence[VerifyItem | None]  # None: left already
-    orders: Sequence[Order]  # whose blocks are in it
+    orders: Sequence[OutstandingOrder]  # whose blocks are in it
     step: Step
 
 
@@ -47,7 +47,7 @@ class RoundPasses:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: VerifyEnginePort,
         rounds: RoundLoop,
         drafters: Drafters,
         admitted: dict[int, Admission],
@@ -145,7 +145,7 @@ class RoundPasses:
         draft_s = max((each.draft_s for each in orders), default=0.0)
         return Timing(forward_s, ran.ended - before, draft_s, max(waited, 0.0))
 
-    def _logprobs(self, ran: _Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[TokenLogprobs]]:
+    def _logprobs(self, ran: _Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[ScoredToken]]:
         told = [ran.verdicts[each.sequence].logprobs[: len(each.tokens)] for each in rounds]
         return told if any(told) else ()
 

@@ -15,7 +15,7 @@ from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
 from dspark.types import Cursor, Refusal
 from dspark.wire.v1 import features_pb2
 from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
-from verify_service.interface import Engine, FeatureRun
+from verify_service.interface import FeatureRun, VerifyEnginePort
 
 AWAY_BYTES = 8 << 20  # on their way to one drafter, unacknowledged
 PATIENCE_S = 5.0  # without an acknowledgement, after which a drafter is given up
@@ -38,7 +38,7 @@ class RowFeeds:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: VerifyEnginePort,
         push: FeaturePush,
         loop: asyncio.AbstractEventLoop,
         tell: Callable[[Callable[[], Sequence[Told]]], None],

@@ -18,12 +18,12 @@ from dspark.types import (
     NO_Q,
     Cursor,
     Law,
-    PromptLogprobs,
     Refusal,
     RefusalReason,
     Rule,
+    ScoredPrompt,
+    ScoredToken,
     SparseQ,
-    TokenLogprobs,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class VerifyItem(NamedTuple):
 
 
 @dataclass(slots=True)
-class SequenceState:
+class CachedSequence:
     """Held from Prefill to Release."""
 
     sequence: int
@@ -69,9 +69,9 @@ class SequenceState:
     cached: int = 0  # tokens whose keys and values are there
     anchored: bool = False  # whether the first anchor has been drawn
     round: int = -1  # the last that was judged
-    anchor_logprobs: tuple[TokenLogprobs, ...] = ()
+    anchor_logprobs: tuple[ScoredToken, ...] = ()
     scores: int | None = None  # likeliest tokens told at every position of the prompt; None tells nothing
-    scored: list[PromptLogprobs] = field(default_factory=list)  # of its chunks so far
+    scored: list[ScoredPrompt] = field(default_factory=list)  # of its chunks so far
     broken: Refusal | None = None  # a bug met it on its way in
     matcher: Matcher | None = None  # of the form its law asks for; stands at the end of token_ids between rounds
     shaper: Shaper | None = None  # made when first asked for; catches up with token_ids whenever it is
@@ -102,7 +102,7 @@ def failed(sequence: int, error: Exception) -> Refusal:
     return _BUG
 
 
-def stale(state: SequenceState, message: str) -> Refusal:
+def stale(state: CachedSequence, message: str) -> Refusal:
     """Both sides know the sequence and disagree about where it stands."""
     return Refusal(RefusalReason.STALE_CURSOR, message, state.committed_len)
 
@@ -125,7 +125,7 @@ def check_prompt(
     return None
 
 
-def check_item(state: SequenceState | None, item: VerifyItem, *, vocab_size: int) -> Refusal | None:
+def check_item(state: CachedSequence | None, item: VerifyItem, *, vocab_size: int) -> Refusal | None:
     """None when the item may run."""
     cursor = item.cursor
     if state is None or cursor.epoch != state.epoch or not state.anchored:
@@ -141,7 +141,7 @@ def check_item(state: SequenceState | None, item: VerifyItem, *, vocab_size: int
     return _check_draft(state, item, vocab_size)
 
 
-def _check_draft(state: SequenceState, item: VerifyItem, vocab_size: int) -> Refusal | None:
+def _check_draft(state: CachedSequence, item: VerifyItem, vocab_size: int) -> Refusal | None:
     count = len(item.draft_ids)
     if state.committed_len + count > state.capacity:
         return invalid(f"draft_ids: {state.committed_len + count} tokens exceed the announced {state.capacity}")

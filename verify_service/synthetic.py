@@ -21,12 +21,12 @@ from dspark.synthetic.law import SyntheticLaw
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import DTYPE, SyntheticRows, row_bytes
 from dspark.synthetic.spec import SyntheticSpec, load_spec
-from dspark.types import Constraint, Cursor, Law, PromptLogprobs, Refusal, RefusalReason, TokenLogprobs, Verdict
+from dspark.types import Constraint, Cursor, Law, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
 from dspark.wire.orders import PackedRows
 from verify_service.config import VerifyConfig
 from verify_service.grammars.grammars import GrammarRefused
-from verify_service.interface import Grammar, Judged, KeptRows, Prefill, Progress, RowSpan
-from verify_service.sequences import SequenceState, VerifyItem, check_item, check_prompt, invalid, stale, unknown
+from verify_service.interface import Grammar, Judged, KeptRows, Progress, PromptPrefill, RowSpan
+from verify_service.sequences import CachedSequence, VerifyItem, check_item, check_prompt, invalid, stale, unknown
 from verify_service.synthetic_step import Rider, SyntheticSequence, SyntheticStep
 
 STEP_PREFILL = 512  # prompt tokens that ride in a round, where the configuration leaves it to the device
@@ -69,7 +69,7 @@ class SyntheticVerifyEngine:
         self._sequences: dict[int, SyntheticSequence] = {}
         self._busy: dict[int, SyntheticSequence] = {}  # those in steps under way
         self._free_ns = 0  # when the last pass ended
-        self._line: deque[Prefill] = deque()  # prompts on their way in
+        self._line: deque[PromptPrefill] = deque()  # prompts on their way in
         self._news: dict[int, deque[Progress]] = {0: deque()}  # of those that rode in rounds, by owner
         self._step_tokens = config.step_prefill_tokens or STEP_PREFILL
 
@@ -125,7 +125,7 @@ class SyntheticVerifyEngine:
             return Refusal(RefusalReason.NO_PAGES, f"{wanted} pages are needed and {free} are free")
         self._pages.reserve(cursor.sequence, reserve_tokens)
         capacity = self._pages.capacity(cursor.sequence)
-        state = SequenceState(
+        state = CachedSequence(
             cursor.sequence, cursor.epoch, owner, law, cursor.committed_len, capacity, keep_features=keep_features
         )
         first = int(ids[0])
@@ -135,7 +135,7 @@ class SyntheticVerifyEngine:
     def spared(self, sequence: int, epoch: int, *, rows: bool) -> tuple[int, SyntheticRows | None]:
         return 0, None  # no prefix is kept: every prompt takes its time
 
-    def line_up(self, prefill: Prefill) -> None:
+    def line_up(self, prefill: PromptPrefill) -> None:
         self._news.setdefault(prefill.owner, deque())
         self._line.append(prefill)
 
@@ -157,7 +157,7 @@ class SyntheticVerifyEngine:
         news = self._news.get(owner)
         return news.popleft() if news else None
 
-    def _riders(self, prefills: Sequence[Prefill], budget: int) -> tuple[list[Rider], float]:
+    def _riders(self, prefills: Sequence[PromptPrefill], budget: int) -> tuple[list[Rider], float]:
         """The next tokens of prompts in line, first come, first served, and their seconds."""
         riders: list[Rider] = []
         seconds = 0.0
@@ -212,10 +212,10 @@ class SyntheticVerifyEngine:
         state.anchored = True
         return anchor
 
-    def anchor_logprobs(self, sequence: int) -> tuple[TokenLogprobs, ...]:
+    def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
         return ()  # `open` refuses laws that ask for them
 
-    def prompt_logprobs(self, sequence: int) -> PromptLogprobs | None:
+    def prompt_logprobs(self, sequence: int) -> ScoredPrompt | None:
         return None  # so too
 
     def features(self, cursor: Cursor, start: int) -> SyntheticRows | Refusal:

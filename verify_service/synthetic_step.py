@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dspark.types import Refusal, Verdict
-from verify_service.interface import Prefill
-from verify_service.sequences import SequenceState, VerifyItem
+from verify_service.interface import PromptPrefill
+from verify_service.sequences import CachedSequence, VerifyItem
 
 
 @dataclasses.dataclass(slots=True)
 class SyntheticSequence:
     """One sequence: what the real engine keeps, and what its tokens hang on."""
 
-    state: SequenceState
+    state: CachedSequence
     key: int = 0
     first_token: int = 0
 
@@ -47,6 +47,6 @@ class SyntheticStep:
 class Rider(NamedTuple):
     """The next tokens of a prompt."""
 
-    prefill: Prefill
+    prefill: PromptPrefill
     held: SyntheticSequence
     token_ids: Sequence[int]

@@ -18,9 +18,9 @@ import structlog
 
 from dspark.types import Draws, Refusal, RefusalReason, Verdict
 from verify_service.feature_store import FeatureRows
-from verify_service.interface import Judged, Prefill, Progress
-from verify_service.packed_step import Chunk, Executed, PackedStep, PassFailed, Prepared, spoil
-from verify_service.sequences import SequenceState, VerifyItem
+from verify_service.interface import Judged, Progress, PromptPrefill
+from verify_service.packed_step import BatchFailed, Executed, PackedStep, Prepared, PromptChunk, spoil
+from verify_service.sequences import CachedSequence, VerifyItem
 
 log = structlog.get_logger("dspark.verify")
 
@@ -44,11 +44,11 @@ class UnderWay:
         given: Mapping[int, VerifyItem],
         outcomes: dict[int, Verdict | Refusal],
         batches: Sequence[Batch],
-        riders: Sequence[tuple[Prefill, Chunk]],
+        riders: Sequence[tuple[PromptPrefill, PromptChunk]],
         began_ns: int,
     ) -> None:
         self.riders = riders
-        self.states: list[SequenceState] = [state for batch in batches for state in _states(batch.prepared)]
+        self.states: list[CachedSequence] = [state for batch in batches for state in _states(batch.prepared)]
         self.failure: Exception | None = None  # why nothing of it ran
         self._step, self._items, self._given, self._outcomes, self._batches = step, items, given, outcomes, batches
         self._ran: list[tuple[Sequence[int], Executed]] = []
@@ -77,7 +77,7 @@ class UnderWay:
         try:
             self._ran.append((indices, self._step.execute(prepared)))
             return
-        except PassFailed as error:
+        except BatchFailed as error:
             self._error = error
             log.error("pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
             parts = ([indices] if indices else []) if prepared.chunks else _halves(indices)  # what rode goes no further
@@ -125,7 +125,7 @@ class UnderWay:
         return judged, progress
 
 
-def _states(prepared: Prepared) -> list[SequenceState]:
+def _states(prepared: Prepared) -> list[CachedSequence]:
     return [*prepared.states, *(chunk.state for chunk in prepared.chunks)]
 
 

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     with ExitStack() as stack:
         contestants, absent = _started(stack, args, pair, questions[DOMAINS[0]][0])
         for streams in map(int, args.streams.split(",")):
-            measured = Tournament([c for c in contestants if streams == 1 or not c.most], questions, streams, tokens)
+            measured = Contest([c for c in contestants if streams == 1 or not c.most], questions, streams, tokens)
             for repetition in range(repetitions):
                 measured.turn(repetition)
                 note(f"  {streams} streams, repetition {repetition + 1} of {repetitions}")
@@ -106,7 +106,7 @@ def _started(
     return found, absent
 
 
-class Tournament:
+class Contest:
     """Every contestant answers every question once a turn; who begins changes from turn to turn."""
 
     def __init__(

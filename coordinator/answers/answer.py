@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dspark.rounds.bounds import kept
-from dspark.types import PromptLogprobs, TokenLogprobs
+from dspark.types import ScoredPrompt, ScoredToken
 
 
 class Reason(enum.Enum):
@@ -92,7 +92,7 @@ class FirstCommit:
 
     queue_s: float  # arrival to prefill
     cached_tokens: int = 0  # prompt tokens whose prefill was spared
-    prompt_logprobs: PromptLogprobs | None = None  # with answer 0, where asked for
+    prompt_logprobs: ScoredPrompt | None = None  # with answer 0, where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class CommittedTokens:
     tokens: tuple[int, ...]
     end: End | None
     index: int = 0  # which of a request's answers
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, where asked for
+    logprobs: tuple[ScoredToken, ...] = ()  # one per token, where asked for
     round: Round | None = None  # None after a prefill
     started: FirstCommit | None = None  # with an answer's first commit
 
@@ -132,7 +132,7 @@ class Answer:
     def take(
         self,
         tokens: Sequence[int],
-        logprobs: Sequence[TokenLogprobs] = (),
+        logprobs: Sequence[ScoredToken] = (),
         *,
         round: Round | None = None,
         started: FirstCommit | None = None,

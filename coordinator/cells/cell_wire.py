@@ -11,7 +11,7 @@ from typing import cast
 from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason, Round
 from coordinator.cells.cell import CellTerms
 from coordinator.requests.validation import Limits
-from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
+from dspark.errors import Expired, InvalidRequest, Overloaded, PeerError, RequestCancelled, Unavailable, Unsupported
 from dspark.rounds.policy import parse_policy
 from dspark.types import Rule
 from dspark.wire import codec
@@ -161,7 +161,7 @@ def read_failure(failed: frontend_pb2.Failed) -> Exception:
 
 def write_why(error: Exception) -> frontend_pb2.Drop.Why:
     match error:
-        case Cancelled():
+        case RequestCancelled():
             return frontend_pb2.Drop.WHY_CANCELLED
         case Expired():
             return frontend_pb2.Drop.WHY_EXPIRED
@@ -178,7 +178,7 @@ def read_why(why: frontend_pb2.Drop.Why) -> Exception:
             return Overloaded("the client reads too slowly", retry_after_s=1.0)
         case frontend_pb2.Drop.WHY_FAILED:
             return PeerError("the front end failed")
-    return Cancelled("the client went away")
+    return RequestCancelled("the client went away")
 
 
 def write_terms(terms: CellTerms) -> frontend_pb2.Terms:

@@ -23,7 +23,7 @@ from coordinator.clock import Clock, Timer, let_orders_leave
 from coordinator.requests.request import MAX_TENANT
 from coordinator.requests.validation import read_request
 from coordinator.wakeup import Wakeup
-from dspark.errors import Cancelled, DsparkError, Expired, InvalidRequest, Overloaded, PeerError, Unavailable
+from dspark.errors import DsparkError, Expired, InvalidRequest, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
 
@@ -129,7 +129,7 @@ class FrontendConnection:
             self._refresh.cancel()
         relays, self._calls = list(self._calls.values()), {}
         for relay in relays:
-            self._cut(relay, Cancelled("its front end is gone"))
+            self._cut(relay, RequestCancelled("its front end is gone"))
 
     # What relays report.
 

@@ -23,7 +23,7 @@ from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.cells.journal_file import JournalFile
 from coordinator.requests.request import Request
 from dspark.runtime.telemetry import Metrics
-from dspark.types import TokenLogprobs
+from dspark.types import ScoredToken
 from dspark.wire import codec
 from dspark.wire.v1 import journal_pb2
 
@@ -46,7 +46,7 @@ class Said:
     """One answer as far as it is committed."""
 
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[ScoredToken] = field(default_factory=list)
     epoch: int = 0  # the highest that committed; of verifiers that run their rounds, the highest that was given out
     end: End | None = None
 
@@ -72,7 +72,7 @@ class _Commit(NamedTuple):
     answer: int
     epoch: int
     tokens: Sequence[int]
-    logprobs: Sequence[TokenLogprobs]
+    logprobs: Sequence[ScoredToken]
 
 
 def digest(request: Request) -> bytes:

@@ -20,7 +20,7 @@ from coordinator.queue.scheduler import Scheduler
 from coordinator.requests.request import Request, owned
 from coordinator.requests.validation import Limits
 from coordinator.workers.membership import Membership
-from dspark.errors import Cancelled, InvalidRequest, Unavailable
+from dspark.errors import InvalidRequest, RequestCancelled, Unavailable
 from dspark.rounds.policy import Policy
 from dspark.types import Rule
 
@@ -135,7 +135,7 @@ class LocalCell:
     def _take_over(self, request_id: str) -> None:
         """Whoever reads its answers now, the client that resumes them comes first."""
         while (track := self.admission.find(request_id)) is not None:
-            self.admission.ended(track, Cancelled("its client resumed it elsewhere"))
+            self.admission.ended(track, RequestCancelled("its client resumed it elsewhere"))
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         return [name for name in request_ids if self.admission.abort(name)]

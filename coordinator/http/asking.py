@@ -15,9 +15,9 @@ from coordinator.http.schema import Body
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
 from dspark.client.request import Sampling, write_request
-from dspark.errors import Cancelled, InvalidRequest
+from dspark.errors import InvalidRequest, RequestCancelled
 from dspark.numerals import shown as as_shown
-from dspark.types import PromptLogprobs
+from dspark.types import ScoredPrompt
 
 MAX_PROMPTS = 256
 _KEY = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each
@@ -98,7 +98,7 @@ class Scored:
     """A prompt and the log-probabilities of its tokens."""
 
     ids: Sequence[int]
-    told: PromptLogprobs
+    told: ScoredPrompt
 
 
 class Asking:
@@ -210,7 +210,7 @@ class Asking:
     def gone(self) -> None:
         """The client has left: everything is freed at once, whatever is being waited for."""
         for stream in self.streams:
-            stream.cut(Cancelled("the client went away"))
+            stream.cut(RequestCancelled("the client went away"))
 
     def leave(self) -> None:
         """Nobody reads any more."""

@@ -12,13 +12,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from dspark.errors import (
-    Cancelled,
     Denied,
     DsparkError,
     Expired,
     Forbidden,
     InvalidRequest,
     Overloaded,
+    RequestCancelled,
     Unavailable,
     Unsupported,
 )
@@ -64,7 +64,7 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             status, code, headers = 503, "unavailable", _retry(_RETRY_UNAVAILABLE_S)
         case Expired():
             status, code = 504, "deadline_exceeded"
-        case Cancelled():
+        case RequestCancelled():
             status, code = 499, "cancelled"
         case HTTPException():
             status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})

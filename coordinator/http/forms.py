@@ -11,11 +11,11 @@ from dspark.errors import InvalidRequest, Unsupported
 Form = dict[str, Any]  # `constraint` of a request
 
 
-class _Part(BaseModel):
+class _FormPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
-class JsonSchema(_Part):
+class JsonSchema(_FormPart):
     """`strict` is as it were true: what cannot be kept is refused."""
 
     name: str = ""
@@ -24,14 +24,14 @@ class JsonSchema(_Part):
     strict: bool | None = None
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(_FormPart):
     """OpenAI's."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag", "regex", "grammar"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_Part):
+class StructuredOutputs(_FormPart):
     """vLLM's: one of these."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")

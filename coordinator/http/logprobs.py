@@ -14,7 +14,7 @@ from typing import Any
 from coordinator.http.asking import Scored
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.tokenizer import Tokenizer
-from dspark.types import TokenLogprobs
+from dspark.types import ScoredToken
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -90,7 +90,7 @@ def completion_logprobs(texts: TokenTexts, parts: Sequence[OutputChunk], before:
     return {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops}
 
 
-def _top(one: TokenLogprobs) -> list[tuple[int, float]]:
+def _top(one: ScoredToken) -> list[tuple[int, float]]:
     return list(zip(one.top_ids, one.top_logprobs, strict=True))
 
 

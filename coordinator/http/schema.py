@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from coordinator.http.forms import ResponseFormat, StructuredOutputs
 from coordinator.http.tools import Choice, Tool
-from dspark.errors import Cancelled, InvalidRequest, Unsupported
+from dspark.errors import InvalidRequest, RequestCancelled, Unsupported
 
 T = TypeVar("T", bound="Body")
 
@@ -58,17 +58,17 @@ _PARTS = {
 }  # Fields with fields of their own.
 
 
-class _Part(BaseModel):
+class _FieldPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class StreamOptions(_Part):
+class StreamOptions(_FieldPart):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
-class SpeculationFields(_Part):
+class SpeculationFields(_FieldPart):
     """How the answer is sped up; never changes its law."""
 
     policy: str = ""
@@ -234,7 +234,7 @@ async def read_body(request: Request, kind: type[R], most: int) -> R:
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {READ_S:g} s") from None
     except ClientDisconnect:
-        raise Cancelled("the client went away") from None
+        raise RequestCancelled("the client went away") from None
     return kind.read(bytes(content))
 
 

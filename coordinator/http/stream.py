@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from coordinator.http.connection import cut
 from coordinator.http.errors import described
 from coordinator.reception.pacing import PacketPace
-from dspark.errors import Cancelled
+from dspark.errors import RequestCancelled
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._begun:
                 raise
-            if not isinstance(error, Cancelled):  # nobody is left to tell
+            if not isinstance(error, RequestCancelled):  # nobody is left to tell
                 await self._write(send, event(described(error)[1]))
 
     async def _write(self, send: Send, part: bytes) -> None:

@@ -24,27 +24,27 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PROBE = "Kd4vTx9m"  # a name that no template writes by itself
 
 
-class _Part(BaseModel):
+class _ToolPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
-class Function(_Part):
+class Function(_ToolPart):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(_Part):
+class Tool(_ToolPart):
     type: Literal["function"]
     function: Function
 
 
-class Named(_Part):
+class Named(_ToolPart):
     name: str
 
 
-class Chosen(_Part):
+class Chosen(_ToolPart):
     """A tool that is to be called."""
 
     type: Literal["function"]

@@ -21,7 +21,7 @@ from dspark.errors import Overloaded, PeerError
 from dspark.rounds import control
 from dspark.rounds.events import RoundReport
 from dspark.runtime.telemetry import Metrics
-from dspark.types import TokenLogprobs
+from dspark.types import ScoredToken
 
 log = structlog.get_logger("dspark.commits")
 
@@ -48,7 +48,7 @@ class Commits:
         self._owner, self._vocab_size, self._metrics = owner, vocab_size, metrics
         self.counts = RoundCounts(metrics)
 
-    def problem(self, track: RequestState, said: RoundReport, logprobs: Sequence[TokenLogprobs]) -> str | None:
+    def problem(self, track: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken]) -> str | None:
         """What is wrong with a round that is the next one; None if nothing is."""
         tokens = said.tokens
         if not 0 <= said.accepted <= said.verified <= len(said.confidence) or len(tokens) > said.accepted + 1:
@@ -80,7 +80,7 @@ class Commits:
         return self._finish(track, said, piece, at)
 
     def judged(
-        self, track: RequestState, said: RoundReport, logprobs: Sequence[TokenLogprobs], why: str, at: float
+        self, track: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken], why: str, at: float
     ) -> int:
         """A round's. why: it had no block, for metrics. Returns tokens committed."""
         problem = self.problem(track, said, logprobs)
@@ -94,7 +94,7 @@ class Commits:
             return 0
 
     def _judged(
-        self, track: RequestState, said: RoundReport, logprobs: Sequence[TokenLogprobs], why: str, at: float
+        self, track: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken], why: str, at: float
     ) -> int:
         drafted, verified = len(said.confidence), said.verified
         track.sequence.apply(LifeEvent.JUDGED)

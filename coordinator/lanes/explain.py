@@ -47,7 +47,7 @@ MAX_WATCHES = 256  # at one time; one more is refused
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RoundPart:
     """One answer's part in a reported round."""
 
     round: Reported
@@ -65,7 +65,7 @@ class Watch:
         self.bell = Wakeup()
         self._owner = owner
         self._rounds: deque[Reported] = deque(maxlen=limit)
-        self._parts: deque[Part] = deque(maxlen=limit)
+        self._parts: deque[RoundPart] = deque(maxlen=limit)
 
     def rounds(self) -> list[Reported]:
         """Those since the last call."""
@@ -73,7 +73,7 @@ class Watch:
         self._rounds.clear()
         return taken
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[RoundPart]:
         """Those since the last call."""
         taken = list(self._parts)
         self._parts.clear()
@@ -86,7 +86,7 @@ class Watch:
         for track, at, before in round.of(self.request):
             log = track.answer.log
             kept = max(len(log) - before, 0)
-            self._put(self._parts, Part(round, at, before - log.prompt_len, kept, track.answer.room + kept))
+            self._put(self._parts, RoundPart(round, at, before - log.prompt_len, kept, track.answer.room + kept))
             self.bell.ring()
 
     def _put(self, queue: deque[T], item: T) -> None:

@@ -14,14 +14,14 @@ from coordinator.http.api import Api
 from coordinator.http.schema import StrictBody
 from coordinator.http.stream import EventStream, event
 from coordinator.http.template import Turn, newest_that_fit
-from coordinator.lanes.explain import Explain, Part
+from coordinator.lanes.explain import Explain, RoundPart
 from coordinator.reception.input_processor import LONG_TEXT, encoded_now
 from coordinator.reception.response_stream import ResponseStream, write_complete
 from coordinator.reception.tokenizer import TextStream, Tokenizer
 from coordinator.requests.request import inside
 from coordinator.watching.explaining import Origin, Sums, origins, told
 from dspark.client.request import Sampling, write_request
-from dspark.errors import Cancelled
+from dspark.errors import RequestCancelled
 
 MAX_CONTENT = 20_000  # characters of a message
 MAX_MESSAGES = 1024
@@ -78,9 +78,9 @@ class Speaker:
         self._tokenizer = tokenizer
         self._stream: TextStream | None = tokenizer.stream(prompt, skip_special=True) if tokenizer else None
         self._offset = 0
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, RoundPart] = {}
 
-    def say(self, piece: CommittedTokens, parts: Sequence[Part]) -> dict[str, Any]:
+    def say(self, piece: CommittedTokens, parts: Sequence[RoundPart]) -> dict[str, Any]:
         """The event of a piece. `parts`: what was explained since the last one."""
         self._parts.update((part.offset, part) for part in parts)
         round = piece.round
@@ -114,7 +114,7 @@ class Speaker:
     def _alone(self, token: int) -> str:
         return f" {token}" if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
 
-    def _told(self, part: Part) -> dict[str, Any]:
+    def _told(self, part: RoundPart) -> dict[str, Any]:
         found = told(part)
         return {
             "empty_because": found.empty_because,
@@ -202,7 +202,7 @@ def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
 
     def gone() -> None:
         for stream in running:
-            stream.cut(Cancelled("the client went away"))
+            stream.cut(RequestCancelled("the client went away"))
 
     return EventStream(events(), gone)
 

@@ -21,7 +21,7 @@ LEAST_S = 1e-7
 
 
 @dataclass(slots=True)
-class Running:
+class RunningRatio:
     """A slow mean that nobody can pull away at once."""
 
     value: float
@@ -41,10 +41,10 @@ class CostCorrector:
 
     verify: CostCurve
     draft: DraftSeconds
-    hop: Running  # seconds of a drafted round that are neither a pass nor a draft
-    plain: Running = field(default_factory=lambda: Running(1.0))
-    drafted: Running = field(default_factory=lambda: Running(1.0))
-    drafting: Running = field(default_factory=lambda: Running(1.0))
+    hop: RunningRatio  # seconds of a drafted round that are neither a pass nor a draft
+    plain: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
+    drafted: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
+    drafting: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
 
     def observe_plain(self, tokens: float, context: float, sequences: int, round_s: float) -> None:
         """A plain round, with all it took."""

@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.cost import CostCorrector, RunningRatio
 from coordinator.planning.cost_curve import CostCurve
 from coordinator.planning.planner import FinishedPass, Others, PlannedLane, Planner
 from dspark.rounds.control import PassReport
@@ -85,7 +85,7 @@ class LanePlans:
         if not drafters:
             return  # who drafts all the same, out of reach, does what it did
         if self._verify is not None and (self._planner is None or self.block > self._planner.block):
-            cost = CostCorrector(self._verify, self._draft_s, Running(HOP_S))
+            cost = CostCorrector(self._verify, self._draft_s, RunningRatio(HOP_S))
             self._planner = Planner(cost, self.block, bypass=self._bypass)
         for member in self._members.values():
             member.own = self._terms(member.policy, member.weight)

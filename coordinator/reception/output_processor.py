@@ -16,7 +16,7 @@ from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.answers.request_stats import RequestStats
 from coordinator.reception.tokenizer import TextStream
 from coordinator.requests.request import Request
-from dspark.types import PromptLogprobs, TokenLogprobs
+from dspark.types import ScoredPrompt, ScoredToken
 
 
 class StopStrings:
@@ -72,7 +72,7 @@ class OutputChunk:
     offset: int  # index in the answer of the first of `tokens`
     tokens: list[int] = field(default_factory=list)
     text: str = ""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[ScoredToken] = field(default_factory=list)
 
 
 class AnswerOutput:
@@ -85,7 +85,7 @@ class AnswerOutput:
         self.unsaid = 0  # tokens that came behind a stop string
         self.end: End | None = None
         self.cached_tokens = 0
-        self.prompt_logprobs: PromptLogprobs | None = None
+        self.prompt_logprobs: ScoredPrompt | None = None
         self.tally = RequestStats(arrived)
         self._text = text
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
@@ -169,7 +169,7 @@ class OutputProcessor:
         return not self._open
 
     @property
-    def prompt_logprobs(self) -> PromptLogprobs | None:
+    def prompt_logprobs(self) -> ScoredPrompt | None:
         """Where asked for, as soon as answer 0 has begun."""
         return self.answers[0].prompt_logprobs
 

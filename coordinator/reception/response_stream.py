@@ -15,9 +15,9 @@ from coordinator.answers.request_stats import RequestStats
 from coordinator.cells.cell import RequestHandle
 from coordinator.clock import Timer
 from coordinator.reception.output_processor import AnswerOutput, OutputChunk, OutputProcessor
-from dspark.errors import Cancelled, PeerError
+from dspark.errors import PeerError, RequestCancelled
 from dspark.runtime.telemetry import Metrics
-from dspark.types import PromptLogprobs, Rule
+from dspark.types import Rule, ScoredPrompt
 from dspark.wire import codec
 from dspark.wire.v1 import generate_pb2, types_pb2
 
@@ -34,7 +34,7 @@ class ResponseStream:
         self.request, self.output = output.request, output
         self._call, self._outlet, self._timer, self._metrics = call, outlet, timer, metrics
         self.pieces: list[tuple[CommittedTokens, float]] = []  # what the newest parts were read from, with clock times
-        self.scored: PromptLogprobs | None = None  # what came of the prompt with them
+        self.scored: ScoredPrompt | None = None  # what came of the prompt with them
         metrics.client_streams.inc()
 
     @property
@@ -64,7 +64,7 @@ class ResponseStream:
         self._metrics.client_streams.dec()
         if unsaid := self.output.unsaid:
             self._metrics.dropped.labels(kind="token", reason="behind_stop_string").inc(unsaid)
-        self._call.cut(Cancelled("the client went away"))  # a no-op unless the answers were cut short
+        self._call.cut(RequestCancelled("the client went away"))  # a no-op unless the answers were cut short
 
 
 _FINISH = {
@@ -86,7 +86,7 @@ def _write_chunk(request_id: str, shown: OutputChunk) -> generate_pb2.GenerateRe
 
 
 def write_parts(
-    request_id: str, shown: Iterable[OutputChunk], scored: PromptLogprobs | None
+    request_id: str, shown: Iterable[OutputChunk], scored: ScoredPrompt | None
 ) -> Iterator[generate_pb2.GenerateResponse]:
     """What came together, the prompt's first."""
     if scored is not None:
@@ -95,7 +95,7 @@ def write_parts(
         yield _write_chunk(request_id, one)
 
 
-def _write_scored(request_id: str, told: PromptLogprobs) -> generate_pb2.GenerateResponse:
+def _write_scored(request_id: str, told: ScoredPrompt) -> generate_pb2.GenerateResponse:
     return generate_pb2.GenerateResponse(request_id=request_id, prompt_logprobs=codec.write_prompt_logprobs(told))
 
 

@@ -50,7 +50,7 @@ IDLE_S = 0.02  # without a pass, after which prompts run by themselves
 
 
 @dataclass(slots=True)
-class _Prompt:
+class _SimulatedPrompt:
     """One on its way in."""
 
     held: SimulatedContext
@@ -90,7 +90,7 @@ class SimulatedVerifier(SimulatedWorker):
         self._listener: Listener | None = None
         self.held: dict[tuple[int, int], SimulatedContext] = {}  # by sequence and epoch
         self._numbered: dict[int, SimulatedDrafter] = {}
-        self._line: deque[_Prompt] = deque()
+        self._line: deque[_SimulatedPrompt] = deque()
         self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
         self._cohorts = (_Cohort(), _Cohort())
         self._passes: dict[int, tuple[float, int, int, float]] = {}  # seconds, tokens, of prompts, context
@@ -272,7 +272,7 @@ class SimulatedVerifier(SimulatedWorker):
     # The device.
 
     def _prefill(self, action: Prefill) -> None:
-        self._line.append(_Prompt(self.held[action.sequence, action.epoch]))
+        self._line.append(_SimulatedPrompt(self.held[action.sequence, action.epoch]))
         self._pump()
 
     def _call_back(self, action: CallBackPrefill) -> None:
@@ -284,10 +284,10 @@ class SimulatedVerifier(SimulatedWorker):
                 self.world.loop.call_soon(self._feed, PrefillRefused(action.sequence, action.epoch))
                 return
 
-    def _ride(self, budget: int, most: int) -> tuple[list[_Prompt], float, int]:
+    def _ride(self, budget: int, most: int) -> tuple[list[_SimulatedPrompt], float, int]:
         """The next tokens of prompts in line, first come, first served: the prompts they complete, their seconds, and
         how many they are."""
-        done: list[_Prompt] = []
+        done: list[_SimulatedPrompt] = []
         seconds, taken, tokens = 0.0, 0, 0
         while self._line and budget > 0 and taken < most:
             prompt = self._line[0]
@@ -301,7 +301,7 @@ class SimulatedVerifier(SimulatedWorker):
             prompt.seconds = seconds
         return done, seconds, tokens
 
-    def _prefilled(self, prompts: Sequence[_Prompt]) -> list[Prefilled | PrefillRefused]:
+    def _prefilled(self, prompts: Sequence[_SimulatedPrompt]) -> list[Prefilled | PrefillRefused]:
         told: list[Prefilled | PrefillRefused] = []
         self._prompts.clear()
         for prompt in prompts:
@@ -325,7 +325,7 @@ class SimulatedVerifier(SimulatedWorker):
         if self._running or quiet_s < IDLE_S:
             self.world.loop.call_later(max(IDLE_S - quiet_s, IDLE_S / 4), self._again)
             return
-        done: list[_Prompt] = []
+        done: list[_SimulatedPrompt] = []
 
         def begin() -> float:
             prompts, seconds, _ = self._ride(self.world.prefill_chunk, 1)
@@ -347,7 +347,7 @@ class SimulatedVerifier(SimulatedWorker):
         rows = action.rows
         own = len(rows) + sum(row.prefix for row in rows)
         context = sum(row.committed_len for row in rows) / len(rows)
-        done: list[_Prompt] = []
+        done: list[_SimulatedPrompt] = []
         ridden = 0
 
         def begin() -> float:

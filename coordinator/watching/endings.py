@@ -12,7 +12,7 @@ import structlog
 
 from coordinator.answers.request_stats import RequestStats
 from coordinator.lanes.request_state import RequestState
-from dspark.errors import Cancelled, Expired, Overloaded, Unavailable
+from dspark.errors import Expired, Overloaded, RequestCancelled, Unavailable
 from dspark.runtime.telemetry import ENDS, Metrics
 
 log = structlog.get_logger("dspark.admission")
@@ -108,7 +108,7 @@ def outcome_of(track: RequestState, error: Exception | None) -> str:
     match error:
         case None:
             return track.end.reason.value if track.end is not None else "unknown"
-        case Cancelled():
+        case RequestCancelled():
             return "cancelled"
         case Expired():
             return "expired"

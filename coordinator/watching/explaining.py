@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.lanes.commits import REASONS
-from coordinator.lanes.explain import Part, Reported
+from coordinator.lanes.explain import Reported, RoundPart
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PlanKind, Terms
 from dspark.rounds.survival import survival
@@ -144,7 +144,7 @@ def price(made: Reported) -> float | None:
     return terms.price if terms.kind is PlanKind.PRICE and np.isfinite(terms.price) else None
 
 
-def told(part: Part) -> Told:
+def told(part: RoundPart) -> Told:
     """An answer's part in its round."""
     made, at, kept = part.round, part.at, part.kept
     said, track = made.rounds[at], made.tracks[at]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from coordinator.clock import Clock
-from coordinator.lanes.explain import Explain, Part, Watch
+from coordinator.lanes.explain import Explain, RoundPart, Watch
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.telemetry import Metrics
 
@@ -91,7 +91,7 @@ class Tracing:
         except Exception:  # a trace that cannot be told harms nobody
             log.exception("trace.failed", request=track.request.id)
 
-    def _tell(self, track: RequestState, outcome: str, parent: Parent | None, parts: list[Part]) -> None:
+    def _tell(self, track: RequestState, outcome: str, parent: Parent | None, parts: list[RoundPart]) -> None:
         tally, request = track.tally, track.request
         at = self._wall(self._clock.time())
         end = tally.ended if tally.ended is not None else self._clock.time()
@@ -122,7 +122,7 @@ class Tracing:
             self._round(part, inside, at)
         root.end(at(end))
 
-    def _round(self, part: Part, inside: Any, at: Any) -> None:
+    def _round(self, part: RoundPart, inside: Any, at: Any) -> None:
         made = part.round
         said, timing = made.rounds[part.at], made.report.timing
         began = made.ended - timing.round_s

@@ -157,7 +157,7 @@ class _Turn:
             self._draft.release(sequence, 1)
 
     def _open(self, run: CaseRun) -> None:
-        from verify_service.interface import Prefill
+        from verify_service.interface import PromptPrefill
 
         cursor, told = run.cursor, self._told_at_once(run)
         longest = self._verify.target.context_length  # as of a request without a limit
@@ -168,7 +168,7 @@ class _Turn:
             raise CheckpointError(f"{spared} tokens of the prompt were found in the prefix cache, not {whole}")
         if rows is not None:
             send_rows(self._draft, rows)
-        self._verify.line_up(Prefill(cursor.sequence, cursor.epoch, tuple(run.ids), told))
+        self._verify.line_up(PromptPrefill(cursor.sequence, cursor.epoch, tuple(run.ids), told))
 
     def _open_context(self, run: CaseRun) -> None:
         served(self._draft.open(run.cursor, run.end + self._size + MARGIN))

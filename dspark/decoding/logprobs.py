@@ -12,37 +12,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.types import PromptLogprobs, TokenLogprobs
+from dspark.types import ScoredPrompt, ScoredToken
 
 ROWS = 32  # whose probabilities over a whole vocabulary are held at one time
 
 
 @torch.inference_mode()
-def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
+def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[ScoredToken, ...]:
     """logits [m, V] of the rows that m tokens were committed from -> what to tell of each, with the `top` likeliest."""
     logs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     chosen = logs.gather(-1, torch.tensor(token_ids, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()
     if not top:
-        return tuple(TokenLogprobs(logprob) for logprob in chosen)
+        return tuple(ScoredToken(logprob) for logprob in chosen)
     likeliest = logs.topk(min(top, logs.shape[-1]), dim=-1)
     told = []
     for logprob, ids, values in zip(chosen, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True):
         ranked = sorted(zip(values, ids, strict=True), key=lambda pair: (-pair[0], pair[1]))  # equals by id
-        told.append(TokenLogprobs(logprob, tuple(token for _, token in ranked), tuple(value for value, _ in ranked)))
+        told.append(ScoredToken(logprob, tuple(token for _, token in ranked), tuple(value for value, _ in ranked)))
     return tuple(told)
 
 
 @torch.inference_mode()
-def prompt_logprobs(logits: Tensor, next_ids: Sequence[int], top: int) -> PromptLogprobs:
+def prompt_logprobs(logits: Tensor, next_ids: Sequence[int], top: int) -> ScoredPrompt:
     """logits [m, V] of m rows of a prompt and the token that stands behind each. FloatingPointError: not numbers."""
     parts = [
         _ranked(logits[first : first + ROWS], next_ids[first : first + ROWS], top)
         for first in range(0, len(next_ids), ROWS)
     ]
-    return PromptLogprobs.joined(parts, top)
+    return ScoredPrompt.joined(parts, top)
 
 
-def _ranked(logits: Tensor, next_ids: Sequence[int], top: int) -> PromptLogprobs:
+def _ranked(logits: Tensor, next_ids: Sequence[int], top: int) -> ScoredPrompt:
     logs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     chosen = logs.gather(-1, torch.tensor(next_ids, device=logs.device).unsqueeze(-1))
     if not bool(torch.isfinite(chosen).all()):
@@ -50,7 +50,7 @@ def _ranked(logits: Tensor, next_ids: Sequence[int], top: int) -> PromptLogprobs
     likeliest = logs.topk(min(top, logs.shape[-1]), dim=-1)
     ids, values = likeliest.indices.cpu().numpy(), likeliest.values.cpu().numpy()
     order = np.lexsort((ids, -values))  # equals by id
-    return PromptLogprobs(
+    return ScoredPrompt(
         chosen.squeeze(-1).cpu().numpy(),
         (1 + (logs > chosen).sum(-1)).cpu().numpy().astype(np.uint32),
         np.take_along_axis(ids, order, -1).astype(np.uint32),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, Keep, Release, Released, Report
 from dspark.rounds.plan import Plan
-from dspark.types import Draws, Law, PromptLogprobs, RefusalReason, TokenLogprobs
+from dspark.types import Draws, Law, RefusalReason, ScoredPrompt, ScoredToken
 
 
 class Admission(NamedTuple):
@@ -54,7 +54,7 @@ class Started(NamedTuple):
 
     forward_s: float = 0.0  # from taking it in to the end of its last chunk
     cached_tokens: int = 0  # leading tokens that needed no pass
-    prompt_logprobs: PromptLogprobs | None = None  # where asked for
+    prompt_logprobs: ScoredPrompt | None = None  # where asked for
 
 
 class Timing(NamedTuple):
@@ -75,7 +75,7 @@ class PassReport(NamedTuple):
     tokens: int = 0  # in the packed pass
     prefill_tokens: int = 0  # of them those of prompts that rode along
     started: Started | None = None  # of a prefill
-    logprobs: Sequence[Sequence[TokenLogprobs]] = ()  # one per token of each round, where its law asks for them
+    logprobs: Sequence[Sequence[ScoredToken]] = ()  # one per token of each round, where its law asks for them
     # [verified slots of all rounds, 2] chance to get to a slot, and to keep it too; NaN where outcomes alone are known
     labels: npt.NDArray[np.float32] | None = None
     draws: tuple[Draws, ...] = ()  # what the rule saw of the drafted tokens, by drafter version

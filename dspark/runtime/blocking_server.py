@@ -26,7 +26,7 @@ C = TypeVar("C", contravariant=True)
 E = TypeVar("E")
 
 
-class Stream(Protocol[C]):
+class BlockingStream(Protocol[C]):
     """One call, as its threads see it."""
 
     def hear(self, command: C) -> None:
@@ -39,7 +39,7 @@ class Stream(Protocol[C]):
         """It is over."""
 
 
-Open = Callable[[Callable[[E], None], Callable[[Exception], None]], Stream[C]]
+Open = Callable[[Callable[[E], None], Callable[[Exception], None]], BlockingStream[C]]
 
 
 class BlockingServer(Generic[C, E]):

@@ -13,7 +13,7 @@ from dspark.runtime.device_worker import DeviceWorker
 _LOOK_S = 0.05  # between looks at what is still held
 
 
-class Draining:
+class Farewell:
     """Begins once and never ends."""
 
     def __init__(self) -> None:

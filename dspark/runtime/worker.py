@@ -15,7 +15,7 @@ from dspark.errors import ConfigError
 from dspark.pages import Held
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.runtime.draining import Draining, emptied
+from dspark.runtime.draining import Farewell, emptied
 from dspark.runtime.security import Security
 from dspark.runtime.shell import Servicer as Servicer
 from dspark.runtime.shell import Shell, ShellProcess
@@ -24,7 +24,7 @@ from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
 
 
-class Engine(Protocol):
+class WorkerEngine(Protocol):
     """What every engine of a worker has. Methods run on the thread that owns the device."""
 
     @property
@@ -47,7 +47,7 @@ class Engine(Protocol):
     def release_owner(self, owner: int) -> int: ...
 
 
-E = TypeVar("E", bound=Engine)
+E = TypeVar("E", bound=WorkerEngine)
 
 _owners = itertools.count(1)
 
@@ -70,7 +70,7 @@ class Worker(Generic[E]):
     shell: Shell
     cost: Curve | None = None
     passes: DeviceWorker | None = None
-    draining: Draining = field(default_factory=Draining)
+    draining: Farewell = field(default_factory=Farewell)
 
     @property
     def metrics(self) -> Metrics:

@@ -51,7 +51,7 @@ def pieces(lengths: Sequence[int], most: int) -> list[list[int]]:
     return found
 
 
-class Batch(NamedTuple):
+class SampleBatch(NamedTuple):
     """Conversations back to back. N tokens in all, S conversations."""
 
     ids: Tensor  # [N] int64
@@ -68,12 +68,12 @@ class Batch(NamedTuple):
 
 def assemble(
     samples: Sequence[Sample], numbers: Sequence[int], features: Sequence[Features], device: torch.device
-) -> Batch:
+) -> SampleBatch:
     """One batch of the given conversations, on the device."""
     offsets = [0]
     for sample in samples:
         offsets.append(offsets[-1] + len(sample.ids))
-    return Batch(
+    return SampleBatch(
         ids=torch.cat([sample.ids for sample in samples]).to(device),
         supervised=torch.cat([sample.supervised for sample in samples]).to(device),
         offsets=tuple(offsets),
@@ -83,6 +83,6 @@ def assemble(
     )
 
 
-def padded(rows: Tensor, batch: Batch) -> Tensor:
+def padded(rows: Tensor, batch: SampleBatch) -> Tensor:
     """rows [N, ...] -> [S, T, ...], zeros behind the end of each conversation."""
     return torch.nn.utils.rnn.pad_sequence([rows[span] for span in batch.spans], batch_first=True)

@@ -19,7 +19,7 @@ from dspark.model.drafter import BlockDrafter
 from dspark.model.family import Drafter
 from dspark.model.language import LanguageDrafter
 from dspark.training.anchors import draw_anchors, label_blocks
-from dspark.training.batches import Batch, padded
+from dspark.training.batches import SampleBatch, padded
 from dspark.training.eagle3_loss import chain_loss
 from dspark.training.language_loss import language_loss
 from dspark.training.lean_loss import LeanLoss, lean_block_loss
@@ -29,7 +29,7 @@ PUBLISHED_DECAY, PUBLISHED_BLOCK = 4.0, 7
 
 
 def batch_loss(
-    drafter: Drafter, batch: Batch, *, target_head: Tensor, anchors: int, decay: float, key: Sequence[int]
+    drafter: Drafter, batch: SampleBatch, *, target_head: Tensor, anchors: int, decay: float, key: Sequence[int]
 ) -> LeanLoss:
     """Sums over a batch, not divided. `anchors` of a conversation are drawn by (key, its number): neither the pieces
     of a step nor its workers change them."""
@@ -53,7 +53,7 @@ def own_weights(config: DrafterConfig) -> LossWeights:
 
 
 def _blocks(
-    drafter: BlockDrafter, batch: Batch, target_head: Tensor, anchors: int, decay: float, key: Sequence[int]
+    drafter: BlockDrafter, batch: SampleBatch, target_head: Tensor, anchors: int, decay: float, key: Sequence[int]
 ) -> LeanLoss:
     size = drafter.config.block_size
     positions, starts, targets, masks = [], [], [], []
@@ -91,7 +91,7 @@ def _blocks(
     )
 
 
-def _chains(drafter: ChainDrafter, batch: Batch, target_head: Tensor) -> LeanLoss:
+def _chains(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
     """Conversations side by side, padded behind their ends. Eagle3's loss divides each by its length, so that it weighs
     the same whatever it shares a piece with."""
     return chain_loss(

@@ -16,7 +16,7 @@ from dspark.model.config import DrafterConfig
 from dspark.model.family import Drafter
 from dspark.model.placement import pick_device
 from dspark.training import target_cache
-from dspark.training.batches import Batch, BatchPlan, assemble, make_plan, pieces
+from dspark.training.batches import BatchPlan, SampleBatch, assemble, make_plan, pieces
 from dspark.training.features import FeatureSource, OnlineFeatures
 from dspark.training.loss import LossSums
 from dspark.training.objective import add_sums, batch_loss
@@ -41,7 +41,7 @@ class TrainingRun:
     plan: BatchPlan
     identity: dict[str, str]  # names the content of the samples and of the target
 
-    def batches(self, numbers: list[int]) -> Iterator[Batch]:
+    def batches(self, numbers: list[int]) -> Iterator[SampleBatch]:
         """Samples in pieces, with their features, which are computed when a piece is asked for: `micro_tokens` bounds
         what is held of them, however many conversations a step has."""
         read = [self.samples[number] for number in numbers]

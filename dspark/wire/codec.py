@@ -25,11 +25,11 @@ from dspark.types import (
     Constraint,
     ConstraintKind,
     Law,
-    PromptLogprobs,
     Refusal,
     RefusalReason,
     Rule,
-    TokenLogprobs,
+    ScoredPrompt,
+    ScoredToken,
 )
 from dspark.wire.v1 import types_pb2
 
@@ -144,17 +144,17 @@ def read_law(message: types_pb2.Law) -> Law:
     )
 
 
-def write_logprobs(told: Sequence[TokenLogprobs]) -> list[types_pb2.TokenLogprobs]:
+def write_logprobs(told: Sequence[ScoredToken]) -> list[types_pb2.TokenLogprobs]:
     return [
         types_pb2.TokenLogprobs(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs) for one in told
     ]
 
 
-def read_logprobs(messages: Iterable[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    return tuple(TokenLogprobs(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs)) for one in messages)
+def read_logprobs(messages: Iterable[types_pb2.TokenLogprobs]) -> tuple[ScoredToken, ...]:
+    return tuple(ScoredToken(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs)) for one in messages)
 
 
-def write_prompt_logprobs(told: PromptLogprobs) -> types_pb2.PromptLogprobs:
+def write_prompt_logprobs(told: ScoredPrompt) -> types_pb2.PromptLogprobs:
     return types_pb2.PromptLogprobs(
         logprobs=told.logprobs.tolist(),  # a third of the time that numbers of an array take
         ranks=told.ranks.tolist(),
@@ -164,12 +164,12 @@ def write_prompt_logprobs(told: PromptLogprobs) -> types_pb2.PromptLogprobs:
     )
 
 
-def read_prompt_logprobs(message: types_pb2.PromptLogprobs, tokens: int, top: int) -> PromptLogprobs:
+def read_prompt_logprobs(message: types_pb2.PromptLogprobs, tokens: int, top: int) -> ScoredPrompt:
     """Of a prompt of so many tokens, with so many likeliest ones; PeerError when it is anything else."""
     rows, columns = max(tokens - 1, 0), (message.logprobs, message.ranks, message.top_ids, message.top_logprobs)
     if message.top != top or [len(each) for each in columns] != [rows, rows, rows * top, rows * top]:
         raise PeerError(f"prompt_logprobs: columns do not fit {tokens} tokens and {top} likeliest ones")
-    return PromptLogprobs(
+    return ScoredPrompt(
         np.array(message.logprobs, np.float32),
         np.array(message.ranks, np.uint32),
         np.array(message.top_ids, np.uint32).reshape(rows, top),

@@ -13,7 +13,7 @@ from typing import Any, cast
 from dspark.errors import PeerError
 from dspark.rounds.control import Draining, PassReport, Refused, Started, Timing, Up
 from dspark.rounds.events import DrafterEvent, Released, Report, RoundReport, Why
-from dspark.types import Refusal, TokenLogprobs
+from dspark.types import Refusal, ScoredToken
 from dspark.wire import codec
 from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, bounds, fit, labels_in, parts, read_draws, write_draws
 from dspark.wire.v1 import types_pb2, verify_pb2
@@ -112,7 +112,7 @@ def _read_report(
     timing = Timing(message.forward_s, message.round_s, message.draft_s, message.waited_s)
     if not all(0.0 <= each < math.inf for each in (*timing, message.context)):
         raise PeerError("report.forward_s: a time or the context is not finite, or negative")
-    logprobs: list[Sequence[TokenLogprobs]] = []
+    logprobs: list[Sequence[ScoredToken]] = []
     if message.logprobs:
         logprobs = [()] * len(rounds)
         for row in message.logprobs:

@@ -1,7 +1,7 @@
 """What of a verdict is committed, as far as tokens tell."""
 
 from coordinator.answers.answer import Answer, CommitLog, CommittedTokens, End, Reason, Round
-from dspark.types import TokenLogprobs
+from dspark.types import ScoredToken
 
 
 def test_a_commit_is_logged_before_it_is_passed_on() -> None:
@@ -13,7 +13,7 @@ def test_a_commit_is_logged_before_it_is_passed_on() -> None:
 
 def test_the_length_ends_an_answer_inside_a_verdict() -> None:
     answer = Answer(CommitLog([1]), max_tokens=3)
-    piece = answer.take([5, 6, 7, 8], [TokenLogprobs(-1.0)] * 4, round=Round(7, 5, 3))
+    piece = answer.take([5, 6, 7, 8], [ScoredToken(-1.0)] * 4, round=Round(7, 5, 3))
     assert (piece.tokens, piece.end, len(piece.logprobs)) == ((5, 6, 7), End(Reason.LENGTH), 3)
     assert answer.log.answered == 3
 

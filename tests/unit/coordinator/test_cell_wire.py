@@ -9,9 +9,9 @@ from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason
 from coordinator.cells import cell_wire
 from coordinator.cells.cell import CellTerms
 from coordinator.requests.validation import Limits
-from dspark.errors import Cancelled, Expired, InvalidRequest, Overloaded, PeerError, Unavailable, Unsupported
+from dspark.errors import Expired, InvalidRequest, Overloaded, PeerError, RequestCancelled, Unavailable, Unsupported
 from dspark.rounds.policy import parse_policy
-from dspark.types import PromptLogprobs, Rule, TokenLogprobs
+from dspark.types import Rule, ScoredPrompt, ScoredToken
 from dspark.wire.v1 import frontend_pb2
 
 ids = st.integers(0, 2**32 - 1)
@@ -53,7 +53,7 @@ def test_an_end_without_a_commit_comes_last() -> None:
 
 
 def test_log_probabilities_stay_with_their_commit() -> None:
-    told = (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.5)), TokenLogprobs(-2.0))
+    told = (ScoredToken(-0.5, (1, 2), (-0.5, -1.5)), ScoredToken(-2.0))
     said = [
         (1, CommittedTokens((5,), None)),
         (1, CommittedTokens((6, 7), None, logprobs=told)),
@@ -63,7 +63,7 @@ def test_log_probabilities_stay_with_their_commit() -> None:
 
 
 def test_what_is_told_of_a_prompt_comes_with_its_start_even_without_a_token() -> None:
-    scored = PromptLogprobs(
+    scored = ScoredPrompt(
         np.array([-0.5, -2.0], np.float32),
         np.array([1, 70], np.uint32),
         np.array([[4, 9], [2**31, 0]], np.uint32),
@@ -115,7 +115,7 @@ def test_errors_keep_whose_fault_they_are(error: Exception) -> None:
 
 
 def test_why_a_request_was_dropped_is_kept() -> None:
-    for error in (Cancelled("x"), Expired("x"), Overloaded("x", 1.0), PeerError("x")):
+    for error in (RequestCancelled("x"), Expired("x"), Overloaded("x", 1.0), PeerError("x")):
         assert type(cell_wire.read_why(cell_wire.write_why(error))) is type(error)
 
 

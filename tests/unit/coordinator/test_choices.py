@@ -18,7 +18,7 @@ from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, Overloaded, PeerError
 from dspark.rounds.control import Admission, PassReport, Up
 from dspark.rounds.policy import Fixed
-from dspark.types import Law, TokenLogprobs
+from dspark.types import Law, ScoredToken
 
 
 def ask(cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **law: Any) -> list[RequestState]:
@@ -100,7 +100,7 @@ async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_reque
 @pytest.mark.parametrize("more", [-1, 1])
 @virtual
 async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_request(more: int) -> None:
-    cell, one = RoundsCell(), TokenLogprobs(-1.0)
+    cell, one = RoundsCell(), ScoredToken(-1.0)
 
     def tampered(each: Up) -> Up:
         if not isinstance(each, PassReport):

@@ -8,12 +8,12 @@ import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, ToyPair, story
 
-from coordinator.lanes.explain import Part
+from coordinator.lanes.explain import RoundPart
 from coordinator.watching.explaining import Fate, Origin, PrefixEnd, price, sums_of, told
 
 
-def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[Part]:
-    async def tell(cell: RoundsCell) -> list[Part]:
+def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[RoundPart]:
+    async def tell(cell: RoundsCell) -> list[RoundPart]:
         with cell.explain.request("r1") as watch:
             track = cell.ask(max_tokens=max_tokens, policy=policy)
             cell.ask((8, 9), max_tokens=max_tokens, policy=policy)

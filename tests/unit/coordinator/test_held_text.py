@@ -9,7 +9,7 @@ from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
-from dspark.types import Law, TokenLogprobs
+from dspark.types import Law, ScoredToken
 
 TEXTS = st.text(alphabet="aéb€\U0001f600 .", max_size=12)
 
@@ -23,7 +23,7 @@ def read(reading: OutputProcessor, pieces: list[CommittedTokens]) -> list[Output
     return [shown for piece in pieces for shown in reading.read([(piece, 101.0)], lambda index: None)]
 
 
-def told(shown: list[OutputChunk]) -> tuple[list[int], str, list[TokenLogprobs]]:
+def told(shown: list[OutputChunk]) -> tuple[list[int], str, list[ScoredToken]]:
     return (
         [token for one in shown for token in one.tokens],
         "".join(one.text for one in shown),
@@ -39,7 +39,7 @@ def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[CommittedTok
         if part:
             last = ends and at == len(ids)
             end = End(Reason.STOP, token_id=END) if last else None
-            pieces.append(CommittedTokens(part, end, 0, tuple(TokenLogprobs(-float(token)) for token in part)))
+            pieces.append(CommittedTokens(part, end, 0, tuple(ScoredToken(-float(token)) for token in part)))
     return pieces
 
 

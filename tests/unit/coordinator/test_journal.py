@@ -13,7 +13,7 @@ from coordinator.requests.request import Request
 from dspark.errors import ConfigError
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, TokenLogprobs
+from dspark.types import Law, ScoredToken
 
 
 def request(name: str = "r", *, seed: int = 7, choices: int = 1, prompt: tuple[int, ...] = (5, 6)) -> Request:
@@ -38,7 +38,7 @@ def on_disk(folder: Path, *, segment: int = 1 << 20, keep_s: float = 60.0, clock
 def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> None:
     first = on_disk(tmp_path)
     entry = first.open(request(choices=2))
-    told = (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.0)),) * 2
+    told = (ScoredToken(-0.5, (1, 2), (-0.5, -1.0)),) * 2
     first.committed(entry, CommittedTokens((1, 2), None, 0, told), epoch=0)
     first.committed(entry, CommittedTokens((9,), End(Reason.STOP, token_id=9), 1), epoch=0)
     first.committed(entry, CommittedTokens((3,), None, 0, told[:1]), epoch=3)
@@ -252,7 +252,7 @@ def test_what_is_too_long_for_a_record_is_written_in_several(tmp_path: Path, mon
     monkeypatch.setattr("coordinator.cells.journal_file.MAX_RECORD", 1024)
     first = on_disk(tmp_path, segment=4096)
     entry = first.open(request(choices=2))
-    told = tuple(TokenLogprobs(-float(number)) for number in range(500))
+    told = tuple(ScoredToken(-float(number)) for number in range(500))
     for number in range(500):  # enough for a segment that begins with all of it
         first.committed(entry, CommittedTokens((number,), None, 0, told[number : number + 1]), epoch=1)
         first.committed(entry, CommittedTokens((number + 1000,), None, 1), epoch=1)

@@ -17,7 +17,7 @@ from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.request_state import LifeEvent
 from coordinator.queue.scheduler import QueueBounds
 from coordinator.requests.request import Request
-from dspark.errors import Cancelled, DsparkError, Overloaded, PeerError, Unavailable
+from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, Why
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan
@@ -122,11 +122,11 @@ def test_cancelling_at_any_moment_leaves_nothing_behind(after_s: float) -> None:
         track = cell.ask(max_tokens=50)
         other = cell.ask((8, 9), max_tokens=20)
         await asyncio.sleep(after_s)
-        cell.admission.ended(track, Cancelled("the client went away"))
+        cell.admission.ended(track, RequestCancelled("the client went away"))
         await cell.finish(other)
         assert await read(other) == answer_of((8, 9), 20)
         assert cell.clean()
-        with pytest.raises(Cancelled):
+        with pytest.raises(RequestCancelled):
             await read(track)
 
     story(tell)
@@ -738,7 +738,7 @@ def test_what_a_lost_release_left_behind_is_dropped() -> None:
         cell.port.port.tell = tell_all_but_releases  # type: ignore[method-assign]
         leaving, other = cell.ask(max_tokens=400), cell.ask((8, 9), max_tokens=60)
         await cell.until(lambda: len(leaving.answer.log) > 20)
-        cell.admission.ended(leaving, Cancelled("the client went away"))
+        cell.admission.ended(leaving, RequestCancelled("the client went away"))
         await cell.finish(other)
         deaf.clear()
         assert not cell.clean(), "the release was lost"

@@ -17,7 +17,7 @@ from coordinator.lanes.conduct import Conduct
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.request_state import RequestState
 from coordinator.queue.scheduler import QueueBounds
-from dspark.errors import Cancelled, Overloaded
+from dspark.errors import Overloaded, RequestCancelled
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Acknowledged
 
@@ -62,7 +62,7 @@ class Storm:
     def cancel(self) -> None:
         if (track := self._running()) is not None:
             self.cancelled.add(track)
-            self.cell.admission.ended(track, Cancelled("gone"))
+            self.cell.admission.ended(track, RequestCancelled("gone"))
 
     def finish(self) -> None:
         """As a front end that found a stop string."""

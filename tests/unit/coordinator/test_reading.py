@@ -10,7 +10,7 @@ from coordinator.reception.output_processor import OutputChunk, OutputProcessor,
 from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
-from dspark.types import Law, TokenLogprobs
+from dspark.types import Law, ScoredToken
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -192,7 +192,7 @@ def test_numbers_come_from_the_pieces_and_stop_where_the_answer_does() -> None:
     told = Told(stops=("lo",))
     ids = TOKENIZER.encode("hello there")
     told.reader.read([(CommittedTokens(ids[:1], None, started=FirstCommit(0.25, 16)), 100.5)], lambda _: None)
-    logprobs = tuple(TokenLogprobs(-float(n)) for n in range(8))
+    logprobs = tuple(ScoredToken(-float(n)) for n in range(8))
     piece = CommittedTokens(ids[1:9], None, logprobs=logprobs, round=Round(9, 8, 7))
     shown = told.reader.read(
         [(piece, 101.0), (CommittedTokens(ids[9:], None, round=Round(9, 8, 1)), 102.0)], lambda _: None

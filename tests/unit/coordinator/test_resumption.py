@@ -17,11 +17,11 @@ from coordinator.cells.local_cell import LocalCell, LocalHandle
 from coordinator.lanes.conduct import Conduct
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
-from dspark.errors import Cancelled, InvalidRequest
+from dspark.errors import InvalidRequest, RequestCancelled
 from dspark.rounds.control import Admission, PassReport, Up
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
-from dspark.types import Law, Rule, TokenLogprobs
+from dspark.types import Law, Rule, ScoredToken
 from dspark.wire.v1 import generate_pb2
 
 PROMPT, TOKENS = (5, 6), 40
@@ -163,14 +163,14 @@ async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_t
 
 @virtual
 async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
-    told = [TokenLogprobs(-float(token)) for token in EXPECTED]
+    told = [ScoredToken(-float(token)) for token in EXPECTED]
     law = replace(SAMPLED, logprobs=0)
 
     def scored(each: Up) -> Up:
         if not isinstance(each, PassReport):
             return each
         return each._replace(
-            logprobs=[[TokenLogprobs(-float(token)) for token in row.tokens] for row in each.report.rounds]
+            logprobs=[[ScoredToken(-float(token)) for token in row.tokens] for row in each.report.rounds]
         )
 
     def tell(toy: RoundsCell) -> None:
@@ -186,7 +186,7 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
         second = Desk(journal)
         tell(second.toy)
         reader, outlet, _ = second.ask(law=law, offsets=(held,))
-        got: list[TokenLogprobs] = []
+        got: list[ScoredToken] = []
         while not reader.done:
             waiting = await outlet.take()
             assert waiting is not None
@@ -238,7 +238,7 @@ async def test_a_running_request_is_taken_over() -> None:
     reader, again, _ = desk.ask(offsets=(len(desk.shown[0]),))
     await desk.read(reader, again)
     assert desk.shown[0] == EXPECTED
-    with pytest.raises(Cancelled):
+    with pytest.raises(RequestCancelled):
         await to_the_end(outlet)
     await asyncio.sleep(0.1)
     assert desk.toy.clean()

@@ -12,7 +12,7 @@ from coordinator.http.completions import CompletionShape
 from coordinator.http.logprobs import TokenTexts, completion_logprobs
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.tokenizer import Tokenizer
-from dspark.types import TokenLogprobs
+from dspark.types import ScoredToken
 
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 TEXT = "Grüße, 世界 🙂\n\tx = [1, 2]"
@@ -54,7 +54,7 @@ def test_special_tokens_stand_for_themselves_and_unknown_ids_for_nothing() -> No
 def test_a_completion_s_offsets_count_what_the_tokens_say() -> None:
     tokenizer = tiny()
     ids = list(tokenizer.encode("def add(a, b):"))
-    told = [TokenLogprobs(-0.5, (ids[0],), (-0.5,)) for _ in ids]
+    told = [ScoredToken(-0.5, (ids[0],), (-0.5,)) for _ in ids]
     shown = completion_logprobs(TokenTexts(tokenizer), [OutputChunk(0, 0, ids, "def add(a, b):", told)], 10)
     assert shown is not None
     assert "".join(shown["tokens"]) == "def add(a, b):"
@@ -69,7 +69,7 @@ def test_offsets_of_a_stream_are_those_of_its_own_prompt_and_answer() -> None:
     told: dict[tuple[int, int], list[int]] = {}
     for count, token in enumerate(ids, 1):
         for prompt, index in ((0, 0), (0, 1), (1, 0)):
-            shown = OutputChunk(index, count, tokens=[token], logprobs=[TokenLogprobs(-0.5, (), ())])
+            shown = OutputChunk(index, count, tokens=[token], logprobs=[ScoredToken(-0.5, (), ())])
             told.setdefault((prompt, index), []).extend(shape.part(prompt, shown)["logprobs"]["text_offset"])
     texts = [tokenizer.decode([token], skip_special=False) for token in ids]
     expected = [len("".join(texts[:before])) for before in range(len(ids))]

@@ -33,7 +33,7 @@ from verify_service.judging import judge_each
 from verify_service.packed_step import PackedStep
 from verify_service.passes import Pass
 from verify_service.plan import Segment
-from verify_service.sequences import SequenceState, VerifyItem
+from verify_service.sequences import CachedSequence, VerifyItem
 
 Tokens = tuple[int, ...]
 WORDS = [b"a", b"b", b"ab", b""]  # the last one ends an answer
@@ -125,7 +125,7 @@ class Round:
         """What it committed behind this answer, and the matcher then."""
         tokens = [*PROMPT, *answer]
         cursor = Cursor(1, 1, next(self.numbers), len(tokens))
-        state = SequenceState(
+        state = CachedSequence(
             1, 1, 0, self.law, 1, 64, False, token_ids=list(tokens), cached=len(tokens) - 1, anchored=True
         )
         state.matcher = moved(matcher)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from algorithm_1 import lengths_of
 
-from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.cost import CostCorrector, RunningRatio
 from coordinator.planning.cost_curve import CostCurve
 from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
 from dspark.rounds.plan import PlanKind, prefixes
@@ -80,7 +80,7 @@ def planned(
     """
     rng = np.random.default_rng(seed)
     base = announced or costs
-    planner = Planner(CostCorrector(base.curve(), base.draft_s, Running(base.hop_s)), SLOTS)
+    planner = Planner(CostCorrector(base.curve(), base.draft_s, RunningRatio(base.hop_s)), SLOTS)
     texts = draw_texts(rng, kinds, streams)
     tokens = seconds = 0.0
     lane = PlannedLane(range(streams), ["d"] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1)))

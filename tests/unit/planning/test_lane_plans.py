@@ -9,7 +9,7 @@ import pytest
 from rounds_of import COSTS, SIZES
 
 from coordinator.planning import lane_plans
-from coordinator.planning.cost import CostCorrector, Running
+from coordinator.planning.cost import CostCorrector, RunningRatio
 from coordinator.planning.cost_curve import CostCurve
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
 from coordinator.planning.planner import Others, PlannedLane, Planner
@@ -111,7 +111,7 @@ def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(bypass: b
 
 def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
     def planned(others: Others) -> tuple[float, int]:
-        planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, Running(GPU.hop_s)), 7, explore=0.0)
+        planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(GPU.hop_s)), 7, explore=0.0)
         planner.next(PlannedLane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
         return planner._last.rate, planner.home[0]
 

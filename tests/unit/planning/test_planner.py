@@ -9,7 +9,7 @@ import pytest
 from rounds_of import CONTEXT, COSTS, HARD, MIXED, SLOTS, Costs, live, planned
 
 from coordinator.planning.acceptance import AcceptanceEstimator
-from coordinator.planning.cost import OUTLIER, CostCorrector, Running
+from coordinator.planning.cost import OUTLIER, CostCorrector, RunningRatio
 from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
 from dspark.rounds.plan import PlanKind, prefixes
 from dspark.synthetic.spec import load_spec
@@ -85,7 +85,7 @@ def test_a_drafter_that_promises_too_much_is_found_out() -> None:
 
 
 def test_a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with() -> None:
-    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS)
+    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS)
     rng = np.random.default_rng(0)
     for _ in range(40):
         confidence = np.full((2, SLOTS), 0.9)
@@ -108,7 +108,7 @@ def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_
     hidden = Costs(lambda t: 1e-3 + 0.2e-3 * t, lambda n, k: 0.3e-3 * n, 4e-3)
     flat = Costs(lambda t: 20e-3, lambda n, k: 2e-3, 1e-3)
     for costs, cohorts in ((hidden, 2), (flat, 1)):
-        planner = Planner(CostCorrector(costs.curve(), costs.draft_s, Running(costs.hop_s)), SLOTS, explore=0.0)
+        planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS, explore=0.0)
         sure = np.full((64, SLOTS), 0.9)
         planner.learn(
             FinishedPass(
@@ -122,7 +122,7 @@ def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_
 
 def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -> None:
     costs = Costs(lambda t: 10e-3, lambda n, k: 1e-3 * k, 3e-3)
-    corrector = CostCorrector(costs.curve(), costs.draft_s, Running(costs.hop_s))
+    corrector = CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s))
     tokens = np.array([64.0])
     assert corrector.round_s(tokens, CONTEXT, 32, 4, 1)[0] == pytest.approx(17e-3)
     assert corrector.round_s(tokens, CONTEXT, 32, 4, 2)[0] == pytest.approx(20e-3)  # both passes
@@ -132,7 +132,7 @@ def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -
 
 def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
     def tried(costs: Costs, plans: int) -> list[int]:
-        planner = Planner(CostCorrector(costs.curve(), costs.draft_s, Running(costs.hop_s)), SLOTS)
+        planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS)
         poor = np.full((64, SLOTS), 0.2)
         nothing = np.zeros(64, np.int64)
         planner.learn(
@@ -147,7 +147,7 @@ def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear()
 
 
 def test_nobody_is_planned_for_without_a_sequence_and_caps_leave_room_for_anchors() -> None:
-    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS)
+    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS)
     assert planner.next(lane(0)).terms.slots == 0
     plan = planner.next(PlannedLane(range(8), ["d"] * 8, np.ones(8), CONTEXT, most_tokens=20))
     assert plan.terms.cap == 12
@@ -155,7 +155,7 @@ def test_nobody_is_planned_for_without_a_sequence_and_caps_leave_room_for_anchor
 
 
 def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
-    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS, explore=0.0)
+    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS, explore=0.0)
     rounds = np.full((4, SLOTS), np.nan)
     rounds[0] = 0.9
     zeros = np.zeros(4, np.int64)
@@ -216,7 +216,7 @@ def test_one_key_does_not_spoil_another_and_bad_numbers_spoil_nothing() -> None:
 
 
 def test_a_running_ratio_is_slow_and_no_single_value_pulls_it_away() -> None:
-    ratio = Running(1.0)
+    ratio = RunningRatio(1.0)
     for _ in range(50):
         ratio.add(1.0)
     ratio.add(1e6)
@@ -227,7 +227,7 @@ def test_a_running_ratio_is_slow_and_no_single_value_pulls_it_away() -> None:
 
 
 def test_passes_with_prompts_say_nothing_of_rounds() -> None:
-    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, Running(2e-3)), SLOTS)
+    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS)
     nothing = np.zeros((4, 0))
     zeros = np.zeros(4, np.int64)
     planner.learn(FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 260, 256, 1.0, 1.0))

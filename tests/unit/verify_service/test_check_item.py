@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason
-from verify_service.sequences import SequenceState, VerifyItem, check_item
+from verify_service.sequences import CachedSequence, VerifyItem, check_item
 
 CURSOR = Cursor(7, 2, 4, 10)  # of the round that is due
 
 
-def held() -> SequenceState:
+def held() -> CachedSequence:
     """Ten tokens committed, three rounds judged, under epoch 2; its prompt was five, of a request of three."""
-    return SequenceState(
+    return CachedSequence(
         sequence=7,
         epoch=2,
         owner=0,
@@ -27,7 +27,7 @@ def held() -> SequenceState:
     )
 
 
-def check(state: SequenceState | None = None, *, anchor: int = 5, **differs: int) -> Refusal | None:
+def check(state: CachedSequence | None = None, *, anchor: int = 5, **differs: int) -> Refusal | None:
     item = VerifyItem(CURSOR._replace(**differs), anchor, (), NO_Q)
     return check_item(state or held(), item, vocab_size=100)
 

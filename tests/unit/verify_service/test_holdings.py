@@ -8,7 +8,7 @@ import pytest
 from dspark.types import Cursor, Law, Refusal
 from verify_service.holdings import Holdings
 from verify_service.page_pool import Slots
-from verify_service.sequences import SequenceState
+from verify_service.sequences import CachedSequence
 
 SIZE = 4
 Written = tuple[str, tuple[int, ...]]  # salt, and every token up to this one: what keys and values depend on
@@ -33,7 +33,7 @@ class Memory:
         for a, b in zip(list(source), list(target), strict=True):
             self.said[b] = self.said[a]
 
-    def take_in(self, sequence: int, prompt: list[int], salt: str, longest: int) -> SequenceState | None:
+    def take_in(self, sequence: int, prompt: list[int], salt: str, longest: int) -> CachedSequence | None:
         """Admits and runs a prompt."""
         state = self.holdings.admit(
             Cursor(sequence, 1, 0, len(prompt)),
@@ -52,7 +52,7 @@ class Memory:
         state.token_ids.append(int(prompt[-1]) ^ 1)  # the anchor, whose keys nobody has written yet
         return state
 
-    def run(self, state: SequenceState, tokens: list[int]) -> None:
+    def run(self, state: CachedSequence, tokens: list[int]) -> None:
         """Writes the keys of tokens, which are committed."""
         state.token_ids = [*state.token_ids[: state.cached], *tokens]
         slots = list(self.holdings.slots(state, state.cached, state.cached + len(tokens)))
@@ -60,7 +60,7 @@ class Memory:
             self.said[slot] = (state.salt or "", tuple(state.token_ids[:offset]))
         state.cached += len(tokens)
 
-    def check(self, state: SequenceState) -> None:
+    def check(self, state: CachedSequence) -> None:
         """What its next pass would read."""
         for position, slot in enumerate(list(self.holdings.slots(state, 0, state.cached))):
             assert self.said[slot] == (state.salt or "", tuple(state.token_ids[: position + 1])), position
@@ -73,7 +73,7 @@ def test_everybody_reads_what_its_own_tokens_wrote(seed: int, copies: bool) -> N
     memory = Memory(40, copies=copies)
     prompts = [[int(token) for token in draw.integers(0, 3, 24)] for _ in range(3)]
     prompts.append([token + 256 for token in prompts[0]])  # alike in their last byte alone
-    living: dict[int, SequenceState] = {}
+    living: dict[int, CachedSequence] = {}
     for number in range(150):
         if draw.random() < 0.4:
             prompt = prompts[draw.integers(4)][: int(draw.integers(2, 25))]

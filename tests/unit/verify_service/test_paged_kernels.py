@@ -13,7 +13,7 @@ import torch
 from dspark.model.checkpoint import LoadedTarget, load_target
 from tests.unit.verify_service.test_families import FAMILIES, loud
 from verify_service import graphs, kernels, self_test, varlen
-from verify_service.paged_plan import Shape, arrays_of, exact_shape, paged_plan
+from verify_service.paged_plan import PlanShape, arrays_of, exact_shape, paged_plan
 from verify_service.passes import PackedRunner
 from verify_service.plan import Segment
 
@@ -57,7 +57,7 @@ def test_what_is_left_over_in_a_recorded_pass_changes_nothing(target: LoadedTarg
     tail = [Segment(s, len(ids[s]) - 3, ids[s][-3:], slots[s]) for s in (0, 1)]
     exact = runner.run(tail, None).logits
     shape = graphs.shape_of(tail, PAGE)
-    assert shape == Shape(8, 4, 4, 8)
+    assert shape == PlanShape(8, 4, 4, 8)
     plan = paged_plan(arrays_of(tail, shape, PAGE, 16), shape, kernels.reference, PAGE, CPU)
     with torch.inference_mode():
         padded, _ = runner._forward(plan)
@@ -68,17 +68,19 @@ def test_what_is_left_over_in_a_recorded_pass_changes_nothing(target: LoadedTarg
 def test_tiers_hold_what_they_are_asked_to_or_say_no() -> None:
     assert [graphs.tier(n, graphs.TOKENS) for n in (1, 3, 64, 65, 512, 513)] == [1, 4, 64, 96, 512, None]
     one = [Segment(0, 100, [5], range(101))]
-    assert graphs.shape_of(one, 16) == Shape(1, 1, 8, 1)
-    assert exact_shape(one, 16) == Shape(1, 1, 7, 1)
+    assert graphs.shape_of(one, 16) == PlanShape(1, 1, 8, 1)
+    assert exact_shape(one, 16) == PlanShape(1, 1, 7, 1)
     assert graphs.shape_of([Segment(0, 0, [5] * 600, range(600))], 16) is None
     assert graphs.shape_of([Segment(0, 16 * 600, [5], range(16 * 600 + 1))], 16) is None
     cohort = [Segment(n, 40, [1, 2, 3], range(64 * n, 64 * n + 43)) for n in range(16)]
-    assert graphs.shape_of(cohort, 16) == Shape(48, 16, 4, 8), "nothing is left over, so nobody for it"
-    assert graphs.shape_of(cohort[:15], 16) == Shape(48, 16, 4, 8)
+    assert graphs.shape_of(cohort, 16) == PlanShape(48, 16, 4, 8), "nothing is left over, so nobody for it"
+    assert graphs.shape_of(cohort[:15], 16) == PlanShape(48, 16, 4, 8)
 
 
 def test_tables_name_pages_and_boundaries() -> None:
-    made = arrays_of([Segment(0, 5, [7, 8], [8, 9, 10, 11, 0, 1, 2]), Segment(1, 0, [9], [4])], Shape(4, 4, 3, 8), 4, 9)
+    made = arrays_of(
+        [Segment(0, 5, [7, 8], [8, 9, 10, 11, 0, 1, 2]), Segment(1, 0, [9], [4])], PlanShape(4, 4, 3, 8), 4, 9
+    )
     assert made.rows.tolist() == [[7, 8, 9, 0], [5, 6, 0, 0], [1, 2, 4, 36]]
     assert made.cu_q.tolist() == [0, 2, 3, 4, 4]
     assert made.used_k.tolist() == [7, 1, 1, 0]

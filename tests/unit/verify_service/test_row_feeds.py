@@ -16,7 +16,7 @@ from dspark.wire.v1 import features_pb2
 from verify_service import row_feeds
 from verify_service.config import VerifyConfig
 from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
-from verify_service.interface import Prefill
+from verify_service.interface import PromptPrefill
 from verify_service.row_feeds import PATIENCE_S, RowFeeds
 from verify_service.synthetic import SyntheticVerifyEngine
 
@@ -43,7 +43,7 @@ class Feeds:
         for sequence in (1, 2):
             ids = [5] * ROWS
             assert engine.open(Cursor(sequence, 0, 0, ROWS), Law(), ROWS + 1, True, token_ids=ids) is None
-            engine.line_up(Prefill(sequence, 0, ids, False, 0))
+            engine.line_up(PromptPrefill(sequence, 0, ids, False, 0))
             while (progress := engine.prefill_next()) is not None:
                 assert progress.problem is None
             engine.first_token(sequence)

@@ -13,8 +13,8 @@ from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, SparseQ, Ver
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
-from verify_service.interface import Prefill, Progress
-from verify_service.packed_step import PassFailed
+from verify_service.interface import Progress, PromptPrefill
+from verify_service.packed_step import BatchFailed
 from verify_service.passes import Pass
 from verify_service.plan import Segment
 from verify_service.sequences import VerifyItem
@@ -38,7 +38,7 @@ def take_in(engine: VerifyEngine, sequence: int, prompt: list[int], salt: str = 
     """Opens and prefills by itself; the anchor."""
     cursor = Cursor(sequence, epoch, 0, len(prompt))
     assert engine.open(cursor, GREEDY, len(prompt) + 60, True, token_ids=prompt, salt=salt) is None
-    engine.line_up(Prefill(sequence, epoch, prompt, wants_rows=True))
+    engine.line_up(PromptPrefill(sequence, epoch, prompt, wants_rows=True))
     while (progress := engine.prefill_next()) is not None:
         assert progress.problem is None
     anchor = engine.first_token(sequence)
@@ -121,7 +121,7 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
     engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False, step_prefill_tokens=7))
     text = [*PROMPT, take_in(engine, 1, PROMPT)]
     assert engine.open(Cursor(2, 1, 0, 50), GREEDY, 90, True, token_ids=long) is None
-    engine.line_up(Prefill(2, 1, long, wants_rows=True))
+    engine.line_up(PromptPrefill(2, 1, long, wants_rows=True))
     rows: list[FeatureRows] = []
     for number in range(12):
         item = VerifyItem(Cursor(1, 1, 1 + number, len(text)), text[-1], (), NO_Q)
@@ -143,7 +143,7 @@ def test_a_prompt_whose_sequence_is_gone_leaves_the_line(pair: PAIR) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair))
     for sequence in (1, 2):
         assert engine.open(Cursor(sequence, 1, 0, 20), GREEDY, 60, True, token_ids=PROMPT) is None
-        engine.line_up(Prefill(sequence, 1, PROMPT, wants_rows=False))
+        engine.line_up(PromptPrefill(sequence, 1, PROMPT, wants_rows=False))
     engine.release(1, 1)
     gone = engine.prefill_next()
     assert gone is not None
@@ -229,7 +229,7 @@ def test_a_kept_prefix_is_copied_where_a_row_is_of_use_and_memory_plentiful_and_
 def line_up(engine: VerifyEngine, sequence: int, prompt: list[int]) -> None:
     cursor = Cursor(sequence, 1, 0, len(prompt))
     assert engine.open(cursor, GREEDY, len(prompt) + 60, True, token_ids=prompt) is None
-    engine.line_up(Prefill(sequence, 1, prompt, wants_rows=True))
+    engine.line_up(PromptPrefill(sequence, 1, prompt, wants_rows=True))
 
 
 def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(pair: PAIR) -> None:
@@ -329,7 +329,7 @@ def test_a_device_that_fails_at_everything_fails_the_round(pair: PAIR, monkeypat
     engine = VerifyEngine.load(VerifyConfig(**pair))
     items = decoding(engine, 3)
     Fragile(engine, monkeypatch).most = 0
-    with pytest.raises(PassFailed):
+    with pytest.raises(BatchFailed):
         engine.judge_cohort(items)
 
 
@@ -358,16 +358,16 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monk
         return spared
 
     fragile.bad = {1}
-    with pytest.raises(PassFailed):
+    with pytest.raises(BatchFailed):
         say(engine, {1: text})
     engine.release(1, 1)
     assert found(2, text) == len(PROMPT), "what was kept before is sound"
     other = PROMPT[::-1]
     assert engine.open(Cursor(3, 1, 0, len(other)), GREEDY, 90, True, token_ids=other) is None
-    engine.line_up(Prefill(3, 1, other, wants_rows=True))
+    engine.line_up(PromptPrefill(3, 1, other, wants_rows=True))
     assert engine.prefill_next() is not None
     fragile.bad = {3}
-    with pytest.raises(PassFailed):
+    with pytest.raises(BatchFailed):
         engine.prefill_next()
     engine.release(3, 1)
     assert found(4, other) == 0
@@ -378,10 +378,10 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> No
     first = take_in(engine, 1, PROMPT)
     other = [*PROMPT[:10], *PROMPT[:10]]
     engine.open(Cursor(2, 1, 0, 20), GREEDY, 60, True, token_ids=other)
-    engine.line_up(Prefill(2, 1, other, wants_rows=True))
+    engine.line_up(PromptPrefill(2, 1, other, wants_rows=True))
     assert isinstance(engine.open(Cursor(2, 0, 0, 20), GREEDY, 60, True, token_ids=other), Refusal), "it was followed"
     assert engine.open(Cursor(2, 2, 0, 20), GREEDY, 60, True, token_ids=PROMPT) is None
-    engine.line_up(Prefill(2, 2, PROMPT, wants_rows=True))
+    engine.line_up(PromptPrefill(2, 2, PROMPT, wants_rows=True))
     told = [engine.prefill_next(), engine.prefill_next()]
     assert [(each.prefill.epoch, each.problem is None) for each in told if each is not None] == [(1, False), (2, True)]
     assert engine.first_token(2) == first

@@ -17,7 +17,7 @@ from dspark.types import NO_Q, Cursor, Law, Refusal, RefusalReason, Rule, Sparse
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.feature_store import FeatureRows
-from verify_service.interface import Prefill, RowSpan
+from verify_service.interface import PromptPrefill, RowSpan
 from verify_service.sequences import VerifyItem
 from verify_service.synthetic import SyntheticVerifyEngine
 
@@ -52,7 +52,7 @@ def take_in(engine: Any, sequence: int, law: Law = GREEDY, epoch: int = 1) -> li
     prompt = [sequence, *PROMPT]
     problem = engine.open(Cursor(sequence, epoch, 0, len(prompt)), law, 120, True, token_ids=prompt)
     assert problem is None
-    engine.line_up(Prefill(sequence, epoch, prompt, wants_rows=False))
+    engine.line_up(PromptPrefill(sequence, epoch, prompt, wants_rows=False))
     while engine.prefill_next() is not None:
         pass
     return [*prompt, engine.first_token(sequence)]
@@ -165,7 +165,7 @@ def test_a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile(engine: Any
     for sequence in (3, 4):
         prompt = [sequence, *PROMPT] * 8
         assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 260, True, token_ids=prompt) is None
-        engine.line_up(Prefill(sequence, 1, prompt, wants_rows=False))
+        engine.line_up(PromptPrefill(sequence, 1, prompt, wants_rows=False))
     steps = [engine.begin([item(1, one)]), engine.begin([item(2, two)])]
     assert [[rider[0].sequence for rider in step.riders] for step in steps] == (
         [[3], [4]] if isinstance(engine, VerifyEngine) else [[3, 4], []]

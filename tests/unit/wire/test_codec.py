@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import PeerError
-from dspark.types import Law, Rule, TokenLogprobs
+from dspark.types import Law, Rule, ScoredToken
 from dspark.wire import codec
 from dspark.wire.tensors import FP8, read_tensor, write_rows, write_tensor
 from dspark.wire.v1 import types_pb2
@@ -27,7 +27,7 @@ def test_law_there_and_back(t: float, p: float, k: int, seed: int, choice: int, 
 F32 = st.floats(width=32, allow_nan=False)
 LOGPROBS = st.lists(
     st.builds(
-        lambda one, top: TokenLogprobs(one, tuple(token for token, _ in top), tuple(value for _, value in top)),
+        lambda one, top: ScoredToken(one, tuple(token for token, _ in top), tuple(value for _, value in top)),
         F32,
         st.lists(st.tuples(U32, F32), max_size=3),
     ),

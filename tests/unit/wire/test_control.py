@@ -35,7 +35,7 @@ from dspark.rounds.events import (
     Why,
 )
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
-from dspark.types import Draws, Law, PromptLogprobs, RefusalReason, Rule, TokenLogprobs
+from dspark.types import Draws, Law, RefusalReason, Rule, ScoredPrompt, ScoredToken
 from dspark.wire import orders
 from dspark.wire.control_down import read_down, write_down
 from dspark.wire.control_up import read_up, write_up
@@ -147,12 +147,12 @@ REPORT = PassReport(
     8,
     64,
     None,
-    [(TokenLogprobs(-0.5, (1,), (-0.25,)),) * 3, (), ()],
+    [(ScoredToken(-0.5, (1,), (-0.25,)),) * 3, (), ()],
     np.array([[1.0, 0.5], [0.5, 0.25], [0.25, 0.0], [1.0, 0.5]], np.float32),
     (Draws("v", 1, (1,) + (0,) * 63, 0.5, 0.25, 1, 0.5, 0.25),),
     1000,
 )
-SCORED = PromptLogprobs(
+SCORED = ScoredPrompt(
     np.array([-1.0, -2.0], np.float32),
     np.array([1, 5], np.uint32),
     np.array([[1], [2]], np.uint32),
