@@ -22,7 +22,7 @@ class Context:
 
     sequence: int
     epoch: int
-    owner: int  # the session that opened it
+    owner: int  # the stream that opened it
     capacity: int
     opened: int  # the epoch under which it was
     watermark: int = 0
@@ -126,7 +126,7 @@ class Ledger(Generic[C]):
         return True
 
     def release_owner(self, owner: int) -> int:
-        """Frees everything a session opened; returns how many."""
+        """Frees everything a stream opened; returns how many."""
         mine = [context for context in self._contexts.values() if context.owner == owner]
         for context in mine:
             self._drop(context)

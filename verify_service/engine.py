@@ -235,7 +235,7 @@ class VerifyEngine:
         return True
 
     def release_owner(self, owner: int) -> int:
-        """Frees everything a session opened; returns how many."""
+        """Frees everything a stream opened; returns how many."""
         mine = [state.sequence for state in self._holdings.states.values() if state.owner == owner]
         for sequence in mine:
             self._drop(sequence)

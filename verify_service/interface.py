@@ -52,7 +52,7 @@ class PromptPrefill:
     epoch: int
     token_ids: Sequence[int]
     wants_rows: bool
-    owner: int = 0  # the session that takes its news; 0: the intake of all sessions that have none of their own
+    owner: int = 0  # who takes its news
 
 
 @dataclass(frozen=True, slots=True)

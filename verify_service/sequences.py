@@ -58,7 +58,7 @@ class CachedSequence:
 
     sequence: int
     epoch: int
-    owner: int  # the session that opened it
+    owner: int  # the stream that opened it
     law: Law
     prompt_len: int  # tokens the prefill has to run
     capacity: int  # tokens it was announced to reach, in whole pages

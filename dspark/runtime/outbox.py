@@ -14,7 +14,7 @@ import structlog
 from dspark.errors import Overloaded
 from dspark.runtime.telemetry import Metrics
 
-log = structlog.get_logger("dspark.session")
+log = structlog.get_logger("dspark.outbox")
 
 E = TypeVar("E")
 

@@ -75,14 +75,21 @@ class Tape:
                 held[sequence].first = said
             return said
 
-        def judged(call: Callable[..., Any], items: Sequence[Any]) -> Any:
-            said = call(items)
-            for item, verdict in zip(items, said.outcomes, strict=True):
-                if isinstance(verdict, Verdict):
-                    self._judged(held[item.cursor.sequence], item, verdict)
+        under_way: dict[int, list[tuple[Taken | None, Any]]] = {}  # by step
+
+        def begun(call: Callable[..., Any], items: Sequence[Any]) -> Any:
+            step = call(items)
+            under_way[id(step)] = [(held.get(item.cursor.sequence), item) for item in items]
+            return step
+
+        def judged(call: Callable[..., Any], step: Any) -> Any:
+            said = call(step)
+            for (taken, item), verdict in zip(under_way.pop(id(step), ()), said.outcomes, strict=True):
+                if taken is not None and isinstance(verdict, Verdict):
+                    self._judged(taken, item, verdict)
             return said
 
-        _wrap(engine, open=opened, first_token=drawn, judge_cohort=judged)
+        _wrap(engine, open=opened, first_token=drawn, begin=begun, end=judged)
 
     def drafter(self, name: str, engine: Any) -> None:
         """Notes the rows that this engine takes in."""

@@ -42,12 +42,18 @@ class Cell:
 
 def _record(cell: Cell, engine: Any) -> None:
     """Keeps every judged item of `engine`; changes nothing."""
-    inner = engine.judge_cohort
+    begin, end = engine.begin, engine.end
+    under_way: dict[int, list[tuple[Any, int]]] = {}  # by step: items, and the seeds of their laws
 
-    def judge_cohort(items: Any) -> Any:
-        seeds = {item.cursor.sequence: engine._holdings.states[item.cursor.sequence].law.seed for item in items}
-        judged = inner(items)
-        for item, outcome in zip(items, judged.outcomes, strict=True):
+    def begun(items: Any) -> Any:
+        step = begin(items)
+        states = engine._holdings.states
+        under_way[id(step)] = [(item, states[item.cursor.sequence].law.seed) for item in items]
+        return step
+
+    def ended(step: Any) -> Any:
+        judged = end(step)
+        for (item, seed), outcome in zip(under_way.pop(id(step), ()), judged.outcomes, strict=True):
             assert isinstance(outcome, Verdict), outcome
             made = RecordedRound(
                 item.cursor.anchor_position,
@@ -58,10 +64,10 @@ def _record(cell: Cell, engine: Any) -> None:
                 outcome.next_token,
                 item.cursor.epoch,
             )
-            cell.rounds[seeds[item.cursor.sequence]].append(made)
+            cell.rounds[seed].append(made)
         return judged
 
-    engine.judge_cohort = judge_cohort
+    engine.begin, engine.end = begun, ended
 
 
 @pytest.fixture

@@ -46,14 +46,20 @@ class Cell:
         return logits[0, -rows:]
 
     def record(self, engine: Any) -> None:
-        inner = engine.judge_cohort
+        begin, end = engine.begin, engine.end
+        under_way: dict[int, list[tuple[Any, Law]]] = {}  # by step: items and their laws
 
-        def judge_cohort(items: Any) -> Any:
-            laws = {item.cursor.sequence: engine._holdings.states[item.cursor.sequence].law for item in items}
-            judged = inner(items)
-            for item, outcome in zip(items, judged.outcomes, strict=True):
+        def begun(items: Any) -> Any:
+            step = begin(items)
+            states = engine._holdings.states
+            under_way[id(step)] = [(item, states[item.cursor.sequence].law) for item in items]
+            return step
+
+        def ended(step: Any) -> Any:
+            judged = end(step)
+            for (item, law), outcome in zip(under_way.pop(id(step), ()), judged.outcomes, strict=True):
                 assert isinstance(outcome, Verdict), outcome
-                law, ids = laws[item.cursor.sequence], item.draft_ids
+                ids = item.draft_ids
                 self.rounds[law.seed, law.choice].append(
                     RecordedRound(
                         item.cursor.anchor_position, ids, item.q, len(ids), outcome.accepted, outcome.next_token, 0
@@ -61,7 +67,7 @@ class Cell:
                 )
             return judged
 
-        engine.judge_cohort = judge_cohort
+        engine.begin, engine.end = begun, ended
 
     async def ask(self, **options: Any) -> Completion:
         return await self.client.complete(PROMPT, timeout=60.0, **({"ignore_eos": True, "max_tokens": 24} | options))
